@@ -29,6 +29,10 @@ CASES: dict[int, list[tuple[str, str, dict[str, int], Kind]]] = {
     4: [
         (DDP, "1f1b", {"pp": 2, "dp": 1, "cp": 1, "tp": 2}, DENSE),
         (FSDP, "zbv", {"pp": 2, "dp": 2, "cp": 1, "tp": 1}, DENSE),
+        (DDP, "interleaved", {"pp": 2, "dp": 1, "cp": 2, "tp": 1}, DENSE),
+        (DDP, "1f1b", {"pp": 4, "dp": 1, "cp": 1, "tp": 1}, DENSE),
+        (DDP, "1f1b", {"pp": 1, "dp": 1, "cp": 4, "tp": 1}, DENSE),
+        (DDP, "1f1b", {"pp": 1, "dp": 2, "cp": 1, "tp": 2}, Kind(4, ANY, in_parts=True)),
         (FSDP, "gpipe", {"pp": 1, "dp": 2, "cp": 2, "tp": 1}, Kind(2, method="all_gather")),
     ],
 }
@@ -42,6 +46,23 @@ def test_on_meshes(ranks: int, framework: str) -> None:
     for case, found in zip(CASES[ranks], zip(*results, strict=True), strict=True):
         problems += [f"{case}: {text}" for text in wrong(found)]
     assert not problems, "\n".join(problems)
+
+
+@pytest.mark.parametrize("kind", ["torch", "nn"])
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_stages_with_a_weight_in_common(kind: str, schedule: str) -> None:
+    results = passed(run_on_gpus(2, "tie", kind, schedule))
+    got: dict[str, Any] = {}
+    for found, _ in results:
+        got |= found
+    for name, value in results[0][1].items():
+        np.testing.assert_allclose(got[name], value, rtol=1e-9, atol=1e-9, err_msg=name)
+
+
+def test_a_stage_that_raises_ends_all_ranks() -> None:
+    for said in passed(run_on_gpus(3, "fail_in_a_stage")):
+        assert "rank 2" in said
+        assert "F1: ArithmeticError: no more" in said
 
 
 def wrong(found: tuple[Any, ...]) -> list[str]:

@@ -58,6 +58,20 @@ def test_the_order_of_the_names_makes_no_difference(jobs: Jobs) -> None:
     check(jobs.run([BOTH, "cuda:nccl,cpu:native"], body))
 
 
+@pytest.mark.parametrize("backend", [BOTH, "nccl"])
+def test_nobody_has_to_go_first_on_gpus(jobs: Jobs, backend: str) -> None:
+    def body(group: JobGroup) -> None:
+        other = 1 - group.rank
+        own = fake_cupy.asarray(np.full(3, group.rank, np.int32))
+        theirs = fake_cupy.asarray(np.full(3, 7, np.int32))
+        assert tr.sendrecv(theirs, own, other, other, group) == other
+        assert theirs.get().tolist() == [other] * 3
+        with pytest.raises(ValueError, match="no tags"):
+            tr.sendrecv(theirs, own, other, other, group, tag=3)
+
+    check(jobs.run([backend] * 2, body))
+
+
 def test_objects_and_barriers_go_over_the_processor(jobs: Jobs) -> None:
     def body(group: JobGroup) -> None:
         everyone: list[Any] = [None, None]

@@ -109,6 +109,39 @@ def test_any_table_runs(ranks: int) -> None:
             np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-12, err_msg=name)
 
 
+@cache
+def found_on_lanes(ranks: int) -> dict[Any, list[Any]]:
+    """The same, where messages go as they do between GPUs; for a few schedules, tables, and a stage
+    that raises."""
+    together = pipeline_training.together
+    bodies: dict[Any, Any] = {"tables": partial(pipeline_tables.run, seeds=range(40))}
+    for kind in KINDS:
+        for schedule in pipeline_training.SCHEDULES if ranks == 2 else ("1f1b", "zb-h1"):
+            stages = WAYS.get(schedule, ranks)
+            how = {"kind": kind, "schedule": schedule, "stages": stages, "tied": True}
+            bodies[kind, schedule] = partial(together, **how)
+    if ranks == 3:  # of which nothing is left
+        bodies["failing"] = partial(pipeline_training.failing, backward=True)
+    on_lanes = {key: partial(pipeline_training.on_lanes, body=body) for key, body in bodies.items()}
+    return run_in_one_world(ranks, on_lanes, 60.0)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_messages_need_no_tags(ranks: int) -> None:
+    results = found_on_lanes(ranks)
+    for (kind, schedule), trained in ((k, v) for k, v in results.items() if len(k) == 2):
+        expected = whole(found(ranks)[kind, "alone", True])[0]
+        got = pipeline_training.joined(whole(trained))
+        for name, value in expected.items():
+            np.testing.assert_allclose(got[name], value, rtol=1e-9, atol=1e-9, err_msg=schedule)
+    for tables in whole(results["tables"]):
+        assert len(tables) > 40
+        for name, got, wanted in tables:
+            np.testing.assert_allclose(got, wanted, rtol=1e-9, atol=1e-12, err_msg=name)
+    if ranks == 3:
+        assert {each[:3] for each in whole(results["failing"])} == {(2, 2, 1)}
+
+
 def test_no_more_microbatches_are_alive_than_simulated() -> None:
     peaks = [each["peaks"] for each in found(3)["nn", "1f1b", True]]
     assert peaks == [{0: 3}, {1: 2}, {2: 1}]

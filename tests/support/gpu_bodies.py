@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from support import model_parallel
+from support import model_parallel, pipeline_training
 from support.forked import tried
 from support.nccl_cases import reductions_of_nccl
 from support.on_device import OnDevice
@@ -71,6 +71,50 @@ def train(
         results.append(tried(lambda _, what=what: model_parallel.on_mesh(*what), 0))
     tr.destroy_process_group()
     return results
+
+
+def tie(gpu: int, kind: str, schedule: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A pipeline whose first and last stage have a weight in common, and one process."""
+    make, loss, tensor = pipeline_training.of(kind)
+    device = f"cuda:{gpu}"
+    there = (
+        lambda tied: make(tied).to(device),
+        loss,
+        lambda array: tensor(array).to(device),
+    )
+    setattr(pipeline_training, "of", lambda _: there)  # noqa: B010
+    tr.init_process_group(BOTH, device_id=gpu, timeout=PATIENCE)
+    found = pipeline_training.together(tr.get_rank(), kind, schedule, 2, tied=True)
+    expected = pipeline_training.alone(kind, tied=True)
+    tr.destroy_process_group()
+    return found, expected
+
+
+def fail_in_a_stage(gpu: int) -> str:
+    """What a pipeline says whose last stage raises at its second microbatch."""
+    torch = importlib.import_module("torch")
+
+    class Failing(torch.nn.Linear):  # type: ignore[misc,name-defined]
+        calls = 0
+
+        def forward(self, x: Any) -> Any:
+            self.calls += 1
+            if self.calls == 2:
+                raise ArithmeticError("no more")
+            return super().forward(x)
+
+    tr.init_process_group(BOTH, device_id=gpu, timeout=PATIENCE)
+    layers = [torch.nn.Linear(8, 8), torch.nn.Linear(8, 8), Failing(8, 8)]
+    stages = [layer.to(f"cuda:{gpu}") for layer in layers]
+    pipeline = tr.PipelineParallel(stages, 4, loss_fn=torch.nn.functional.mse_loss)
+    batch = torch.ones(8, 8, device=f"cuda:{gpu}")
+    try:
+        pipeline.step(batch, batch)
+        torch.cuda.synchronize()
+    except tr.PipelineError as error:
+        torch.cuda.synchronize()  # nothing is left that waits there
+        return str(error)
+    return ""
 
 
 def _deterministic(framework: str) -> None:

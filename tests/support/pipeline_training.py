@@ -8,9 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
+from support.tensor_parallel import plain
 
 import torsh_runtime as tr
 from torsh_runtime import nn, optim
+from torsh_runtime.backends.base import BackendType
+from torsh_runtime.parallel.pipeline import lanes
 
 WIDTH, ROWS, MICROBATCHES, STEPS = 12, 24, 6, 3
 SCHEDULES = ("gpipe", "1f1b", "1f1b+1", "interleaved", "zb-h1", "zbv", "auto")
@@ -135,7 +139,7 @@ def optimizer_of(kind: str, model: Any) -> Any:
 
 
 def values(model: Any) -> dict[str, Any]:
-    return {name: np.array(p.data) for name, p in model.named_parameters()}
+    return {name: plain(each).copy() for name, each in model.named_parameters()}
 
 
 def alone(
@@ -189,6 +193,15 @@ def together(
         norm = tr.clip_grad_norm_(pipeline.module, 0.5, mesh or alike) if clips else 0.0
         optimizer.step()
     return {**values(pipeline.module), "norm": norm, "losses": losses, "peaks": pipeline.peaks}
+
+
+def on_lanes(rank: int, body: Callable[[int], Any]) -> Any:
+    """What body(rank) returns where messages between stages go as they do between GPUs, over groups
+    that have no tags, with arrays that are on none."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lanes, "is_on_gpu", lambda array: True)
+        patch.setattr(lanes, "by_device", lambda kind: {"cuda": BackendType.NATIVE})
+        return body(rank)
 
 
 def joined(results: Sequence[dict[str, Any]]) -> dict[str, Any]:

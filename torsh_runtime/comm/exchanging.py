@@ -1,7 +1,12 @@
-"""A message there and another one here at the same time."""
+"""Messages there and others here at the same time."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import nullcontext
+
+from torsh_runtime.backends.nccl.device import is_on_gpu
+from torsh_runtime.backends.work import Work
 from torsh_runtime.comm.apart import copy_into
 from torsh_runtime.comm.default import default_group
 from torsh_runtime.comm.group import ProcessGroup
@@ -33,8 +38,34 @@ def sendrecv(
     if there == here == group.rank:
         copy_into(output, input)
         return group.global_rank(here)
-    sending = group.send(input, there, tag, async_op=True)
-    source = group.recv(output, here, tag).source
+    coming, sending = crossing(group, [input], there, [output], here, tag)
+    coming.wait()
     sending.wait()
+    source = coming.source if here is None else here
     assert source is not None, "a message that was received came from somewhere"
     return group.global_rank(source)
+
+
+def crossing(
+    group: ProcessGroup,
+    sent: Sequence[object],
+    there: int,
+    received: Sequence[object],
+    here: int | None,
+    tag: int,
+) -> list[Work]:
+    """Begin to receive arrays from one rank of the group, and to send others to one; in this order
+    the Work of each. Nobody has to go first: on GPUs, where a message waits for the one before,
+    all are launched together.
+    """
+    are_on_gpu = any(map(is_on_gpu, (*sent, *received)))
+    with group.launching_together() if are_on_gpu else nullcontext():
+        works = [group.recv(each, here, tag, async_op=True) for each in received]
+        works += [group.send(each, there, tag, async_op=True) for each in sent]
+    return works
+
+
+def usual_tag(array: object, tag: int) -> int:
+    """The tag for messages that cannot be mistaken for others with the same one: 0 on GPUs, where
+    there are no tags."""
+    return 0 if is_on_gpu(array) else tag

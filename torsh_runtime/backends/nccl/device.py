@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
@@ -164,16 +164,15 @@ class _Torch:
     def stream(self, device: int) -> int:
         return int(self.torch.cuda.current_stream(device).cuda_stream)
 
-    @contextmanager
-    def on_device(self, device: int) -> Iterator[None]:
-        with self.torch.cuda.device(device):
-            yield
+    def on_device(self, device: int) -> AbstractContextManager[object]:
+        is_current = self.torch.cuda.current_device() == device
+        return nullcontext() if is_current else self.torch.cuda.device(device)
 
-    @contextmanager
-    def on_stream(self, device: int, handle: int) -> Iterator[None]:
-        stream = self.torch.cuda.ExternalStream(handle, device=device)
-        with self.torch.cuda.stream(stream):
-            yield
+    def on_stream(self, device: int, handle: int) -> AbstractContextManager[object]:
+        cuda = self.torch.cuda
+        return cast(
+            AbstractContextManager[object], cuda.stream(cuda.ExternalStream(handle, device))
+        )
 
     def uploaded(self, numbers: NDArray[Any], device: int) -> Any:
         return self.torch.as_tensor(numbers, device=f"cuda:{device}")
@@ -213,11 +212,15 @@ class Operand:
         """The flat array's memory."""
         return self.framework.viewed(self.flat, "uint8")
 
+    @property
+    def is_copied(self) -> bool:
+        """Whether the flat array is not in the array's own memory."""
+        return self.framework.address(self.flat) != self.framework.address(self.array)
+
     def finish(self) -> None:
         """Copy what was put into the flat array to the array itself, if that is another one."""
-        framework = self.framework
-        if framework.address(self.flat) != framework.address(self.array):
-            framework.assign(self.array, self.flat)
+        if self.is_copied:
+            self.framework.assign(self.array, self.flat)
 
     def check_device(self, device: int) -> None:
         """ValueError unless the array is on that device."""
@@ -254,22 +257,25 @@ def callers_streams(operands: Sequence[Operand], device: int) -> set[int]:
     return {framework.stream(device) for framework in _frameworks(operands)}
 
 
-@contextmanager
-def on_device(operands: Sequence[Operand], device: int) -> Iterator[None]:
+def on_device(operands: Sequence[Operand], device: int) -> AbstractContextManager[object]:
     """A block in which the device is the calling thread's current one."""
-    with ExitStack() as stack:
-        for framework in _frameworks(operands):
-            stack.enter_context(framework.on_device(device))
-        yield
+    return _within([framework.on_device(device) for framework in _frameworks(operands)])
 
 
-@contextmanager
-def on_stream(operands: Sequence[Operand], device: int, handle: int) -> Iterator[None]:
+def on_stream(
+    operands: Sequence[Operand], device: int, handle: int
+) -> AbstractContextManager[object]:
     """A block in which the arrays' libraries put their work on this stream of the device."""
-    with ExitStack() as stack:
-        for framework in _frameworks(operands):
-            stack.enter_context(framework.on_stream(device, handle))
-        yield
+    return _within([framework.on_stream(device, handle) for framework in _frameworks(operands)])
+
+
+def _within(blocks: Sequence[AbstractContextManager[object]]) -> AbstractContextManager[object]:
+    if len(blocks) == 1:
+        return blocks[0]  # as most often; a stack takes a while
+    stack = ExitStack()
+    for block in blocks:
+        stack.enter_context(block)
+    return stack
 
 
 def _frameworks(operands: Sequence[Operand]) -> set[Framework]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,8 @@ class NcclOperations(StepwiseBackend):
             with reduction.op(nccl) as how:
                 nccl.allreduce(wire, wire, how, stream=stream)
 
-        steps = self._steps([values], begin, lambda: reduction.finish(values, wire))
+        finish = _finishing(reduction, values, wire)
+        steps = self._steps([values], begin, finish)
         return self._collective("all_reduce", steps, timeout, async_op)
 
     def reduce(
@@ -72,10 +74,7 @@ class NcclOperations(StepwiseBackend):
             with reduction.op(nccl) as how:
                 nccl.reduce(wire, wire, how, root=root, stream=stream)
 
-        def finish() -> None:
-            if root == self._rank:
-                reduction.finish(values, wire)
-
+        finish = _finishing(reduction, values, wire) if root == self._rank else None
         return self._collective("reduce", self._steps([values], begin, finish), timeout, async_op)
 
     def broadcast(self, array: object, root: int, timeout: float, async_op: bool = False) -> Work:
@@ -85,7 +84,7 @@ class NcclOperations(StepwiseBackend):
         def begin(nccl: Any, stream: Any) -> None:
             nccl.broadcast(values.bytes, values.bytes, root, stream=stream)
 
-        steps = self._steps([values], begin, values.finish)
+        steps = self._steps([values], begin, _copying([values]))
         return self._collective("broadcast", steps, timeout, async_op)
 
     def all_gather(
@@ -102,7 +101,7 @@ class NcclOperations(StepwiseBackend):
             def begin(nccl: Any, stream: Any) -> None:
                 nccl.allgather(source.bytes, target.bytes, stream=stream)
 
-            steps = self._steps([source, target], begin, target.finish)
+            steps = self._steps([source, target], begin, _copying([target]))
         return self._collective("all_gather", steps, timeout, async_op)
 
     def gather(
@@ -139,7 +138,7 @@ class NcclOperations(StepwiseBackend):
                         nccl.reduce(wire, room, how, root=root, stream=stream)
 
         operands = [target, *sources.arrays]
-        steps = self._steps(operands, begin, lambda: reduction.finish(target, room))
+        steps = self._steps(operands, begin, _finishing(reduction, target, room))
         return self._collective("reduce_scatter", steps, timeout, async_op)
 
     def all_to_all(
@@ -182,7 +181,7 @@ class NcclOperations(StepwiseBackend):
         def begin(nccl: Any, stream: Any) -> None:
             nccl.recv(target.bytes, src, stream=stream)
 
-        steps = self._steps([target], begin, target.finish, src)
+        steps = self._steps([target], begin, _copying([target]), src)
         return self._message("recv", src, steps, timeout, async_op)
 
     def barrier(self, timeout: float, async_op: bool = False) -> Work:
@@ -204,10 +203,11 @@ class NcclOperations(StepwiseBackend):
         self,
         operands: Sequence[Operand],
         begin: Callable[[Any, Any], None],
-        finish: Callable[[], None] = lambda: None,
+        finish: Callable[[], None] | None = None,
         source: int | None = None,
     ) -> Steps:
-        """Put an operation on the group's stream: `begin` what NCCL does, then `finish`."""
+        """Put an operation on the group's stream: `begin` what NCCL does, then `finish`, if there
+        is anything to be finished."""
         for operand in operands:
             operand.check_device(self._device)
         with self._library_errors():
@@ -216,8 +216,9 @@ class NcclOperations(StepwiseBackend):
                 if any(operand.size for operand in operands):
                     begin(self._communicator, self._own.stream)
         yield self._together or Launch(launched=True)
-        with self._own.taken(operands):
-            finish()
+        if finish is not None:
+            with self._own.taken(operands):
+                finish()
         yield Recorded(self._own, operands, self._check_communicator)
         return source
 
@@ -230,11 +231,8 @@ class NcclOperations(StepwiseBackend):
             for rank, memory in memories(incoming):
                 nccl.recv(memory, rank, stream=stream)
 
-        def finish() -> None:
-            for operand in incoming.arrays:
-                operand.finish()
-
-        return self._steps([*outgoing.arrays, *incoming.arrays], begin, finish)
+        operands = [*outgoing.arrays, *incoming.arrays]
+        return self._steps(operands, begin, _copying(incoming.arrays))
 
     def _parts(self, name: str, given: object, own: Operand) -> Parts[Operand]:
         """Of which this rank's own has the size of `own`."""
@@ -271,6 +269,22 @@ class NcclOperations(StepwiseBackend):
 
     def _reduction(self, values: Operand, op: Reduce) -> Reduction:
         return Reduction(self._nccl, values.dtype.name, op, self._world_size)
+
+
+def _finishing(reduction: Reduction, values: Operand, wire: Any) -> Callable[[], None] | None:
+    """What puts a result where it belongs; None where NCCL does that."""
+    return partial(reduction.finish, values, wire) if reduction.has_to_finish(values) else None
+
+
+def _copying(operands: Sequence[Operand]) -> Callable[[], None] | None:
+    """What copies results to arrays that are not contiguous; None where there is none."""
+    copied = [operand for operand in operands if operand.is_copied]
+
+    def finish() -> None:
+        for operand in copied:
+            operand.finish()
+
+    return finish if copied else None
 
 
 def _check_no_tag(tag: int | None) -> None:

@@ -67,6 +67,10 @@ class Reduction:
             return values.framework.viewed(values.flat, _AS[self._dtype])
         return values.flat
 
+    def has_to_finish(self, values: Operand) -> bool:
+        """Whether the result is not where it belongs when NCCL is done."""
+        return self._is_parity or self._is_mean or self._dtype in _CONVERTED or values.is_copied
+
     def finish(self, values: Operand, wire: Any) -> None:
         """Put the result where it belongs."""
         if self._is_parity:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -39,19 +39,25 @@ class OwnStream:
         """`cuda` is cuda-core's module; `device`, the number of the current one."""
         self._cuda = cuda
         self._device = device
+        self._callers: dict[int, Any] = {}
         self.stream = cuda.Device(device).create_stream()
 
     def follow(self, operands: Sequence[Operand]) -> None:
         """What comes next waits for all that the current streams of the arrays' libraries have."""
         with self.current(operands):
             for handle in callers_streams(operands, self._device):
-                self.stream.wait(self._cuda.Stream.from_handle(handle).record())
+                self.stream.wait(self._caller(handle).record())
 
     def lead(self, operands: Sequence[Operand], event: Any) -> None:
         """What those current streams get next waits for the event."""
         with self.current(operands):
             for handle in callers_streams(operands, self._device):
-                self._cuda.Stream.from_handle(handle).wait(event)
+                self._caller(handle).wait(event)
+
+    def _caller(self, handle: int) -> Any:
+        if handle not in self._callers:
+            self._callers[handle] = self._cuda.Stream.from_handle(handle)
+        return self._callers[handle]
 
     def record(self, operands: Sequence[Operand]) -> Any:
         """An event behind everything that the stream has been given so far."""
@@ -66,11 +72,9 @@ class OwnStream:
             self._cuda.Device(self._device).set_current()
             yield
 
-    @contextmanager
-    def taken(self, operands: Sequence[Operand]) -> Iterator[None]:
+    def taken(self, operands: Sequence[Operand]) -> AbstractContextManager[object]:
         """A block in which the arrays' libraries copy and convert on this stream."""
-        with on_stream(operands, self._device, int(self.stream.handle)):
-            yield
+        return on_stream(operands, self._device, int(self.stream.handle))
 
 
 class Recorded:

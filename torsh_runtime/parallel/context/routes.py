@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 
 from torsh_runtime.backends.work import Work
+from torsh_runtime.comm.exchanging import crossing, usual_tag
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.parallel.operations import Array
 from torsh_runtime.parallel.regions.arrays import contiguous, empty, part, resized
@@ -123,8 +124,7 @@ class Ring(Route):
         sent = [contiguous(each.swapaxes(1, 2)) for each in block]
         room = [empty(each, resized(each.shape, 1, coming)) for each in sent]
         before, behind = ((group.rank + step) % group.world_size for step in (-1, 1))
-        works = [group.recv(each, behind, tag, async_op=True) for each in room]
-        works += [group.send(each, before, tag, async_op=True) for each in sent]
+        works = crossing(group, sent, before, room, behind, usual_tag(sent[0], tag))
         return works, [each.swapaxes(1, 2) for each in room]
 
 

@@ -13,7 +13,7 @@ from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import PipelineError
 from torsh_runtime.parallel.pipeline.simulation import Span
 from torsh_runtime.parallel.pipeline.stage import HOLDS, LETS_GO, REDUCES, Stage
-from torsh_runtime.parallel.pipeline.table import Kind, Row, Step
+from torsh_runtime.parallel.pipeline.table import Kind, Step, Table
 from torsh_runtime.parallel.pipeline.wire import Message, Wire
 from torsh_runtime.status import own_page
 
@@ -56,14 +56,15 @@ class Executor:
         """What the last stage returned, by microbatch: losses, or outputs where there are no
         targets."""
 
-    def run(self, row: Row, work: Work, key: object, ahead: int) -> None:
-        """Take all steps. `key` stands for the batch's shapes; `ahead`: so many messages at most
-        have memory before they are needed.
+    def run(self, table: Table, work: Work, key: object, ahead: int) -> None:
+        """Take all of this rank's steps. `key` stands for the batch's shapes; `ahead`: so many
+        messages at most have memory before they are needed.
 
         Raises PipelineError if a step fails, here or on another rank: then the group is dead.
         """
         self._work, self.spans, self.outputs = work, [], {}
-        self._wire.begin(key)
+        self._wire.begin(key, table)
+        row = table.rows[self._group.rank]
         for number, stage in self._stages.items():
             back = [s.microbatch for s in row if s.stage == number and s.kind is Kind.BACKWARD]
             if work.trains:

@@ -11,6 +11,7 @@ from torsh_runtime.comm.default import default_group
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import CommError, PipelineError, TorshError
 from torsh_runtime.mesh.mesh import DeviceMesh
+from torsh_runtime.parallel.pipeline.lanes import Lanes
 
 T = TypeVar("T")
 _PATIENCE = 2.0
@@ -23,9 +24,11 @@ class Failures:
     hears of it aborts its own: replicas, and ranks with parts of the same layers, hear it, too.
     """
 
-    def __init__(self, group: ProcessGroup, mesh: DeviceMesh | None = None) -> None:
+    def __init__(
+        self, group: ProcessGroup, mesh: DeviceMesh | None = None, lanes: Lanes | None = None
+    ) -> None:
         self._all = group if mesh is None else mesh.group
-        self._abort = group.abort if mesh is None else mesh.abort
+        self._ended = [lanes, group if mesh is None else mesh]
         self._key = f"pipeline/{self._all.name}"
 
     def telling(self, call: Callable[[], T]) -> T:
@@ -43,6 +46,11 @@ class Failures:
             if told is None:
                 raise
             raise told from error
+
+    def _abort(self) -> None:
+        for each in self._ended:
+            if each is not None:
+                each.abort()
 
     def _tell(self, error: PipelineError) -> None:
         _, (*facts,) = error.__reduce__()[:2]

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.layout import Piece
 from torsh_runtime.modules import adapter_class
+from torsh_runtime.parallel.pipeline.lanes import Lanes
 from torsh_runtime.parallel.pipeline.splitting import StageModule, stage_class
 from torsh_runtime.parallel.pipeline.wire import exchange
 from torsh_runtime.parallel.regions.arrays import empty
@@ -36,9 +37,12 @@ def shared(stages: Sequence[Any], placement: Sequence[int]) -> list[Shared]:
 class Sharing:
     """Keeps what this rank has of them alike."""
 
-    def __init__(self, group: ProcessGroup, parameters: Sequence[Shared], stage: Any) -> None:
-        """stage: all of this rank's."""
+    def __init__(
+        self, group: ProcessGroup, lanes: Lanes | None, parameters: Sequence[Shared], stage: Any
+    ) -> None:
+        """lanes: where values go that are on GPUs. stage: all of this rank's."""
         self._group, self._adapter, self._stage = group, adapter_class(stage)(stage), stage
+        self._messages = lanes or group
         self._parameters = [each for each in parameters if group.rank in each.ranks]
 
     def send_values(self) -> None:
@@ -47,7 +51,7 @@ class Sharing:
             values = self._adapter.values(parameter)
             if self._group.rank != ranks[0]:
                 self._adapter.fill(parameter, 0)
-            exchange(self._group, ranks, values, self._adapter.add)
+            exchange(self._messages, ranks, values, self._adapter.add)
 
     def earlier(self, stage: Any) -> frozenset[str]:
         """Names in a stage of its parameters that earlier ranks have as well."""
@@ -78,7 +82,7 @@ class Sharing:
             if id(parameter) in held:
                 self._add_parts(ranks, values, *held[id(parameter)])
             else:
-                exchange(self._group, ranks, values, self._adapter.add)
+                exchange(self._messages, ranks, values, self._adapter.add)
             if before is not None:
                 self._adapter.add(gradient, before)
 
@@ -99,7 +103,7 @@ class Sharing:
         whole[...] = 0
         whole[piece.start : piece.end] = values
         group.all_reduce(whole)
-        exchange(self._group, ranks, whole, self._adapter.add)
+        exchange(self._messages, ranks, whole, self._adapter.add)
         values[...] = whole[piece.start : piece.end]
 
 

@@ -97,4 +97,4 @@ class TorchAutograd(Autograd):
 
     def synchronise(self) -> None:
         if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+            torch.cuda.current_stream(self._device).synchronize()

@@ -7,7 +7,8 @@ the receiver knows what comes, and has memory ready for it beforehand.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,8 @@ from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.parallel.pipeline.autograd import Autograd, Spec
 from torsh_runtime.parallel.pipeline.batches import MOST
+from torsh_runtime.parallel.pipeline.lanes import Lanes
+from torsh_runtime.parallel.pipeline.table import Kind, Row, Table
 
 _FIRST_TAG = 1 << 16
 """Above those that programs use themselves."""
@@ -55,10 +58,14 @@ class Wire:
     def __init__(
         self,
         group: ProcessGroup,
+        lanes: Lanes | None,
         autograd: Autograd,
         placement: Sequence[int],
     ) -> None:
+        """lanes: where values go that are on GPUs."""
         self._group, self._autograd, self._placement = group, autograd, placement
+        self._lanes = lanes
+        self._queues: dict[int, deque[Message]] = {}
         self._known: dict[object, Shapes] = {}
         self._shapes: Shapes = {}
         self._is_new = True
@@ -67,8 +74,12 @@ class Wire:
         self.sent = 0
         """Bytes, since begin()."""
 
-    def begin(self, key: object) -> None:
+    def begin(self, key: object, table: Table) -> None:
         """Of a step whose batch has shapes that `key` stands for."""
+        if self._lanes is not None:
+            self._queues = {
+                rank: deque(self._sent_here(row)) for rank, row in enumerate(table.rows)
+            }
         self._is_new = key not in self._known
         self._shapes = {} if self._is_new else self._known[key]
         self._key, self.sent = key, 0
@@ -90,31 +101,55 @@ class Wire:
             )
         for each in values:
             self.sent += each.nbytes
-            works.append(self._group.send(each, to, tag, async_op=True))
+            works.append((self._lanes or self._group).send(each, to, tag, async_op=True))
         self._sending = [held for held in self._sending if not held.done]
         self._sending.append(_Sending(message, works, values))
 
     def expect(self, message: Message) -> None:
         """Have memory ready for it, if it is known what comes."""
-        specs = self.specs(message)
-        if specs is None or message in self._awaited:
-            return
-        source, tag = self._placement[message.sender], self._tag(message)
-        values = [self._autograd.empty(spec) for spec in specs]
-        works = [self._group.recv(each, source, tag, async_op=True) for each in values]
-        self._awaited[message] = _Awaited(works, values)
+        for due in self._due(message):
+            specs = self.specs(due)
+            if specs is None:
+                return
+            source, tag = self._placement[due.sender], self._tag(due)
+            values = [self._autograd.empty(spec) for spec in specs]
+            here = self._lanes or self._group
+            works = [here.recv(each, source, tag, async_op=True) for each in values]
+            self._awaited[due] = _Awaited(works, values)
+            if self._lanes is not None:
+                self._queues[source].popleft()
 
     def receive(self, message: Message) -> list[Any]:
         """The values. It blocks, at most as long as the group's timeout."""
-        if self._is_new and message.sender < message.receiver:
-            source, tag = self._placement[message.sender], self._tag(message)
-            told = self._group.recv_object(source, tag)
-            self._shapes[message] = _specs(told.content)
+        for due in self._due(message):
+            if self._is_new and due.sender < due.receiver:
+                told = self._group.recv_object(self._placement[due.sender], self._tag(due))
+                self._shapes[due] = _specs(told.content)
         self.expect(message)
         awaited = self._awaited.pop(message)
         for work in awaited.works:
             work.wait()
         return list(awaited.values)
+
+    def _due(self, message: Message) -> list[Message]:
+        """What is to be received for it: itself, and on a lane all that was sent there before."""
+        if message in self._awaited:
+            return []
+        if self._lanes is None:
+            return [message]
+        queue = self._queues[self._placement[message.sender]]
+        return [*queue][: queue.index(message) + 1]
+
+    def _sent_here(self, row: Row) -> Iterator[Message]:
+        """What another rank sends to this one when it takes these steps, in order."""
+        last = len(self._placement) - 1
+        for stage, kind, microbatch in row:
+            way = {Kind.FORWARD: 1, Kind.BACKWARD: -1, Kind.INPUT: -1}.get(kind, 0)
+            if not way or stage + way not in range(last + 1):
+                continue
+            ends = self._placement[stage], self._placement[stage + way]
+            if ends[0] != self._group.rank == ends[1]:
+                yield Message(stage, stage + way, microbatch or 0)
 
     def specs(self, message: Message) -> list[Spec] | None:
         """What comes; None if that is not known yet. Of gradients: of the activations that want
@@ -146,7 +181,7 @@ class Wire:
 
 
 def exchange(
-    group: ProcessGroup, ranks: Sequence[int], values: Any, add: Callable[..., Any]
+    group: ProcessGroup | Lanes, ranks: Sequence[int], values: Any, add: Callable[..., Any]
 ) -> Any:
     """The sum over these ranks of the group, this one among them: the same bits on all, added up in
     their order. `add(target, source)` works in place; values are written to."""

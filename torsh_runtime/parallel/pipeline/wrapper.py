@@ -20,6 +20,7 @@ from torsh_runtime.parallel.pipeline.autograd import autograd_of
 from torsh_runtime.parallel.pipeline.choosing import best_table
 from torsh_runtime.parallel.pipeline.executor import Executor, Work, ahead_of
 from torsh_runtime.parallel.pipeline.failing import Failures
+from torsh_runtime.parallel.pipeline.lanes import lanes_of
 from torsh_runtime.parallel.pipeline.measuring import measured_costs, timeline_of
 from torsh_runtime.parallel.pipeline.planning import Plan, agreed, planned
 from torsh_runtime.parallel.pipeline.sharing import Sharing, merged, shared
@@ -107,9 +108,9 @@ class PipelineParallel:
             n: Stage(n, m, self._autograd, loss_fn if n == last else None, checkpoint)
             for n, m in self.stages.items()
         }
-        wire = Wire(group, self._autograd, plan.placement)
+        wire = Wire(group, self._lanes, self._autograd, plan.placement)
         self._executor = Executor(group, self._stages, plan.placement, wire)
-        self._failures = Failures(group, mesh)
+        self._failures = Failures(group, mesh, self._lanes)
         self._ahead: dict[Table, int] = {}
         self._check_split()
         self.costs: Costs | None = None
@@ -121,7 +122,10 @@ class PipelineParallel:
         rank = self.group.rank
         own = {n: m for n, m in enumerate(plan.modules) if plan.placement[n] == rank}
         self.module = merged(own, plan.modules)
-        self._sharing = Sharing(self.group, shared(plan.modules, plan.placement), self.module)
+        tied = shared(plan.modules, plan.placement)
+        ranks = [each.ranks for each in tied]
+        self._lanes = lanes_of(self.group, plan.modules, ranks, plan.placement)
+        self._sharing = Sharing(self.group, self._lanes, tied, self.module)
         self._sharing.send_values()
         for each in own.values():
             each.stage_ranks = StageRanks(self.group, len(own) == 1, self._sharing.earlier(each))
@@ -250,11 +254,11 @@ class PipelineParallel:
         if table not in self._ahead:
             own = [*self._stages]
             self._ahead[table] = ahead_of(simulate(table, Costs(transfer=1.0)).buffers, own)
-        row, ahead = table.rows[self.group.rank], self._ahead[table]
+        ahead = self._ahead[table]
         if table.trains:
             self._sharing.begin()
         try:
-            self._executor.run(row, work, (key, table.name), ahead)
+            self._executor.run(table, work, (key, table.name), ahead)
         finally:
             self._executor.forget()
         return weights

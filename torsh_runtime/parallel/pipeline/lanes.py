@@ -1,0 +1,104 @@
+"""Groups for messages between stages whose arrays are on GPUs.
+
+NCCL has no tags, and what a rank begins in a group waits for what it has begun there before. So
+each pair of ranks has two groups, one for each way: there messages come in the order in which they
+are sent, and wait for nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from torsh_runtime.backends.base import BackendType
+from torsh_runtime.backends.nccl.device import is_on_gpu
+from torsh_runtime.backends.work import Work
+from torsh_runtime.comm.choosing import backend_type, by_device
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.modules import adapter_class
+from torsh_runtime.parallel.regions.arrays import empty
+
+
+class Lanes:
+    """Of one rank. Ranks are those of the pipeline's group."""
+
+    def __init__(
+        self, group: ProcessGroup, pairs: Iterable[tuple[int, int]], like: Any, kind: BackendType
+    ) -> None:
+        """pairs: of all ranks that send each other something, either way round. like: values on
+        this rank's GPU. All ranks call it; a message goes along each lane, because NCCL connects
+        two ranks at their first one, and holds up until then who sends it."""
+        self._group = group
+        self._lanes: dict[tuple[int, int], ProcessGroup] = {}
+        for low, high in sorted({(min(pair), max(pair)) for pair in pairs}):
+            if low == high or group.rank not in (low, high):
+                continue
+            for way in ((low, high), (high, low)):
+                ranks = [group.ranks[low], group.ranks[high]]
+                name = f"{group.name}/lane"
+                self._lanes[way] = group.session.group(name, ranks, kind, group.timeout)
+                first = empty(like, (1,))
+                if way[0] == group.rank:
+                    self.send(first, way[1])
+                else:
+                    self.recv(first, way[0])
+
+    @property
+    def rank(self) -> int:
+        """This one's, in the pipeline's group."""
+        return self._group.rank
+
+    def send(self, tensor: object, dst: int, tag: int = 0, async_op: bool = False) -> Work:
+        """As ProcessGroup.send(); a tag makes no difference."""
+        return self._lanes[self.rank, dst].send(tensor, int(dst > self.rank), 0, async_op)
+
+    def recv(self, tensor: object, src: int, tag: int = 0, async_op: bool = False) -> Work:
+        """As ProcessGroup.recv(); a tag makes no difference."""
+        return self._lanes[src, self.rank].recv(tensor, int(src > self.rank), 0, async_op)
+
+    def abort(self) -> None:
+        """End what is under way, here and on the ranks that wait for it."""
+        for lane in self._lanes.values():
+            lane.abort()
+
+
+def lanes_of(
+    group: ProcessGroup,
+    modules: Sequence[Any],
+    tied: Iterable[Sequence[int]],
+    placement: Sequence[int],
+) -> Lanes | None:
+    """For a model whose parameters are on GPUs; None where they are not. tied: ranks that have
+    the same parameter. All ranks call it. ConfigError on all of them unless it is so on all.
+    """
+    like = _on_gpu(modules)
+    told = group.all_gather_numbers(np.array([like is not None], np.int64))[:, 0].astype(bool)
+    if not told.any():
+        return None
+    apart = [group.called(rank) for rank in np.flatnonzero(~told).tolist()]
+    kind = by_device(backend_type(group.backend)).get("cuda")
+    if apart:
+        raise ConfigError(f"stages are on GPUs, but not on {', '.join(apart)}: move all there")
+    if kind is None:
+        raise ConfigError(
+            f"stages are on GPUs, and the group's backend is {group.backend!r}: make the default "
+            f"group with 'cpu:native,cuda:nccl'"
+        )
+    pairs = [*pairwise(placement)]
+    pairs += [(ranks[0], rank) for ranks in tied for rank in ranks[1:]]
+    return Lanes(group, pairs, like, kind)
+
+
+def _on_gpu(modules: Sequence[Any]) -> Any | None:
+    """The values of one of their parameters that are on a GPU, if any are."""
+    for module in modules:
+        adapter = adapter_class(module)(module)
+        for _, parameter in [*adapter.parameters(), *adapter.constants()]:
+            values = adapter.values(parameter)
+            if is_on_gpu(values):
+                return values
+    return None
