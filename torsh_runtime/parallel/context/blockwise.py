@@ -95,13 +95,9 @@ def _merge(output: Array, logsumexp: Array, more: Array, its: Array) -> None:
     """Let what `more` was made of count too; all but `its` is written to."""
     xp = functions_of(output)
     total = xp.logaddexp(logsumexp, its)
-    share = xp.exp(its - total)[..., None]
-    if hasattr(output, "lerp_"):
-        output.lerp_(more, share)
-    else:
-        more -= output
-        more *= share
-        output += more
+    more -= output
+    more *= xp.exp(its - total)[..., None]
+    output += more
     logsumexp[...] = total
 
 
@@ -111,23 +107,20 @@ class _Sum:
     def __init__(self, like: Array) -> None:
         self._like = like
         self._total: Array | None = None
-        self._parts: list[tuple[tuple[slice, ...], Array]] = []
 
     def add(self, at: tuple[slice, ...], gradient: Array) -> None:
         """Of this part; the array is taken."""
-        is_all = gradient.shape == self._like.shape and gradient.dtype == _kind(self._like)
-        if is_all and self._total is None:
+        is_first, is_all = self._total is None, gradient.shape == self._like.shape
+        if is_first and is_all and gradient.dtype == _kind(self._like):
             self._total = gradient
         else:
-            self._parts.append((at, gradient))
+            total = self.array()
+            total[at] += gradient
 
     def array(self) -> Array:
         """All of it; zeros where nothing was added."""
         if self._total is None:
             self._total = functions_of(self._like).zeros_like(self._like, dtype=_kind(self._like))
-        for at, gradient in self._parts:
-            self._total[at] += gradient
-        self._parts.clear()
         return self._total
 
 

@@ -1,8 +1,8 @@
 """How the keys and values of all ranks come to each, and their gradients back.
 
-A route serves one pass: `blocks` gives what each rank has, in a forward pass this rank's own first.
-In a backward pass `give` takes what this rank adds to the gradients of the block that came last,
-and `returned` gives the sums for its own.
+A route serves one pass: `blocks` gives what each rank has, this rank's own first. In a backward
+pass `give` takes what this rank adds to the gradients of the block that came last, and `returned`
+gives the sums for its own.
 """
 
 from __future__ import annotations
@@ -60,10 +60,8 @@ class Ring(Route):
     """Each rank passes what it has looked at on to the rank before it; the next block travels while
     one is computed with, and the sums of its gradients follow it, to its owner in the end (Liu et
     al., Ring Attention, 2023). In causal attention a block so meets those first who look at all of
-    it, and of its late chunk there is nothing to send to the others.
-
-    The block of the next rank is kept for the backward pass, which begins with it while further
-    ones travel, and ends with the own one while the last sums do.
+    it, and of its late chunk there is nothing to send to the others. The block that came last is
+    kept for the backward pass, in which it does not travel once more.
     """
 
     def __init__(self, group: ProcessGroup, seen: Sequence[Sequence[int]]) -> None:
@@ -75,23 +73,19 @@ class Ring(Route):
         self._under_way: list[Work] = []
 
     def blocks(self, own: Block, kept: Sequence[Array] = ()) -> Iterator[tuple[int, Block]]:
-        here, last = [*kept] or own, self._group.world_size - 1
-        for step in range(bool(kept), last + 1):
+        here, last = own, self._group.world_size - 1
+        for step in range(last + 1):
             self._step = step
             source, after = self._source(0), self._source(1)
             works: list[Work] = []
-            coming: Block = []
-            if step < last:
+            coming = [*kept]
+            if step < last - bool(kept):
                 theirs = self._seen[source][self._group.rank - 1]
                 mine = self._seen[after][self._group.rank]
                 works, coming = self._pass_on(_cut(here, theirs), mine, _BLOCKS)
-            self.kept = here if step == 1 else self.kept
             yield source, here
             _wait(works)
-            here = coming
-        if kept:
-            self._step = 0
-            yield self._source(0), own
+            self.kept, here = here, coming
 
     def _source(self, later: int) -> int:
         """Whose block this rank has so many steps later."""
