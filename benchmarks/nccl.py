@@ -97,7 +97,10 @@ def main() -> int:
     given = parser.parse_args()
     from torshrun.topology.gpus import visible
 
-    rank, gpus = int(os.environ["RANK"]), len(visible(os.environ))
+    gpus = len(visible(os.environ))
+    if not gpus or "RANK" not in os.environ:
+        parser.error("it is a script for torshrun, on a machine with an NVIDIA GPU")
+    rank = int(os.environ["RANK"])
     if int(os.environ["LOCAL_WORLD_SIZE"]) > gpus:
         os.environ |= {"NCCL_HOSTID": f"host of rank {rank}", "NCCL_SOCKET_IFNAME": "lo"}
     found = measured(int(os.environ["LOCAL_RANK"]) % gpus, given.rounds, 5 if given.quick else 50)

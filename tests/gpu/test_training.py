@@ -81,8 +81,9 @@ def wrong(found: tuple[Any, ...]) -> list[str]:
 
 @pytest.mark.parametrize("on_a_stream", [False, True])
 def test_gradients_and_norms_follow_the_current_stream(on_a_stream: bool) -> None:
-    for apart in passed(run_on_gpus(2, "average", on_a_stream)):
-        assert apart < 1e-4
+    for gradients, norm in passed(run_on_gpus(2, "average", on_a_stream)):
+        assert gradients < 1e-4
+        assert norm < 1e-4
 
 
 def test_a_model_of_nn_learns_on_the_gpu_as_on_the_processor() -> None:

@@ -142,6 +142,22 @@ def test_messages_need_no_tags(ranks: int) -> None:
         assert {each[:3] for each in whole(results["failing"])} == {(2, 2, 1)}
 
 
+def test_models_on_gpus_want_groups_of_both_kinds_on_all_ranks() -> None:
+    for there, partly in whole(run_processes(2, pipeline_training.without_lanes, 60.0)):
+        assert "the group's backend is 'native': make the default group with 'cpu:" in there
+        assert "but not on rank 0: move all there" in partly
+
+
+def test_a_model_on_a_gpu_may_be_one_stage() -> None:
+    body = partial(pipeline_training.together, kind="nn", schedule="gpipe", stages=2)
+    [alone] = whole(run_processes(1, partial(on_one_rank, body=body), 60.0))
+    assert alone["losses"]
+
+
+def on_one_rank(rank: int, body: Any) -> Any:
+    return pipeline_training.on_lanes(rank, partial(body, placement=[0, 0]))
+
+
 def test_no_more_microbatches_are_alive_than_simulated() -> None:
     peaks = [each["peaks"] for each in found(3)["nn", "1f1b", True]]
     assert peaks == [{0: 3}, {1: 2}, {2: 1}]

@@ -142,9 +142,9 @@ def lose_a_rank(gpu: int) -> str:
     return ""
 
 
-def average(gpu: int, stream: bool) -> float:
-    """How far gradients that DDP has averaged on GPUs are from their mean; on a stream that is not
-    the default one, if so asked, whose work takes long."""
+def average(gpu: int, stream: bool) -> tuple[float, float]:
+    """How far gradients that DDP has averaged on GPUs are from their mean, and their norm from its;
+    on a stream that is not the default one, if so asked, whose work takes long."""
     torch = importlib.import_module("torch")
     tr.init_process_group(BOTH, device_id=gpu, timeout=PATIENCE)
     device = f"cuda:{gpu}"
@@ -167,13 +167,14 @@ def average(gpu: int, stream: bool) -> float:
     sum(alone(batch).square().mean() for batch in batches).backward()
     pairs = zip(model.parameters(), alone.parameters(), strict=True)
     wanted = [each.grad / tr.get_world_size() for each in alone.parameters()]
-    apart = max(
+    ratios = [
         float((mine.grad - grad).abs().max() / grad.abs().max())
         for (mine, _), grad in zip(pairs, wanted, strict=True)
-    )
+    ]
+    apart = float(np.max(ratios))
     total = float(torch.sqrt(sum(grad.double().square().sum() for grad in wanted)))
     tr.destroy_process_group()
-    return max(apart, abs(norm - total) / total)
+    return apart, abs(norm - total) / total
 
 
 def train_text(gpu: int, steps: int) -> dict[str, Any]:

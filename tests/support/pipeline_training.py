@@ -200,8 +200,23 @@ def on_lanes(rank: int, body: Callable[[int], Any]) -> Any:
     that have no tags, with arrays that are on none."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lanes, "is_on_gpu", lambda array: True)
-        patch.setattr(lanes, "by_device", lambda kind: {"cuda": BackendType.NATIVE})
+        kinds = dict.fromkeys(("cpu", "cuda"), BackendType.NATIVE)
+        patch.setattr(lanes, "by_device", lambda kind: kinds)
         return body(rank)
+
+
+def without_lanes(rank: int) -> list[str]:
+    """What is said of a model on GPUs whose groups, or other ranks, are not there."""
+    said = []
+    for are_there in (lambda array: True, lambda array: rank > 0):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(lanes, "is_on_gpu", are_there)
+            try:
+                tr.PipelineParallel(nn_model(), 2, cuts=CUTS[2], loss_fn=nn_loss)
+                said.append("")
+            except tr.ConfigError as error:
+                said.append(str(error))
+    return said
 
 
 def joined(results: Sequence[dict[str, Any]]) -> dict[str, Any]:

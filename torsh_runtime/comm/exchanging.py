@@ -38,7 +38,10 @@ def sendrecv(
     if there == here == group.rank:
         copy_into(output, input)
         return group.global_rank(here)
-    coming, sending = crossing(group, [input], there, [output], here, tag)
+    is_together = is_on_gpu(output)
+    with group.launching_together() if is_together else nullcontext():
+        sending = group.send(input, there, tag, async_op=True)
+        coming = group.recv(output, here, tag, async_op=is_together)
     coming.wait()
     sending.wait()
     source = coming.source if here is None else here
@@ -54,9 +57,9 @@ def crossing(
     here: int | None,
     tag: int,
 ) -> list[Work]:
-    """Begin to receive arrays from one rank of the group, and to send others to one; in this order
-    the Work of each. Nobody has to go first: on GPUs, where a message waits for the one before,
-    all are launched together.
+    """Begin to receive arrays from one rank of the group, and to send others to one, which fit; in
+    this order the Work of each. Nobody has to go first: on GPUs, where a message waits for the one
+    before, all are launched together.
     """
     are_on_gpu = any(map(is_on_gpu, (*sent, *received)))
     with group.launching_together() if are_on_gpu else nullcontext():

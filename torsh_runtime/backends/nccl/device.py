@@ -272,10 +272,10 @@ def on_stream(
 def _within(blocks: Sequence[AbstractContextManager[object]]) -> AbstractContextManager[object]:
     if len(blocks) == 1:
         return blocks[0]  # as most often; a stack takes a while
-    stack = ExitStack()
-    for block in blocks:
-        stack.enter_context(block)
-    return stack
+    with ExitStack() as stack:
+        for block in blocks:
+            stack.enter_context(block)
+        return stack.pop_all()
 
 
 def _frameworks(operands: Sequence[Operand]) -> set[Framework]:

@@ -23,10 +23,11 @@ std::optional<ProcessStat> read_stat(const std::string& directory) {
   if (begin == std::string::npos || end == std::string::npos) return std::nullopt;
   const std::vector<std::string_view> fields = words(std::string_view(*text).substr(end + 1));
   if (fields.size() <= threads) return std::nullopt;
-  const auto number = [&fields](std::size_t field) { return leading<long>(fields[field]).value_or(0); };
-  const bool exiting = (number(flags) & pf_exiting) != 0;
-  return ProcessStat{text->substr(begin + 1, end - begin - 1), fields[state].front(), static_cast<int>(number(parent)), exiting,
-                     static_cast<int>(number(threads))};
+  const auto of_parent = leading<int>(fields[parent]), of_threads = leading<int>(fields[threads]);
+  const auto all_flags = leading<unsigned>(fields[flags]);
+  if (!of_parent || !of_threads || !all_flags) return std::nullopt;
+  return ProcessStat{text->substr(begin + 1, end - begin - 1), fields[state].front(), *of_parent,
+                     (*all_flags & pf_exiting) != 0, *of_threads};
 }
 
 std::optional<ProcessStat> read_stat(int pid) {

@@ -97,13 +97,14 @@ class Autograd(ABC):
         """Wait until what was begun on a device is done."""
 
 
-def autograd_of(module: Any) -> Autograd:
-    """That of a model of torch or of torsh_runtime.nn."""
+def autograd_of(module: Any, like: Any = None) -> Autograd:
+    """That of a model of torch or of torsh_runtime.nn, which computes where `like` is; None: where
+    its parameters are."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(module, torch.nn.Module):
         from torsh_runtime.parallel.pipeline.torch_autograd import TorchAutograd
 
-        return TorchAutograd(module)
+        return TorchAutograd(module, like)
     from torsh_runtime.parallel.pipeline.nn_autograd import NnAutograd
 
-    return NnAutograd(module)
+    return NnAutograd(module, like)

@@ -7,7 +7,7 @@ are sent, and wait for nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from itertools import pairwise
 from typing import Any
 
@@ -27,15 +27,15 @@ class Lanes:
     """Of one rank. Ranks are those of the pipeline's group."""
 
     def __init__(
-        self, group: ProcessGroup, pairs: Iterable[tuple[int, int]], like: Any, kind: BackendType
+        self, group: ProcessGroup, pairs: Set[tuple[int, int]], like: Any, kind: BackendType
     ) -> None:
-        """pairs: of all ranks that send each other something, either way round. like: values on
+        """pairs: of all ranks that send each other something, the lower one first. like: values on
         this rank's GPU. All ranks call it; a message goes along each lane, because NCCL connects
         two ranks at their first one, and holds up until then who sends it."""
-        self._group = group
+        self._group, self.like = group, like
         self._lanes: dict[tuple[int, int], ProcessGroup] = {}
-        for low, high in sorted({(min(pair), max(pair)) for pair in pairs}):
-            if low == high or group.rank not in (low, high):
+        for low, high in sorted(pairs):
+            if group.rank not in (low, high):
                 continue
             for way in ((low, high), (high, low)):
                 ranks = [group.ranks[low], group.ranks[high]]
@@ -72,25 +72,28 @@ def lanes_of(
     tied: Iterable[Sequence[int]],
     placement: Sequence[int],
 ) -> Lanes | None:
-    """For a model whose parameters are on GPUs; None where they are not. tied: ranks that have
-    the same parameter. All ranks call it. ConfigError on all of them unless it is so on all.
+    """For a model whose parameters are on GPUs; None where they are not, and where ranks send each
+    other nothing. tied: ranks that have the same parameter. All ranks call it. ConfigError on all
+    of them unless it is so on all.
     """
+    ends = [*pairwise(placement), *((ranks[0], rank) for ranks in tied for rank in ranks[1:])]
+    pairs = {(min(pair), max(pair)) for pair in ends if pair[0] != pair[1]}
+    if not pairs:
+        return None
     like = _on_gpu(modules)
     told = group.all_gather_numbers(np.array([like is not None], np.int64))[:, 0].astype(bool)
     if not told.any():
         return None
     apart = [group.called(rank) for rank in np.flatnonzero(~told).tolist()]
-    kind = by_device(backend_type(group.backend)).get("cuda")
+    kinds = by_device(backend_type(group.backend))
     if apart:
         raise ConfigError(f"stages are on GPUs, but not on {', '.join(apart)}: move all there")
-    if kind is None:
+    if not kinds.keys() >= {"cpu", "cuda"}:
         raise ConfigError(
             f"stages are on GPUs, and the group's backend is {group.backend!r}: make the default "
             f"group with 'cpu:native,cuda:nccl'"
         )
-    pairs = [*pairwise(placement)]
-    pairs += [(ranks[0], rank) for ranks in tied for rank in ranks[1:]]
-    return Lanes(group, pairs, like, kind)
+    return Lanes(group, pairs, like, kinds["cuda"])
 
 
 def _on_gpu(modules: Sequence[Any]) -> Any | None:

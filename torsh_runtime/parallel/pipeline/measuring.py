@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,9 +19,11 @@ from torsh_runtime.modules import adapter_class
 from torsh_runtime.parallel.agreement import texts_of_all
 from torsh_runtime.parallel.pipeline.autograd import Autograd
 from torsh_runtime.parallel.pipeline.files import from_json, read_text, to_json
+from torsh_runtime.parallel.pipeline.lanes import Lanes
 from torsh_runtime.parallel.pipeline.simulation import Costs, Simulation, Span
 from torsh_runtime.parallel.pipeline.stage import Stage
 from torsh_runtime.parallel.pipeline.table import Kind, Step, Table
+from torsh_runtime.parallel.regions.arrays import empty
 
 RUNS, WARM_UP = 9, 2
 """The median of so many counts, after some more."""
@@ -32,13 +34,15 @@ _KINDS = (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT)
 
 def measured_costs(
     group: ProcessGroup,
+    lanes: Lanes | None,
     stages: Mapping[int, Stage],
     placement: Sequence[int],
     run: Callable[[Table], object],
     can_split: bool,
 ) -> Costs:
     """Of one microbatch, the same on all ranks, who compute at the same time as they do in
-    training. run: takes the steps of a table of one microbatch."""
+    training. lanes: where values go that are on GPUs. run: takes the steps of a table of one
+    microbatch."""
     own = np.zeros((len(placement), 6))
     with unchanged([stage.module for stage in stages.values()], _any(stages).autograd):
         for stage in stages.values():
@@ -51,7 +55,10 @@ def measured_costs(
     for number, stage in stages.items():
         own[number, 4] = stage.held
         stage.sample, stage.sample_gradients = None, ()
-    return _costs(group, own, placement, {n: s.sent_bytes for n, s in stages.items()})
+    sent = {number: stage.sent_bytes for number, stage in stages.items()}
+    like = np.empty(0) if lanes is None else lanes.like
+    burst = _Burst(lanes or group, like, _any(stages).autograd.synchronise)
+    return _costs(group, burst, own, placement, sent)
 
 
 def _times(
@@ -70,15 +77,51 @@ def _times(
     return times
 
 
+class _Burst(NamedTuple):
+    """Times messages."""
+
+    messages: ProcessGroup | Lanes
+    like: Any
+    """What is sent is where this is."""
+    synchronise: Callable[[], None]
+    """Waits for what is under way on the device."""
+
+    def time(self, pair: tuple[int, int], size: int) -> float:
+        """Seconds that a message of so many bytes takes from the one to the other, of several that
+        follow each other."""
+        group, rank = self.messages, self.messages.rank
+        memory = empty(self.like, (size // self.like.itemsize + 1,))
+        answer = empty(self.like, (1,))
+        times = []
+        for _ in range(RUNS):
+            begun = time.perf_counter()
+            if rank == pair[0]:
+                works = [group.send(memory, pair[1], 1, async_op=True) for _ in range(BURST)]
+                for work in works:
+                    work.wait()
+                group.recv(answer, pair[1], 1)
+            else:
+                for _ in range(BURST):
+                    group.recv(memory, pair[0], 1)
+                group.send(answer, pair[0], 1)
+            self.synchronise()
+            times.append((time.perf_counter() - begun) / BURST)
+        return median(times)
+
+
 def _costs(
-    group: ProcessGroup, own: Any, placement: Sequence[int], sent: Mapping[int, int]
+    group: ProcessGroup,
+    burst: _Burst,
+    own: Any,
+    placement: Sequence[int],
+    sent: Mapping[int, int],
 ) -> Costs:
     """Everyone's figures; then neighbours time messages of the size of their activations."""
     for number in range(len(placement) - 1):
         pair = placement[number], placement[number + 1]
         sizes = group.all_gather_numbers(np.array([sent.get(number, 0)], np.int64))[:, 0]
         if group.rank in pair and pair[0] != pair[1]:
-            took = _message(group, pair, int(sizes.max()))
+            took = burst.time(pair, int(sizes.max()))
             own[number, 5] = took if group.rank == pair[0] else 0.0
     rows = group.all_gather_numbers(own.reshape(-1).view(np.int64)).view(np.float64)
     table = rows.sum(axis=0).reshape(own.shape)
@@ -86,26 +129,6 @@ def _costs(
     if not any(first):
         first, second = backward, tuple(0.0 for _ in backward)
     return Costs(forward, first, second, backward, transfer, activation=held)
-
-
-def _message(group: ProcessGroup, pair: tuple[int, int], size: int) -> float:
-    """Seconds that a message of so many bytes takes from the one to the other, of several that
-    follow each other."""
-    memory, answer = np.zeros(max(size, 1), np.uint8), np.zeros(1, np.uint8)
-    times = []
-    for _ in range(RUNS):
-        begun = time.perf_counter()
-        if group.rank == pair[0]:
-            works = [group.send(memory, pair[1], 1, async_op=True) for _ in range(BURST)]
-            for work in works:
-                work.wait()
-            group.recv(answer, pair[1], 1)
-        else:
-            for _ in range(BURST):
-                group.recv(memory, pair[0], 1)
-            group.send(answer, pair[0], 1)
-        times.append((time.perf_counter() - begun) / BURST)
-    return median(times)
 
 
 def one(placement: Sequence[int]) -> Table:

@@ -20,9 +20,9 @@ from torsh_runtime.parallel.pipeline.autograd import Autograd, Spec
 class NnAutograd(Autograd):
     """See Autograd. A recorded graph can be walked in two parts as it is."""
 
-    def __init__(self, module: Any) -> None:
-        first = next(iter(module.parameters()), None)
-        self._arrays = np if first is None else array_module(first.data)
+    def __init__(self, module: Any, like: Any = None) -> None:
+        first = next((each.data for each in module.parameters()), None) if like is None else like
+        self._arrays = np if first is None else array_module(first)
 
     def leaf(self, values: Any, wants_gradient: bool) -> Any:
         return nn.Tensor(values, wants_gradient)

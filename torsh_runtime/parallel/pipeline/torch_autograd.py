@@ -18,8 +18,8 @@ Tensor = torch.Tensor
 class TorchAutograd(Autograd):
     """See Autograd."""
 
-    def __init__(self, module: torch.nn.Module) -> None:
-        first = next(module.parameters(), None)
+    def __init__(self, module: torch.nn.Module, like: Tensor | None = None) -> None:
+        first = next(module.parameters(), None) if like is None else like
         self._device = torch.device("cpu") if first is None else first.device
         self._parameters = {each.untyped_storage().data_ptr() for each in module.parameters()}
         self._later = Later()

@@ -103,7 +103,8 @@ class PipelineParallel:
         kept = [self.stages[n] is m or hasattr(self.stages[n], REDUCES) for n, m in own.items()]
         self._unreduced = _unreduced(self.stages, self._data, wrap is not None)
         self._can_split = bool(group.all_gather_numbers(np.array([all(kept)], np.int64)).all())
-        self._autograd, last = autograd_of(self.module), len(plan.modules) - 1
+        self._autograd = autograd_of(self.module, None if self._lanes is None else self._lanes.like)
+        last = len(plan.modules) - 1
         self._stages = {
             n: Stage(n, m, self._autograd, loss_fn if n == last else None, checkpoint)
             for n, m in self.stages.items()
@@ -210,6 +211,7 @@ class PipelineParallel:
     def _measure(self, batch: Any, target: Any) -> Costs:
         self.costs = measured_costs(
             self.group,
+            self._lanes,
             self._stages,
             self.placement,
             lambda table: self._run(table, batch, target, most=1),
@@ -329,6 +331,8 @@ class PipelineParallel:
             if self._data is not None:
                 self._data.all_reduce(found)
                 found /= self._data.world_size
+        if self._lanes is not None:
+            self.group.barrier()  # messages on GPUs hold nobody up: has a stage raised meanwhile?
         self.group.broadcast(found, self.placement[-1])
         return float(found[0])
 

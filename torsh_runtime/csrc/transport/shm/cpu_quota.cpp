@@ -32,8 +32,8 @@ std::pair<std::string, std::string> find_mount(const std::string& root, bool is_
     const std::size_t middle = line.find(" - ");
     if (middle == std::string_view::npos) continue;
     const std::vector<std::string_view> fields = words(line.substr(0, middle)), more = words(line.substr(middle + 3));
-    if (fields.size() < 5 || more.size() < 3) continue;
-    const std::string_view kind = more[0], options = more[2];
+    if (fields.size() < 5 || more.empty()) continue;
+    const std::string_view kind = more[0], options = more.back();
     const bool fits = is_second_version ? kind == "cgroup2" : kind == "cgroup" && has_word(options, "cpu");
     if (fits) return {std::string(fields[4]), std::string(fields[3])};
   }
