@@ -143,9 +143,11 @@ def test_messages_need_no_tags(ranks: int) -> None:
 
 
 def test_models_on_gpus_want_groups_of_both_kinds_on_all_ranks() -> None:
-    for there, partly in whole(run_processes(2, pipeline_training.without_lanes, 60.0)):
+    results = whole(run_processes(2, pipeline_training.without_lanes, 60.0))
+    for there, partly, in_one_queue in results:
         assert "the group's backend is 'native': make the default group with 'cpu:" in there
         assert "but not on rank 0: move all there" in partly
+        assert "CUDA_DEVICE_MAX_CONNECTIONS is less than 8 on rank 0:" in in_one_queue
 
 
 def test_a_model_on_a_gpu_may_be_one_stage() -> None:

@@ -208,9 +208,10 @@ def on_lanes(rank: int, body: Callable[[int], Any]) -> Any:
 def without_lanes(rank: int) -> list[str]:
     """What is said of a model on GPUs whose groups, or other ranks, are not there."""
     said = []
-    for are_there in (lambda array: True, lambda array: rank > 0):
+    for are_there, queues in ((True, 32), (rank > 0, 32), (True, 32 if rank else 1)):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(lanes, "is_on_gpu", are_there)
+            patch.setattr(lanes, "is_on_gpu", lambda array, found=are_there: found)
+            patch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", str(queues))
             try:
                 tr.PipelineParallel(nn_model(), 2, cuts=CUTS[2], loss_fn=nn_loss)
                 said.append("")

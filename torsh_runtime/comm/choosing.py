@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 
 from torsh_runtime.backends.base import BackendKind, BackendType, ByDevice, ReduceOp
@@ -92,7 +93,9 @@ def chosen_type(backend: str | BackendType | None, device_id: object) -> Backend
 
 def use_device(device_id: object, kind: BackendKind | None) -> None:
     """Make a GPU, by number or as torch's device, the current one of this thread, as a group with
-    nccl wants it; None, and a "cpu", leave it. ConfigError for others, or a backend that uses none.
+    nccl wants it, and let its streams have 32 queues, if CUDA has not been begun with and nobody
+    said otherwise; None, and a "cpu", leave it. ConfigError for others, and for a backend that uses
+    none.
     """
     if device_id is None or (_kind_of_device(device_id) == "cpu" and kind is not BackendType.NCCL):
         return
@@ -103,6 +106,8 @@ def use_device(device_id: object, kind: BackendKind | None) -> None:
         raise ConfigError(
             f"device_id {device_id!r} is for backend 'nccl'; {kind!s} works on CPUs: leave it out"
         )
+    # What one stream waits for holds up others that share a queue with it: CUDA has 8 unless told.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     if not is_available(BackendType.NCCL):
         raise BackendUnavailable("the nccl backend", "There is no NVIDIA driver or no nccl4py.")
     import_module("cuda.core").Device(number).set_current()

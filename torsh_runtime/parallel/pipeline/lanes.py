@@ -7,6 +7,7 @@ are sent, and wait for nothing else.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence, Set
 from itertools import pairwise
 from typing import Any
@@ -21,6 +22,10 @@ from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.modules import adapter_class
 from torsh_runtime.parallel.regions.arrays import empty
+
+_QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
+_FEWEST = 8
+"""What CUDA has if nothing is said."""
 
 
 class Lanes:
@@ -74,26 +79,41 @@ def lanes_of(
 ) -> Lanes | None:
     """For a model whose parameters are on GPUs; None where they are not, and where ranks send each
     other nothing. tied: ranks that have the same parameter. All ranks call it. ConfigError on all
-    of them unless it is so on all.
+    of them unless it is so on all, and where messages would hold up what comes after them.
     """
     ends = [*pairwise(placement), *((ranks[0], rank) for ranks in tied for rank in ranks[1:])]
     pairs = {(min(pair), max(pair)) for pair in ends if pair[0] != pair[1]}
     if not pairs:
         return None
     like = _on_gpu(modules)
-    told = group.all_gather_numbers(np.array([like is not None], np.int64))[:, 0].astype(bool)
-    if not told.any():
+    own = np.array([like is not None, _has_queues()], np.int64)
+    are_there, have_queues = group.all_gather_numbers(own).astype(bool).T
+    if not are_there.any():
         return None
-    apart = [group.called(rank) for rank in np.flatnonzero(~told).tolist()]
+    apart, held_up = (
+        [group.called(rank) for rank in np.flatnonzero(~each).tolist()]
+        for each in (are_there, have_queues)
+    )
     kinds = by_device(backend_type(group.backend))
     if apart:
         raise ConfigError(f"stages are on GPUs, but not on {', '.join(apart)}: move all there")
+    if held_up:
+        raise ConfigError(
+            f"{_QUEUES} is less than {_FEWEST} on {', '.join(held_up)}: messages between stages "
+            f"would hold up what they wait for; leave it out, or set it to 32"
+        )
     if not kinds.keys() >= {"cpu", "cuda"}:
         raise ConfigError(
             f"stages are on GPUs, and the group's backend is {group.backend!r}: make the default "
             f"group with 'cpu:native,cuda:nccl'"
         )
     return Lanes(group, pairs, like, kinds["cuda"])
+
+
+def _has_queues() -> bool:
+    """Whether streams of this process may do without each other."""
+    text = os.environ.get(_QUEUES, "")
+    return not text.isdigit() or int(text) >= _FEWEST
 
 
 def _on_gpu(modules: Sequence[Any]) -> Any | None:
