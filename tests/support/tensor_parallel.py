@@ -55,7 +55,8 @@ class Kit:
         (self.torch if self.is_torch else self.nn).manual_seed(seed)
 
     def double(self, model: Any) -> Any:
-        return (model.double() if self.is_torch else model.to("float64")).to(self.device)
+        made = model.double() if self.is_torch else model.to("float64")
+        return made if self.device == "cpu" else made.to(self.device)
 
     def tensor(self, array: Any) -> Any:
         made = (self.torch.from_numpy if self.is_torch else self.nn.from_numpy)(np.array(array))
