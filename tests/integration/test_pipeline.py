@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import pipeline_tables, pipeline_training, pipeline_traps
+from support import pipeline_lanes, pipeline_tables, pipeline_training, pipeline_traps
 from support.forked import Raised
 from support.worlds import run_in_one_world, run_processes
 
@@ -122,7 +122,7 @@ def found_on_lanes(ranks: int) -> dict[Any, list[Any]]:
             bodies[kind, schedule] = partial(together, **how)
     if ranks == 3:  # of which nothing is left
         bodies["failing"] = partial(pipeline_training.failing, backward=True)
-    on_lanes = {key: partial(pipeline_training.on_lanes, body=body) for key, body in bodies.items()}
+    on_lanes = {key: partial(pipeline_lanes.on_lanes, body=body) for key, body in bodies.items()}
     return run_in_one_world(ranks, on_lanes, 60.0)
 
 
@@ -143,7 +143,7 @@ def test_messages_need_no_tags(ranks: int) -> None:
 
 
 def test_models_on_gpus_want_groups_of_both_kinds_on_all_ranks() -> None:
-    results = whole(run_processes(2, pipeline_training.without_lanes, 60.0))
+    results = whole(run_processes(2, pipeline_lanes.without_lanes, 60.0))
     for there, partly, in_one_queue in results:
         assert "the group's backend is 'native': make the default group with 'cpu:" in there
         assert "but not on rank 0: move all there" in partly
@@ -157,7 +157,7 @@ def test_a_model_on_a_gpu_may_be_one_stage() -> None:
 
 
 def on_one_rank(rank: int, body: Any) -> Any:
-    return pipeline_training.on_lanes(rank, partial(body, placement=[0, 0]))
+    return pipeline_lanes.on_lanes(rank, partial(body, placement=[0, 0]))
 
 
 def test_no_more_microbatches_are_alive_than_simulated() -> None:

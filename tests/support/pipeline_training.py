@@ -8,13 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import pytest
 from support.tensor_parallel import plain
 
 import torsh_runtime as tr
 from torsh_runtime import nn, optim
-from torsh_runtime.backends.base import BackendType
-from torsh_runtime.parallel.pipeline import lanes
 
 WIDTH, ROWS, MICROBATCHES, STEPS = 12, 24, 6, 3
 SCHEDULES = ("gpipe", "1f1b", "1f1b+1", "interleaved", "zb-h1", "zbv", "auto")
@@ -193,31 +190,6 @@ def together(
         norm = tr.clip_grad_norm_(pipeline.module, 0.5, mesh or alike) if clips else 0.0
         optimizer.step()
     return {**values(pipeline.module), "norm": norm, "losses": losses, "peaks": pipeline.peaks}
-
-
-def on_lanes(rank: int, body: Callable[[int], Any]) -> Any:
-    """What body(rank) returns where messages between stages go as they do between GPUs, over groups
-    that have no tags, with arrays that are on none."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lanes, "is_on_gpu", lambda array: True)
-        kinds = dict.fromkeys(("cpu", "cuda"), BackendType.NATIVE)
-        patch.setattr(lanes, "by_device", lambda kind: kinds)
-        return body(rank)
-
-
-def without_lanes(rank: int) -> list[str]:
-    """What is said of a model on GPUs whose groups, or other ranks, are not there."""
-    said = []
-    for are_there, queues in ((True, 32), (rank > 0, 32), (True, 32 if rank else 1)):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(lanes, "is_on_gpu", lambda array, found=are_there: found)
-            patch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", str(queues))
-            try:
-                tr.PipelineParallel(nn_model(), 2, cuts=CUTS[2], loss_fn=nn_loss)
-                said.append("")
-            except tr.ConfigError as error:
-                said.append(str(error))
-    return said
 
 
 def joined(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
