@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,6 +66,8 @@ class Wire:
         """lanes: where values go that are on GPUs."""
         self._group, self._autograd, self._placement = group, autograd, placement
         self._lanes = lanes
+        self._table: Table | None = None
+        self._orders: dict[int, list[Message]] = {}
         self._queues: dict[int, deque[Message]] = {}
         self._known: dict[object, Shapes] = {}
         self._shapes: Shapes = {}
@@ -77,9 +80,10 @@ class Wire:
     def begin(self, key: object, table: Table) -> None:
         """Of a step whose batch has shapes that `key` stands for."""
         if self._lanes is not None:
-            self._queues = {
-                rank: deque(self._sent_here(row)) for rank, row in enumerate(table.rows)
-            }
+            if table is not self._table:
+                orders = {rank: [*self._sent_here(row)] for rank, row in enumerate(table.rows)}
+                self._table, self._orders = table, orders
+            self._queues = {rank: deque(order) for rank, order in self._orders.items()}
         self._is_new = key not in self._known
         self._shapes = {} if self._is_new else self._known[key]
         self._key, self.sent = key, 0
@@ -138,7 +142,7 @@ class Wire:
         if self._lanes is None:
             return [message]
         queue = self._queues[self._placement[message.sender]]
-        return [*queue][: queue.index(message) + 1]
+        return [*islice(queue, queue.index(message) + 1)]
 
     def _sent_here(self, row: Row) -> Iterator[Message]:
         """What another rank sends to this one when it takes these steps, in order."""

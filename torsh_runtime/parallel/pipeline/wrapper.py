@@ -103,19 +103,23 @@ class PipelineParallel:
         kept = [self.stages[n] is m or hasattr(self.stages[n], REDUCES) for n, m in own.items()]
         self._unreduced = _unreduced(self.stages, self._data, wrap is not None)
         self._can_split = bool(group.all_gather_numbers(np.array([all(kept)], np.int64)).all())
-        self._autograd = autograd_of(self.module, None if self._lanes is None else self._lanes.like)
-        last = len(plan.modules) - 1
-        self._stages = {
-            n: Stage(n, m, self._autograd, loss_fn if n == last else None, checkpoint)
-            for n, m in self.stages.items()
-        }
-        wire = Wire(group, self._lanes, self._autograd, plan.placement)
-        self._executor = Executor(group, self._stages, plan.placement, wire)
+        self._make_executor(len(plan.modules) - 1, checkpoint)
         self._failures = Failures(group, mesh, self._lanes)
         self._ahead: dict[Table, int] = {}
         self._check_split()
         self.costs: Costs | None = None
         """What steps take, as measure() found, which "auto" calls."""
+
+    def _make_executor(self, last: int, checkpoint: bool) -> None:
+        """last: the number of the stage that has the loss."""
+        lanes, placement = self._lanes, self.placement
+        self._autograd = autograd_of(self.module, None if lanes is None else lanes.like)
+        self._stages = {
+            n: Stage(n, m, self._autograd, self._loss_fn if n == last else None, checkpoint)
+            for n, m in self.stages.items()
+        }
+        wire = Wire(self.group, lanes, self._autograd, placement)
+        self._executor = Executor(self.group, self._stages, placement, wire)
 
     def _take_part(self, plan: Plan) -> dict[int, Any]:
         """This rank's stages, and with them what it has of the model, which says who has the rest;
