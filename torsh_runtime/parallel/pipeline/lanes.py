@@ -113,7 +113,7 @@ def lanes_of(
 def _has_queues() -> bool:
     """Whether streams of this process may do without each other."""
     text = os.environ.get(_QUEUES, "")
-    return not text.isdigit() or int(text) >= _FEWEST
+    return not text.isdecimal() or int(text) >= _FEWEST
 
 
 def _on_gpu(modules: Sequence[Any]) -> Any | None:
