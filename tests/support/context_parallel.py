@@ -40,6 +40,7 @@ CASES = {
     "packed whole": Case(documents=[0, 7, 23, 24], causal=False),
     "packed by row": Case(documents=[[0, 5, 24], [0, 1, 2, 22, 24]]),
     "wide values": Case(value_size=6),
+    "in columns": Case(kv_heads=1, length=601),
 }
 
 

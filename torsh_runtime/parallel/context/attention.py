@@ -15,6 +15,7 @@ from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.parallel.context.blockwise import Blockwise
 from torsh_runtime.parallel.context.chunks import lengths, seen
+from torsh_runtime.parallel.context.columns import Columns
 from torsh_runtime.parallel.context.heads import attention_by_heads, refusal
 from torsh_runtime.parallel.context.kernels import Kernel, Products
 from torsh_runtime.parallel.context.routes import Alone, Gathering, Ring
@@ -75,8 +76,9 @@ def _kernel(query: Any, value: Any) -> Kernel:
     if is_torch(query):
         from torsh_runtime.parallel.context.flash import Flash, is_for
 
-        return Flash() if is_for(query, value) else Products()
-    return Products()
+        if is_for(query, value):
+            return Columns(Flash(), Flash.in_columns)
+    return Columns(Products(), Products.in_columns)
 
 
 class _Plan(NamedTuple):

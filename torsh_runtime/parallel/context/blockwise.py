@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torsh_runtime.parallel.context.kernels import Kernel
+from torsh_runtime.parallel.context.merging import Sum, kind, merge
 from torsh_runtime.parallel.context.routes import Route
 from torsh_runtime.parallel.context.tasks import Task
 from torsh_runtime.parallel.operations import Array, JointOperation, functions_of
@@ -39,9 +39,9 @@ class Blockwise(JointOperation):
 
     def backward(self, gradient: Array, *saved: Array) -> tuple[Array | None, ...]:
         query, key, value, output, logsumexp, *kept = saved
-        for_query, route = _Sum(query), self.route()
+        for_query, route = Sum(query), self.route()
         for source, block in route.blocks([key, value], kept):
-            sums = [_Sum(each) for each in block]
+            sums = [Sum(each) for each in block]
             for task in self.tasks[source]:
                 own, at = _places(task)
                 found = self.kernel.backward(
@@ -81,7 +81,7 @@ class _Merged:
     def add(self, own: tuple[slice, ...], output: Array, logsumexp: Array) -> None:
         """Let what these were made of count too, for some queries; both arrays are taken."""
         if self.is_begun:
-            _merge(self.output[own], self.logsumexp[own], output, logsumexp)
+            merge(self.output[own], self.logsumexp[own], output, logsumexp)
         elif output.shape == self._shape:
             self.output, self.logsumexp = output, logsumexp
         else:
@@ -91,49 +91,11 @@ class _Merged:
             self.output[own], self.logsumexp[own] = output, logsumexp
 
 
-def _merge(output: Array, logsumexp: Array, more: Array, its: Array) -> None:
-    """Let what `more` was made of count too; all but `its` is written to."""
-    xp = functions_of(output)
-    total = xp.logaddexp(logsumexp, its)
-    more -= output
-    more *= xp.exp(its - total)[..., None]
-    output += more
-    logsumexp[...] = total
-
-
-class _Sum:
-    """Gradients of parts of an array."""
-
-    def __init__(self, like: Array) -> None:
-        self._like = like
-        self._total: Array | None = None
-
-    def add(self, at: tuple[slice, ...], gradient: Array) -> None:
-        """Of this part; the array is taken."""
-        is_first, is_all = self._total is None, gradient.shape == self._like.shape
-        if is_first and is_all and gradient.dtype == _kind(self._like):
-            self._total = gradient
-        else:
-            total = self.array()
-            total[at] += gradient
-
-    def array(self) -> Array:
-        """All of it; zeros where nothing was added."""
-        if self._total is None:
-            self._total = functions_of(self._like).zeros_like(self._like, dtype=_kind(self._like))
-        return self._total
-
-
 def _empty(like: Array, shape: Sequence[int]) -> Array:
     """Uninitialised, of the same kind, but of float32 in place of 16 bits."""
     if hasattr(like, "new_empty"):
-        return like.new_empty(tuple(shape), dtype=_kind(like))
-    return functions_of(like).empty(tuple(shape), _kind(like))
-
-
-def _kind(like: Array) -> Any:
-    xp = functions_of(like)
-    return xp.float64 if like.dtype == xp.float64 else xp.float32
+        return like.new_empty(tuple(shape), dtype=kind(like))
+    return functions_of(like).empty(tuple(shape), kind(like))
 
 
 def _as(array: Array, like: Array) -> Array:

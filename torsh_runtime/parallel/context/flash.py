@@ -25,6 +25,11 @@ class Flash(Kernel):
     behind torch's scaled_dot_product_attention are used as they are.
     """
 
+    in_columns = range(257, 1281)
+    """Lengths of causal attention that Columns make faster: of each 512 keys the kernel computes
+    all or none.
+    """
+
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, scale: float
     ) -> tuple[Tensor, Tensor]:

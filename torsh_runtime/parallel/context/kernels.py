@@ -11,6 +11,7 @@ they are over all blocks, for which the gradients of each block's keys add up to
 from __future__ import annotations
 
 import math
+import sys
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -43,6 +44,9 @@ class Kernel(ABC):
 
 class Products(Kernel):
     """By products of whole matrices, which any framework has."""
+
+    in_columns = range(256, sys.maxsize)
+    """Lengths of causal attention that Columns make faster: all but small matrices."""
 
     def forward(
         self, query: Array, key: Array, value: Array, is_causal: bool, scale: float
@@ -102,6 +106,6 @@ def _scores(query: Array, key: Array, is_causal: bool, scale: float) -> Array:
 
 def _causal(scores: Array) -> Any:
     """-∞ for keys behind a query's own."""
-    xp, size = functions_of(scores), scores.shape[-1]
+    xp, shape = functions_of(scores), tuple(scores.shape[-2:])
     options = {"device": scores.device} if hasattr(scores, "new_empty") else {}
-    return xp.triu(xp.full((size, size), -math.inf, dtype=scores.dtype, **options), 1)
+    return xp.triu(xp.full(shape, -math.inf, dtype=scores.dtype, **options), 1)

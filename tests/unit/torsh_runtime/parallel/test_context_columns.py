@@ -1,0 +1,102 @@
+"""Causal attention in columns is that of the kernel alone, and computes less."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import numpy as np
+import pytest
+
+from torsh_runtime.parallel.context.columns import Columns
+from torsh_runtime.parallel.context.kernels import Kernel, Products
+
+needs_torch = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch")
+HEADS, SIZE, SCALE = 4, 8, 0.3
+Arrays = list[np.ndarray[Any, Any]]
+
+
+def operands(queries: int, keys: int, kv_heads: int) -> Arrays:
+    """Query, key, value, and the gradient of the output."""
+    random = np.random.default_rng(0)
+    shapes = [(HEADS, queries), (kv_heads, keys), (kv_heads, keys), (HEADS, queries)]
+    return [random.normal(size=(2, *shape, SIZE)) for shape in shapes]
+
+
+def run(kernel: Kernel, arrays: list[Any], is_causal: bool) -> list[Any]:
+    *operands, gradient = arrays
+    output, logsumexp = kernel.forward(*operands, is_causal, SCALE)
+    whole = output if output.dtype == gradient.dtype else output.to(gradient.dtype)
+    found = kernel.backward(gradient, *operands, whole, logsumexp, is_causal, SCALE)
+    return [output, logsumexp, *found]
+
+
+class Counting(Products):
+    """How many scores are computed."""
+
+    scores = 0
+
+    def forward(self, query: Any, key: Any, value: Any, *rest: Any) -> Any:
+        self.scores += query.shape[2] * key.shape[2]
+        return super().forward(query, key, value, *rest)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 4])
+@pytest.mark.parametrize("length", [1, 2, 5, 8, 11, 64])
+def test_is_what_products_make(length: int, kv_heads: int) -> None:
+    arrays = operands(length, length, kv_heads)
+    found = run(Columns(Products(), range(100)), arrays, True)
+    for each, expected in zip(found, run(Products(), arrays, True), strict=True):
+        np.testing.assert_allclose(each, expected, rtol=0, atol=1e-13)
+
+
+@needs_torch
+@pytest.mark.torch
+@pytest.mark.parametrize("length", [3, 257, 515, 1024, 1200])
+def test_is_what_torchs_kernel_makes(length: int) -> None:
+    import torch
+
+    from torsh_runtime.parallel.context.flash import Flash
+
+    arrays = [torch.from_numpy(each) for each in operands(length, length, HEADS)]
+    found = run(Columns(Flash(), range(2000)), arrays, True)
+    for each, expected in zip(found, run(Flash(), arrays, True), strict=True):
+        torch.testing.assert_close(each, expected, rtol=0, atol=1e-13)
+
+
+def test_a_query_looks_at_keys_up_to_its_own_where_there_are_fewer() -> None:
+    query, key, value, _ = operands(6, 3, HEADS)
+    output, _ = Products().forward(query, key, value, True, SCALE)
+    np.testing.assert_allclose(output[:, :, 0], value[:, :, 0])
+    without = Products().forward(query[:, :, 2:], key, value, False, SCALE)[0]
+    np.testing.assert_allclose(output[:, :, 2:], without)
+
+
+def test_less_is_computed() -> None:
+    kernel = Counting()
+    run(Columns(kernel, range(100)), operands(64, 64, HEADS), True)
+    assert kernel.scores == 64 * 64 * 5 // 8
+
+
+@pytest.mark.parametrize(("queries", "is_causal"), [(9, False), (9, True), (200, True)])
+def test_others_are_left_to_the_kernel(queries: int, is_causal: bool) -> None:
+    arrays = operands(queries, queries, HEADS)
+    lengths = range(9) if is_causal and queries < 100 else range(100)
+    found = run(Columns(Products(), lengths), arrays, is_causal)
+    for each, expected in zip(found, run(Products(), arrays, is_causal), strict=True):
+        assert (each == expected).all()
+
+
+@needs_torch
+@pytest.mark.torch
+def test_16_bits_are_added_up_in_more() -> None:
+    import torch
+
+    from torsh_runtime.parallel.context.flash import Flash
+
+    exact = [torch.from_numpy(each) for each in operands(512, 512, HEADS)]
+    small = [each.bfloat16() for each in exact]
+    found = run(Columns(Flash(), range(513)), small, True)
+    assert [each.dtype for each in found[:3]] == [torch.float32] * 3
+    for each, expected in zip(found, run(Flash(), exact, True), strict=True):
+        assert float((each - expected).abs().max()) < 0.03 * float(expected.abs().max())

@@ -1,0 +1,45 @@
+"""What is computed block by block, or column by column, put together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torsh_runtime.parallel.operations import Array, functions_of
+
+
+def merge(output: Array, logsumexp: Array, more: Array, its: Array) -> None:
+    """Let what `more` was made of count too; all but `its` is written to."""
+    xp = functions_of(output)
+    total = xp.logaddexp(logsumexp, its)
+    more -= output
+    more *= xp.exp(its - total)[..., None]
+    output += more
+    logsumexp[...] = total
+
+
+class Sum:
+    """Gradients of parts of an array."""
+
+    def __init__(self, like: Array) -> None:
+        self._like = like
+        self._total: Array | None = None
+
+    def add(self, at: tuple[slice, ...], gradient: Array) -> None:
+        """Of this part; the array is taken."""
+        is_first, is_all = self._total is None, gradient.shape == self._like.shape
+        if is_first and is_all and gradient.dtype == kind(self._like):
+            self._total = gradient
+        else:
+            total = self.array()
+            total[at] += gradient
+
+    def array(self) -> Array:
+        """All of it; zeros where nothing was added."""
+        if self._total is None:
+            self._total = functions_of(self._like).zeros_like(self._like, dtype=kind(self._like))
+        return self._total
+
+
+def kind(like: Array) -> Any:
+    xp = functions_of(like)
+    return xp.float64 if like.dtype == xp.float64 else xp.float32
