@@ -23,7 +23,7 @@ void Engine::drive(Lock& lock, Turn& turn, double until, const Finished& finishe
     const double time = now();
     if (alarmed_ || time >= looked_ + nap) look_around(lock);
     if (failure_ || time >= until) return;
-    if (moved || idle(lock, turn, still, until)) still = {};
+    if (moved || idle(lock, turn, still, until)) still = Stillness();
     if (turn.lost || finished()) return;
   }
 }
