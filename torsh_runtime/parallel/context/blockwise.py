@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torsh_runtime.parallel.context.kernels import Kernel
-from torsh_runtime.parallel.context.merging import Sum, kind, merge
+from torsh_runtime.parallel.context.merging import Sum, cast, kind, merge
 from torsh_runtime.parallel.context.routes import Route
 from torsh_runtime.parallel.context.tasks import Task
 from torsh_runtime.parallel.operations import Array, JointOperation, functions_of
@@ -34,7 +34,7 @@ class Blockwise(JointOperation):
                 operands = query[own], keys[at], values[at]
                 merged.add(own, *self.kernel.forward(*operands, task.is_causal, self.scale))
             merged.is_begun = True
-        result = _as(merged.output, query)
+        result = cast(merged.output, query.dtype)
         return result, (query, key, value, result, merged.logsumexp, *route.kept)
 
     def backward(self, gradient: Array, *saved: Array) -> tuple[Array | None, ...]:
@@ -59,7 +59,7 @@ class Blockwise(JointOperation):
                     total.add(at, each)
             route.give([total.array() for total in sums])
         pairs = zip((for_query.array(), *route.returned()), (query, key, value), strict=True)
-        return tuple(_as(each, like) for each, like in pairs)
+        return tuple(cast(each, like.dtype) for each, like in pairs)
 
 
 def _places(task: Task) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
@@ -96,10 +96,3 @@ def _empty(like: Array, shape: Sequence[int]) -> Array:
     if hasattr(like, "new_empty"):
         return like.new_empty(tuple(shape), dtype=kind(like))
     return functions_of(like).empty(tuple(shape), kind(like))
-
-
-def _as(array: Array, like: Array) -> Array:
-    """Of the same dtype."""
-    if array.dtype == like.dtype:
-        return array
-    return array.to(like.dtype) if hasattr(array, "new_empty") else array.astype(like.dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator
 
 from torsh_runtime.parallel.context.kernels import Kernel
-from torsh_runtime.parallel.context.merging import Sum, merge
+from torsh_runtime.parallel.context.merging import Sum, kind, merge
 from torsh_runtime.parallel.operations import Array, functions_of
 
 _COLUMNS = 4
@@ -52,7 +52,7 @@ class Columns(Kernel):
                 gradient, query, key, value, output, logsumexp, is_causal, scale
             )
         xp, for_query = functions_of(query), Sum(query)
-        for_key, for_value = xp.empty_like(key), xp.empty_like(value)
+        for_key, for_value = (xp.empty_like(each, dtype=kind(each)) for each in (key, value))
         for rows, column in _columns(key.shape[2]):
             more, for_key[column], for_value[column] = self._kernel.backward(
                 gradient[rows],

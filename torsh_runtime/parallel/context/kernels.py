@@ -3,9 +3,10 @@
 query: (batch, heads, L, E), key: (batch, kv_heads, S, E), value: (batch, kv_heads, S, F), where
 kv_heads divides heads: as many queries in succession have one key. Forward gives the output, as
 softmax over this block makes it, (batch, heads, L, F), and the logarithm of the sum of the
-exponentials of scores, (batch, heads, L); both at least in float32. Backward takes these two as
-they are over all blocks, for which the gradients of each block's keys add up to the whole ones
-(Liu et al., Ring Attention, 2023).
+exponentials of scores, (batch, heads, L); both in float32, or float64 if the operands are. Backward
+takes these two as they are over all blocks, for which the gradients of each block's keys add up to
+the whole ones (Liu et al., Ring Attention, 2023). In causal attention query i looks at keys 0 to i,
+and there are no fewer queries than keys.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 from abc import ABC, abstractmethod
 from typing import Any
 
+from torsh_runtime.parallel.context.merging import cast, kind
 from torsh_runtime.parallel.operations import Array, functions_of
 
 
@@ -43,7 +45,8 @@ class Kernel(ABC):
 
 
 class Products(Kernel):
-    """By products of whole matrices, which any framework has."""
+    """By products of whole matrices, which any framework has; of 16 bits in float32, as torch's
+    attention by products."""
 
     in_columns = range(256, sys.maxsize)
     """Lengths of causal attention that Columns make faster: all but small matrices."""
@@ -51,7 +54,7 @@ class Products(Kernel):
     def forward(
         self, query: Array, key: Array, value: Array, is_causal: bool, scale: float
     ) -> tuple[Array, Array]:
-        xp = functions_of(query)
+        xp, (query, key, value) = functions_of(query), _cast(query, key, value)
         scores = _scores(query, key, is_causal, scale)
         highest = xp.amax(scores, -1)[..., None]
         scores -= highest
@@ -73,6 +76,7 @@ class Products(Kernel):
         scale: float,
     ) -> tuple[Array, Array, Array]:
         xp, heads = functions_of(query), key.shape[1]
+        gradient, query, key, value, output = _cast(gradient, query, key, value, output)
         delta = _grouped((gradient * output).sum(-1)[..., None], heads)
         gradient, key, value = _grouped(gradient, heads), key[:, :, None], value[:, :, None]
         weights = _scores(query, key[:, :, 0], is_causal, scale)
@@ -83,6 +87,10 @@ class Products(Kernel):
         weights *= scale
         for_key = (weights.swapaxes(-1, -2) @ _grouped(query, heads)).sum(2)
         return _flat(weights @ key), for_key, for_value
+
+
+def _cast(*arrays: Array) -> list[Array]:
+    return [cast(each, kind(each)) for each in arrays]
 
 
 def _grouped(array: Array, heads: int) -> Array:

@@ -1,4 +1,4 @@
-"""What is computed block by block, or column by column, put together."""
+"""What is computed block by block, or column by column, put together in float32 or float64."""
 
 from __future__ import annotations
 
@@ -41,5 +41,13 @@ class Sum:
 
 
 def kind(like: Array) -> Any:
+    """The dtype that is computed in: float32 where 16 bits are given."""
     xp = functions_of(like)
     return xp.float64 if like.dtype == xp.float64 else xp.float32
+
+
+def cast(array: Array, dtype: Any) -> Array:
+    """The array itself if it has the dtype, or a copy that has."""
+    if array.dtype == dtype:
+        return array
+    return array.to(dtype) if hasattr(array, "new_empty") else array.astype(dtype)

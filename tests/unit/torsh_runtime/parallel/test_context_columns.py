@@ -10,6 +10,7 @@ import pytest
 
 from torsh_runtime.parallel.context.columns import Columns
 from torsh_runtime.parallel.context.kernels import Kernel, Products
+from torsh_runtime.parallel.context.merging import cast
 
 needs_torch = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch")
 HEADS, SIZE, SCALE = 4, 8, 0.3
@@ -26,7 +27,7 @@ def operands(queries: int, keys: int, kv_heads: int) -> Arrays:
 def run(kernel: Kernel, arrays: list[Any], is_causal: bool) -> list[Any]:
     *operands, gradient = arrays
     output, logsumexp = kernel.forward(*operands, is_causal, SCALE)
-    whole = output if output.dtype == gradient.dtype else output.to(gradient.dtype)
+    whole = cast(output, gradient.dtype)
     found = kernel.backward(gradient, *operands, whole, logsumexp, is_causal, SCALE)
     return [output, logsumexp, *found]
 
@@ -89,14 +90,28 @@ def test_others_are_left_to_the_kernel(queries: int, is_causal: bool) -> None:
 
 @needs_torch
 @pytest.mark.torch
-def test_16_bits_are_added_up_in_more() -> None:
+@pytest.mark.parametrize("name", ["Flash", "Products"])
+@pytest.mark.parametrize("length", [40, 512])
+def test_16_bits_are_computed_with_in_more(name: str, length: int) -> None:
     import torch
 
     from torsh_runtime.parallel.context.flash import Flash
 
-    exact = [torch.from_numpy(each) for each in operands(512, 512, HEADS)]
+    kernel = {"Flash": Flash, "Products": Products}[name]()
+    exact = [torch.from_numpy(each) for each in operands(length, length, HEADS)]
     small = [each.bfloat16() for each in exact]
-    found = run(Columns(Flash(), range(513)), small, True)
-    assert [each.dtype for each in found[:3]] == [torch.float32] * 3
-    for each, expected in zip(found, run(Flash(), exact, True), strict=True):
-        assert float((each - expected).abs().max()) < 0.03 * float(expected.abs().max())
+    found = run(Columns(kernel, range(512, 513)), small, True)
+    assert {each.dtype for each in found[:2]} == {torch.float32}
+    wanted = run(Products(), [each.double() for each in small], True)
+    for each, expected in zip(found, wanted, strict=True):
+        assert float((each - expected).abs().max()) < 0.02 * float(expected.abs().max())
+    assert float((found[1] - wanted[1]).abs().max()) < 1e-3
+
+
+def test_half_precision_of_numpy_is_computed_with_in_more() -> None:
+    small = [each.astype(np.float16) for each in operands(64, 64, HEADS)]
+    found = run(Columns(Products(), range(100)), small, True)
+    assert {each.dtype for each in found[:2]} == {np.dtype(np.float32)}
+    wanted = run(Products(), [each.astype(float) for each in small], True)
+    for each, expected in zip(found, wanted, strict=True):
+        assert np.abs(each - expected).max() < 1e-3 * np.abs(expected).max()
