@@ -11,9 +11,13 @@ def merge(output: Array, logsumexp: Array, more: Array, its: Array) -> None:
     """Let what `more` was made of count too; all but `its` is written to."""
     xp = functions_of(output)
     total = xp.logaddexp(logsumexp, its)
-    more -= output
-    more *= xp.exp(its - total)[..., None]
-    output += more
+    weight = xp.exp(its - total)[..., None]
+    if hasattr(output, "lerp_"):
+        output.lerp_(more, weight)
+    else:
+        more -= output
+        more *= weight
+        output += more
     logsumexp[...] = total
 
 
@@ -30,8 +34,8 @@ class Sum:
         if is_first and is_all and gradient.dtype == kind(self._like):
             self._total = gradient
         else:
-            total = self.array()
-            total[at] += gradient
+            place = self.array()[at]
+            place += gradient
 
     def array(self) -> Array:
         """All of it; zeros where nothing was added."""
