@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterator
 
 from torsh_runtime.parallel.context.kernels import Kernel
-from torsh_runtime.parallel.context.merging import Sum, kind, merge
-from torsh_runtime.parallel.operations import Array, functions_of
+from torsh_runtime.parallel.context.merging import Sum, empty_by_token, merge
+from torsh_runtime.parallel.operations import Array
 
 _COLUMNS = 4
 Place = tuple[slice, slice, slice]
@@ -51,8 +51,7 @@ class Columns(Kernel):
             return self._kernel.backward(
                 gradient, query, key, value, output, logsumexp, is_causal, scale
             )
-        xp, for_query = functions_of(query), Sum(query)
-        for_key, for_value = (xp.empty_like(each, dtype=kind(each)) for each in (key, value))
+        for_query, for_key, for_value = Sum(query), empty_by_token(key), empty_by_token(value)
         for rows, column in _columns(key.shape[2]):
             more, for_key[column], for_value[column] = self._kernel.backward(
                 gradient[rows],

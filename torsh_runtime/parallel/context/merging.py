@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torsh_runtime.parallel.operations import Array, functions_of
@@ -27,12 +28,16 @@ class Sum:
     def __init__(self, like: Array) -> None:
         self._like = like
         self._total: Array | None = None
+        self._first: tuple[tuple[slice, ...], Array] | None = None
+        """What came first, if it was not of all elements: an array of them all may follow."""
 
     def add(self, at: tuple[slice, ...], gradient: Array) -> None:
         """Of this part; the array is taken."""
-        is_first, is_all = self._total is None, gradient.shape == self._like.shape
-        if is_first and is_all and gradient.dtype == kind(self._like):
-            self._total = gradient
+        is_all = gradient.shape == self._like.shape and gradient.dtype == kind(self._like)
+        if self._total is None and is_all:
+            self._begin(gradient)
+        elif self._total is None and self._first is None:
+            self._first = at, gradient
         else:
             place = self.array()[at]
             place += gradient
@@ -40,8 +45,29 @@ class Sum:
     def array(self) -> Array:
         """All of it; zeros where nothing was added."""
         if self._total is None:
-            self._total = functions_of(self._like).zeros_like(self._like, dtype=kind(self._like))
+            zeros = empty_by_token(self._like)
+            zeros[...] = 0
+            self._begin(zeros)
         return self._total
+
+    def _begin(self, total: Array) -> None:
+        self._total = total
+        if self._first is not None:
+            self.add(*self._first)
+
+
+def empty_by_token(like: Array) -> Array:
+    """An uninitialised array of its shape, (batch, heads, tokens, size), in which tokens lie one
+    behind the other, as models have them."""
+    batch, heads, tokens, size = like.shape
+    return empty_in_kind(like, (batch, tokens, heads, size)).swapaxes(1, 2)
+
+
+def empty_in_kind(like: Array, shape: Sequence[int]) -> Array:
+    """An uninitialised array that is computed in."""
+    if hasattr(like, "new_empty"):
+        return like.new_empty(tuple(shape), dtype=kind(like))
+    return functions_of(like).empty(tuple(shape), kind(like))
 
 
 def kind(like: Array) -> Any:

@@ -19,7 +19,7 @@ from torsh_runtime.parallel.regions.arrays import contiguous, empty, part, resiz
 _BLOCKS, _SUMS = 1 << 20, (1 << 20) + 1
 """Tags of messages."""
 Block = list[Array]
-"""Keys and values, or their gradients; the tokens along dimension 2."""
+"""Keys and values, whose elements lie in order, or their gradients; tokens along dimension 2."""
 
 
 class Route(ABC):
@@ -60,8 +60,9 @@ class Ring(Route):
     """Each rank passes what it has looked at on to the rank before it; the next block travels while
     one is computed with, and the sums of its gradients follow it, to its owner in the end (Liu et
     al., Ring Attention, 2023). In causal attention a block so meets those first who look at all of
-    it, and of its late chunk there is nothing to send to the others. The block that came last is
-    kept for the backward pass, in which it does not travel once more.
+    it, and of its late chunk there is nothing to send to the others. The block that came first is
+    kept for the backward pass, which begins with it and ends with this rank's own, so that the last
+    sums travel meanwhile.
     """
 
     def __init__(self, group: ProcessGroup, seen: Sequence[Sequence[int]]) -> None:
@@ -73,19 +74,24 @@ class Ring(Route):
         self._under_way: list[Work] = []
 
     def blocks(self, own: Block, kept: Sequence[Array] = ()) -> Iterator[tuple[int, Block]]:
-        here, last = own, self._group.world_size - 1
-        for step in range(last + 1):
+        here, last = [*kept] or own, self._group.world_size - 1
+        for step in range(1 if kept else 0, last + 1):
             self._step = step
             source, after = self._source(0), self._source(1)
             works: list[Work] = []
-            coming = [*kept]
-            if step < last - bool(kept):
+            coming: Block = []
+            if step < last:
                 theirs = self._seen[source][self._group.rank - 1]
                 mine = self._seen[after][self._group.rank]
-                works, coming = self._pass_on(_cut(here, theirs), mine, _BLOCKS)
+                sent = [contiguous(part(each, 2, 0, theirs)) for each in here]
+                coming = [empty(each, resized(each.shape, 2, mine)) for each in sent]
+                works = self._pass_on(sent, coming, _BLOCKS)
             yield source, here
             _wait(works)
-            self.kept, here = here, coming
+            self.kept, here = self.kept or coming, coming
+        if kept:
+            self._step = 0
+            yield self._group.rank, own
 
     def _source(self, later: int) -> int:
         """Whose block this rank has so many steps later."""
@@ -99,7 +105,10 @@ class Ring(Route):
             sums = self._added(sums)
         after = self._source(1)
         coming = self._seen[after][after - 1]
-        self._under_way, self._sums = self._pass_on(sums, coming, _SUMS)
+        sent = _by_token(sums)
+        room = [empty(each, resized(each.shape, 1, coming)) for each in sent]
+        self._under_way = self._pass_on(sent, room, _SUMS)
+        self._sums = [each.swapaxes(1, 2) for each in room]
 
     def _added(self, sums: Block) -> Block:
         """What came and these: the shorter one into the longer."""
@@ -115,17 +124,11 @@ class Ring(Route):
     def returned(self) -> Block:
         return self._added(self._own)
 
-    def _pass_on(self, block: Block, coming: int, tag: int) -> tuple[list[Work], Block]:
-        """Begin to send it to the rank before, and to receive so many tokens from the next.
-
-        They travel token by token, as models make them, and as torch's kernel gives gradients.
-        """
+    def _pass_on(self, sent: Block, room: Block, tag: int) -> list[Work]:
+        """Begin to send to the rank before, and to receive from the next."""
         group = self._group
-        sent = [contiguous(each.swapaxes(1, 2)) for each in block]
-        room = [empty(each, resized(each.shape, 1, coming)) for each in sent]
         before, behind = ((group.rank + step) % group.world_size for step in (-1, 1))
-        works = crossing(group, sent, before, room, behind, usual_tag(sent[0], tag))
-        return works, [each.swapaxes(1, 2) for each in room]
+        return crossing(group, sent, before, room, behind, usual_tag(sent[0], tag))
 
 
 class Gathering(Route):
@@ -140,7 +143,7 @@ class Gathering(Route):
         self._source = 0
 
     def blocks(self, own: Block, kept: Sequence[Array] = ()) -> Iterator[tuple[int, Block]]:
-        gathered = [self._gathered(contiguous(each)) for each in own]
+        gathered = [self._gathered(each) for each in own]
         for step in range(self._group.world_size):
             self._source = (self._group.rank - step) % self._group.world_size
             yield self._source, [parts[self._source] for parts in gathered]
@@ -154,17 +157,18 @@ class Gathering(Route):
         self._sums[self._source] = sums
 
     def returned(self) -> Block:
-        own = self._sums[self._group.rank]
-        for number, array in enumerate(own):
-            parts = [self._sums[rank][number] for rank in range(self._group.world_size)]
-            own[number] = empty(array, array.shape)
-            self._group.reduce_scatter(own[number], parts)
-        return own
+        found = []
+        for sums in zip(*(self._sums[rank] for rank in range(self._group.world_size)), strict=True):
+            parts = _by_token(sums)
+            own = empty(parts[0], parts[self._group.rank].shape)
+            self._group.reduce_scatter(own, parts)
+            found.append(own.swapaxes(1, 2))
+        return found
 
 
-def _cut(block: Block, tokens: int) -> Block:
-    """The first ones."""
-    return [part(each, 2, 0, tokens) for each in block]
+def _by_token(sums: Sequence[Array]) -> Block:
+    """In the order in which kernels give gradients, and models take them."""
+    return [contiguous(each.swapaxes(1, 2)) for each in sums]
 
 
 def _wait(works: Sequence[Work]) -> None:
