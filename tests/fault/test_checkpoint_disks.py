@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import subprocess
@@ -90,11 +89,9 @@ def test_a_disk_that_has_become_read_only_is_told(tmp_path: Path) -> None:
 def test_another_job_that_saves_there_is_an_error(tmp_path: Path) -> None:
     checkpointer = Checkpointer(tmp_path)
     checkpointer.save(1, {"step": 1})
-    other = os.open(tmp_path, os.O_RDONLY)
-    fcntl.flock(other, fcntl.LOCK_EX)
-    with pytest.raises(tr.CheckpointError, match=r"another job is saving to .*a directory of its"):
+    what = r"another job is saving to .*a directory of its"
+    with held_alone(tmp_path), pytest.raises(tr.CheckpointError, match=what):
         checkpointer.save(2, {"step": 2})
-    os.close(other)
     assert checkpointer.steps() == [1]
     checkpointer.save(2, {"step": 2})
     assert checkpointer.steps() == [2, 1]

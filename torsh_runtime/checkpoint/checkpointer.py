@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import threading
 import warnings
@@ -16,7 +17,7 @@ from torsh_runtime.checkpoint.directory import checkpoints
 from torsh_runtime.checkpoint.pieces import DamagedCheckpoint
 from torsh_runtime.checkpoint.ranks import Ranks
 from torsh_runtime.checkpoint.reader import CheckpointReader
-from torsh_runtime.checkpoint.saving import Save, Saver
+from torsh_runtime.checkpoint.saving import Save, Saver, outcome
 from torsh_runtime.errors import CheckpointError, ConfigError, TorshError
 from torsh_runtime.parallel.state import restore
 
@@ -103,6 +104,14 @@ class Checkpointer:
             save.write(self._directory, self._apart, self._keep_last)
         for path in save.retired:
             shutil.rmtree(path, ignore_errors=True)
+        left = [f"{path} cannot be removed" for path in save.retired if path.exists()]
+        for why in [*map(str, save.refused), *left]:
+            warnings.warn(
+                f"an old checkpoint stays, and takes its place on the disk: {why}. This user "
+                f"({os.geteuid()}) may not remove what other users own: give each a directory",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def wait(self) -> None:
         """Return when what was saved is on the disk. Raises what save() would have raised."""
@@ -144,9 +153,15 @@ class Checkpointer:
 
     def _candidates(self, step: int | None) -> list[tuple[int, Path]]:
         """As rank 0 sees them."""
-        own = [[each, path.name] for each, path in checkpoints(self._directory)]
+        own = outcome(self._listed, self._directory) if self._ranks.rank == 0 else {}
         told = json.loads(self._ranks.texts(json.dumps(own))[0])
-        return [(each, self._directory / name) for each, name in told if step in (None, each)]
+        if "error" in told:
+            raise CheckpointError(f"no checkpoint can be looked for, for rank 0: {told['error']}")
+        found = [(each, self._directory / name) for each, name in told["listed"]]
+        return [each for each in found if step in (None, each[0])]
+
+    def _listed(self) -> dict[str, Any]:
+        return {"listed": [[step, path.name] for step, path in checkpoints(self._directory)]}
 
     def _try(self, path: Path, state: dict[str, Any]) -> dict[str, Any] | str:
         """The values, or why all ranks pass it over."""

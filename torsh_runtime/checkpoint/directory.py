@@ -3,6 +3,7 @@
 step-00000100         the checkpoint of step 100
 step-00000100.1       the next one of that step, which replaces it
 .tmp-...              one that is being written, or was when its job ended
+.lock                 held by who saves there, and gone afterwards
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import fcntl
 import os
 import re
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,6 +22,8 @@ from torsh_runtime.errors import CheckpointError
 _NAME = re.compile(r"step-(\d{8,18})(?:\.(\d{1,9}))?")
 _TEMPORARY = ".tmp-"
 _LEAVING = ".old-"
+_LOCK = ".lock"
+_TRIES = 100
 
 
 def checkpoints(directory: Path) -> list[tuple[int, Path]]:
@@ -40,21 +44,79 @@ def temporary(directory: Path, step: int, token: int) -> Path:
 @contextmanager
 def held_alone(directory: Path) -> Iterator[None]:
     """While nobody else saves there, of those that see each other's locks. CheckpointError if
-    somebody does."""
-    with opened(directory) as descriptor:
+    somebody does, OSError if this user may not write there.
+
+    The lock is on a file that only those who may write to the directory can open: whoever may read
+    a directory can hold a lock on that, and would keep its owner from saving.
+    """
+    with opened(directory) as folder:
+        descriptor = _locked(folder, directory)
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # first: who opens it meanwhile finds that it is not there
+                os.unlink(_LOCK, dir_fd=folder)
+            with suppress(OSError):  # or children that were forked meanwhile would hold it on
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
+
+
+def _locked(folder: int, directory: Path) -> int:
+    """The file with the lock, which this process has now."""
+    for _ in range(_TRIES):  # others take it and give it back meanwhile
+        try:
+            descriptor = _lock_file(folder)
+        except FileNotFoundError:
+            continue
+        except PermissionError:
+            owner = _owner_of_lock(folder)
+            if owner is None:
+                raise
+            raise CheckpointError(
+                f"a job of user {owner} is saving to {directory}, or was killed while it did: give "
+                f"each job a directory of its own, or remove {directory / _LOCK} if none does"
+            ) from None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise CheckpointError(
-                f"another job is saving to {directory}: give each job a directory of its own"
-            ) from None
+            os.close(descriptor)
+            break
         except OSError:  # a file system without locks
-            pass
-        try:
-            yield
-        finally:  # or children that were forked meanwhile would hold it on
-            with suppress(OSError):
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
+            return descriptor
+        if os.fstat(descriptor).st_nlink:
+            return descriptor
+        os.close(descriptor)
+    raise CheckpointError(
+        f"another job is saving to {directory}: give each job a directory of its own"
+    )
+
+
+def _lock_file(folder: int) -> int:
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        descriptor = os.open(_LOCK, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
+    except FileExistsError:
+        return os.open(_LOCK, flags, dir_fd=folder)
+    _share(descriptor, os.fstat(folder))
+    return descriptor
+
+
+def _share(descriptor: int, directory: os.stat_result) -> None:
+    """Open a new file to all who may write to the directory, as far as this user may say so."""
+    with suppress(OSError):
+        os.fchown(descriptor, -1, directory.st_gid)
+    writers = directory.st_mode & (stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH)
+    if os.fstat(descriptor).st_gid != directory.st_gid:
+        writers &= ~stat.S_IWGRP
+    with suppress(OSError):
+        os.fchmod(descriptor, 0o600 | writers | writers << 1)
+
+
+def _owner_of_lock(folder: int) -> int | None:
+    try:
+        return os.stat(_LOCK, dir_fd=folder, follow_symlinks=False).st_uid
+    except FileNotFoundError:
+        return None
 
 
 def create(directory: int, name: str) -> int:
@@ -78,20 +140,36 @@ def publish(written: Path, step: int) -> Path:
     return final
 
 
-def retire(directory: Path, keep_last: int | None) -> list[Path]:
+def retire(directory: Path, keep_last: int | None) -> tuple[list[Path], list[OSError]]:
     """Take the names from all but the newest ones of so many steps; `keep_last` None: only from
     earlier ones of the same step. Returns what may be removed: these, and what jobs before have
-    left half-written or half-removed."""
+    left half-written or half-removed; and why others of them stay."""
     steps: list[int] = []
+    refused: list[OSError] = []
     for step, path in checkpoints(directory):
         is_first = step not in steps
         if is_first:
             steps.append(step)
         if not is_first or (keep_last is not None and len(steps) > keep_last):
-            path.rename(directory / f"{_LEAVING}{secrets.token_hex(8)}")
-    return [
-        directory / each for each in _names(directory) if each.startswith((_TEMPORARY, _LEAVING))
-    ]
+            try:
+                path.rename(directory / f"{_LEAVING}{secrets.token_hex(8)}")
+            except OSError as error:  # another user's, for one, in a directory with a sticky bit
+                refused.append(error)
+    names = _names(directory)
+    return [directory / each for each in names if each.startswith((_TEMPORARY, _LEAVING))], refused
+
+
+def explained(error: OSError, directory: Path) -> str:
+    """What it says; where this user may not do what it was about, also whose the directory is."""
+    if not isinstance(error, PermissionError):
+        return str(error)
+    owner = ""
+    for place in (directory, *directory.absolute().parents):
+        with suppress(OSError):
+            found = place.stat()
+            owner = f"{place} belongs to user {found.st_uid} ({stat.filemode(found.st_mode)}), and "
+            break
+    return f"{error}; {owner}this is user {os.geteuid()}: name a directory that it may write to"
 
 
 def synchronise(path: Path) -> None:

@@ -10,12 +10,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from torsh_runtime.arrays.raw import dtype_name
 from torsh_runtime.checkpoint.directory import (
     create,
+    explained,
     held_alone,
     opened,
     publish,
@@ -135,6 +137,8 @@ class Save:
     """Only its values are looked at: tensors may have changed."""
     retired: list[Path] = field(default_factory=list)
     """On rank 0, what may be removed when it is written."""
+    refused: list[OSError] = field(default_factory=list)
+    """There, why others that ought to be removed stay."""
 
     def write(self, directory: Path, ranks: Ranks, keep_last: int | None) -> Path:
         """Write it, with all ranks. Returns where it is.
@@ -154,7 +158,7 @@ class Save:
         """Rank 0 makes sure that nobody else saves there, before anybody writes."""
         own = {}
         if ranks.rank == 0:
-            own = _outcome(lambda: self._make(written, alone))
+            own = outcome(lambda: self._make(written, alone), written.parent)
         _check([json.loads(each) for each in ranks.texts(json.dumps(own))])
 
     def _make(self, written: Path, alone: ExitStack) -> dict[str, Any]:
@@ -164,7 +168,7 @@ class Save:
         return {}
 
     def _write(self, written: Path, ranks: Ranks, keep_last: int | None) -> Path:
-        own = _outcome(lambda: self._write_own(written))
+        own = outcome(lambda: self._write_own(written), written.parent)
         told = [json.loads(each) for each in ranks.texts(json.dumps(own))]
         _check(told)
         files = {each["name"]: StoredFile(**each["file"]) for each in told}
@@ -172,7 +176,8 @@ class Save:
         aliases = {name: other for each in told for name, other in each["aliases"].items()}
         own = {}
         if ranks.rank == 0:
-            own = _outcome(lambda: self._publish(written, files, values, aliases, keep_last))
+            publish = partial(self._publish, written, files, values, aliases, keep_last)
+            own = outcome(publish, written.parent)
         told = [json.loads(each) for each in ranks.texts(json.dumps(own))]
         _check(told)
         return Path(told[0]["path"])
@@ -218,7 +223,9 @@ class Save:
             file.flush()
             os.fsync(file.fileno())
         final = publish(written, self.step)
-        self.retired.extend(retire(written.parent, keep_last))
+        left, refused = retire(written.parent, keep_last)
+        self.retired.extend(left)
+        self.refused.extend(refused)
         return {"path": str(final)}
 
 
@@ -257,12 +264,14 @@ def tensors_of(layouts: Sequence[FileLayout]) -> dict[str, StoredTensor]:
     }
 
 
-def _outcome(call: Any) -> dict[str, Any]:
+def outcome(call: Callable[[], dict[str, Any]], directory: Path) -> dict[str, Any]:
+    """What it returns, or {"error": why not}, for other ranks."""
     try:
-        found: dict[str, Any] = call()
-    except (OSError, CheckpointError) as error:
+        return call()
+    except OSError as error:
+        return {"error": explained(error, directory)}
+    except CheckpointError as error:
         return {"error": str(error)}
-    return found
 
 
 def _check(told: list[dict[str, Any]]) -> None:
