@@ -209,7 +209,9 @@ PATTERNS = (
         r"\b(?:truncated|corrupt(?:ed)?|damaged)\b.*\b(?:file|checkpoint|archive|shard|data)\b|"
         r"checksum|cannot reshape array of size \d+ into shape|mmap length is greater than file|"
         r"buffer is smaller than requested size|unexpected end of (?:file|data)|"
-        r"^EOFError: (?!EOF when reading a line)|^(?:\w+\.)*CheckpointError: |Cannot load file|"
+        r"^EOFError: (?!EOF when reading a line)|Cannot load file|"
+        r"^(?:\w+\.)*CheckpointError: (?!.*(?:Permission denied|not permitted)).*"
+        r"(?:that can be loaded\. .|makes no sense|no safetensors file|(?:is|are) lost)|"
         r"failed to interpret file",
         *DAMAGED,
     ),
@@ -280,6 +282,13 @@ PATTERNS = (
         "ranks waited.",
         "All ranks must use the same parameters in each step, or DistributedDataParallel must look "
         "for unused ones (find_unused_parameters=True); TORCH_DISTRIBUTED_DEBUG=DETAIL names them.",
+    ),
+    Pattern(
+        Kind.USAGE,
+        r"^(?:\w+\.)*CheckpointError: ",
+        "A checkpoint or a commit could not be kept, or does not fit what is to take it up.",
+        "Its words say which and why. A model, an optimizer or names that are others than those "
+        "that were saved do not fit; jobs want directories of their own.",
     ),
     Pattern(
         Kind.USAGE,

@@ -27,3 +27,26 @@ def test_a_script_that_asks_is_told_that_nobody_answers() -> None:
     found = by_words(["EOFError: EOF when reading a line"], "python")
     assert found
     assert "stdin" in found.why
+
+
+SAVED = "nothing was saved, for rank 0: "
+LOADED = "/x has no checkpoint that can be loaded. rank 0: /x/step-00000001: "
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        (f"{SAVED}[Errno 13] Permission denied: '/x/.lock'", "PERMISSION"),
+        (f"{LOADED}manifest.json cannot be read: Permission denied.", "PERMISSION"),
+        (f"{SAVED}[Errno 28] No space left on device", "DISK_FULL"),
+        (f"{SAVED}another job is saving to /x: give each job a directory of its own", "USAGE"),
+        ("no tensor 'model/0.bias'", "USAGE"),
+        ("/x has no checkpoint of step 3 that can be loaded.", "USAGE"),
+        (f"{LOADED}rank-00000.safetensors has 3 bytes, and had 5 when written.", "DAMAGED_FILE"),
+        ("/x: manifest.json makes no sense: KeyError('step')", "DAMAGED_FILE"),
+    ],
+)
+def test_not_every_error_of_checkpoints_is_of_damaged_ones(text: str, kind: str) -> None:
+    found = by_words([f"torsh_runtime.errors.CheckpointError: {text}"], "python")
+    assert found
+    assert found.kind is Kind[kind]
