@@ -246,6 +246,7 @@ def test_what_would_be_wrong_numbers_is_refused() -> None:
     texts = (
         "do not give what its forward() gives",
         "names first more than once",
+        ": /nowhere.csv cannot be read: No such file or directory. Name a file",
         "one of several stages",
         "a batch without rows",
         "a batch of 24 rows has targets of 12",
@@ -265,7 +266,7 @@ def test_a_stage_that_nobody_averages_is_told_on_the_ranks_of_all_stages() -> No
 
 def test_a_stage_that_cannot_be_wrapped_is_told_on_the_ranks_of_all_stages() -> None:
     for said in whole(run_processes(2, pipeline_traps.wrapped_in_vain, 5.0)):
-        assert "rank 1: ValueError('no wrapper for this stage')" in said
+        assert "rank 1: ValueError: no wrapper for this stage" in said
 
 
 def test_costs_are_measured_and_the_same_on_all_ranks() -> None:

@@ -356,6 +356,7 @@ def refusals(rank: int) -> list[str]:
     wrong: list[Callable[[], object]] = [
         lambda: make(Residual(), 2, cuts=["blocks.1"], example=row),
         lambda: make(Twice(), 2, cuts=["last"]),
+        lambda: make(nn_model(), 6, **good, schedule="/nowhere.csv"),
         lambda: tr.clip_grad_norm_(several.stages[rank], 1.0),
         lambda: make(nn_model(), 6, **good).evaluate(x[:0], y[:0]),
         lambda: make(nn_model(), 6, **good).step(x, y[:12]),

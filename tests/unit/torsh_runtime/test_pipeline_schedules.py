@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.other_users import needs_root, stranger
 from support.pipeline_tables import random_table
 
 from torsh_runtime.errors import ConfigError
@@ -166,6 +167,22 @@ def test_what_may_have_no_end_is_no_table(tmp_path: Path, kind: str) -> None:
     for load in (files.load_table, load_timeline):
         with pytest.raises(ConfigError, match=r"no regular file|larger than"):
             load(path)
+
+
+@needs_root
+@pytest.mark.parametrize("load", [files.load_table, load_timeline])
+def test_what_this_user_may_not_read_is_named(tmp_path: Path, load: Any) -> None:
+    def read(_: Any) -> str:
+        try:
+            load(path)
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    path = tmp_path / "table.csv"
+    path.touch(0o600)
+    with stranger(read) as other:
+        assert f"{path} cannot be read: Permission denied. Name a file that user" in other.says()
 
 
 @pytest.mark.parametrize(

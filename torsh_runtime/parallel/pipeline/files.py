@@ -30,16 +30,22 @@ _TOLD = 60
 
 def load_table(path: str | Path) -> Table:
     """The table in a file whose name ends in .csv or .json. ConfigError for what is none, naming
-    the rank and the cell, and as read_text(); OSError as open()."""
+    the rank and the cell, and as read_text()."""
     path = Path(path)
     text = read_text(path)
     return from_json(text, path.name) if path.suffix == ".json" else from_csv(text, path.name)
 
 
 def read_text(path: Path) -> str:
-    """A file's. ConfigError for what is no regular file, as it may be without an end or never
-    begin, for one larger than any table, and for what is not UTF-8."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    """A file's. ConfigError for what this user cannot open, for what is no regular file, as it may
+    be without an end or never begin, for one larger than any table, and for what is not UTF-8."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be read: {error.strerror}. Name a file that user {os.geteuid()} may "
+            f"read, on every node"
+        ) from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise ConfigError(f"{path} is no regular file: name a file with a table")

@@ -92,7 +92,8 @@ def agreed(group: ProcessGroup, make: Callable[[], Any], text: Callable[[Any], s
         made = make()
         own = text(made)
     except Exception as error:  # the others would wait for this rank
-        problem, cause = str(error) if isinstance(error, ConfigError) else f"{error!r}", error
+        kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
+        problem, cause = f"{kind}{error}", error
     told = [json.loads(each) for each in texts_of_all(group, json.dumps([problem, own]))]
     problems = {said: rank for rank, (said, _) in reversed([*enumerate(told)]) if said}
     if problems:
@@ -161,8 +162,6 @@ def _table(schedule: str | Table) -> Table | None:
     if isinstance(schedule, Table):
         return schedule
     if schedule.endswith((".csv", ".json")):
-        if not Path(schedule).is_file():
-            raise ConfigError(f"schedule={schedule!r}: there is no such file")
         return load_table(schedule)
     return None
 
