@@ -380,7 +380,8 @@ def main(kind: Callable[[argparse.Namespace], Any] = Training) -> None:
     training = made(kind, options)
     if options.checkpoint and options.checkpoint.exists():
         training.resume(options.checkpoint)
-        print(f"resuming from {options.checkpoint} after step {len(training.losses)}")
+        if training.losses and not training.share.start:
+            print(f"resuming from {options.checkpoint} after step {len(training.losses)}")
     check_begin(training)
     train(training, options)
     if options.sample and not training.share.start:

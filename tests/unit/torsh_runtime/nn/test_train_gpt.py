@@ -123,8 +123,10 @@ def test_on_a_mesh_are_the_losses_of_one_process(
     def losses(command: list[str], saved: str, steps: int, *options: str) -> list[float]:
         end = ["--steps", str(steps), "--checkpoint", str(tmp_path / saved)]
         said = output([sys.executable, *command, *script, *end, *options])
+        assert said.count("resuming from") == (steps > 10)
         return [float(loss) for loss in re.findall(r"step +\d+  loss ([\d.]+)", said)]
 
+    (tmp_path / "mesh").mkdir()  # in which there is no checkpoint yet
     for steps, mesh in zip((10, 20), meshes, strict=True):
         alone, together = (
             losses([], "one.npz", steps),
