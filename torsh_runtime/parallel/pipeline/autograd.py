@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
+from torsh_runtime.parallel.regions.arrays import copied
+
 
 class Spec(NamedTuple):
     """What a tensor that comes from another stage is like."""
@@ -32,6 +34,12 @@ class Autograd(ABC):
     @abstractmethod
     def values(self, tensor: Any) -> Any:
         """Of a tensor, row-major. TypeError for what is no tensor."""
+
+    def lasting(self, tensor: Any) -> Any:
+        """values() that stay as they are until somebody has taken them: a copy of what is in no
+        graph, as a buffer that the next microbatch changes."""
+        values = self.values(tensor)
+        return values if tensor.requires_grad else copied(values)
 
     @abstractmethod
     def spec(self, tensor: Any) -> Spec:

@@ -151,16 +151,15 @@ class Executor:
                 output = stage.loss(output, target)
             outputs = output if isinstance(output, tuple) and not is_last else (output,)
         if is_last:
-            self.outputs[microbatch] = outputs[0]
+            self.outputs[microbatch] = outputs[0] if work.targets else stage.kept(outputs[0])
             return
         message = Message(stage.number, stage.number + 1, microbatch)
-        specs = stage.sent(outputs, inputs)
+        specs, lasting = stage.sent(outputs, inputs), map(stage.autograd.lasting, outputs)
         if stage.number + 1 in self._stages:
-            wanted = zip(outputs, specs, strict=True)
-            leaf, values = stage.autograd.leaf, stage.autograd.values
-            self._here[message] = [leaf(values(o), spec.wants_gradient) for o, spec in wanted]
+            leaf, wanted = stage.autograd.leaf, zip(lasting, specs, strict=True)
+            self._here[message] = [leaf(values, spec.wants_gradient) for values, spec in wanted]
         else:
-            self._wire.send(message, list(map(stage.autograd.values, outputs)), specs)
+            self._wire.send(message, [*lasting], specs)
 
     def _gradients(self, step: Step) -> Sequence[Any]:
         message = self._awaited(step, everywhere=True)

@@ -6,7 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.errors import ConfigError
 from torsh_runtime.layout import Piece
 from torsh_runtime.modules import adapter_class
 from torsh_runtime.parallel.pipeline.lanes import Lanes
@@ -24,11 +28,11 @@ class Shared(NamedTuple):
 
 
 def shared(stages: Sequence[Any], placement: Sequence[int]) -> list[Shared]:
-    """Those of all stages, in the same order on all ranks."""
+    """Those of all stages, in the same order on all ranks; also those that are constant yet."""
     owners: dict[int, tuple[Any, dict[int, None]]] = {}
     for number, stage in enumerate(stages):
         adapter = adapter_class(stage)(stage)
-        for _, parameter in adapter.parameters():
+        for _, parameter in [*adapter.parameters(), *adapter.constants()]:
             _, ranks = owners.setdefault(id(parameter), (parameter, {}))
             ranks[placement[number]] = None
     return [Shared(p, tuple(sorted(ranks))) for p, ranks in owners.values() if len(ranks) > 1]
@@ -43,6 +47,7 @@ class Sharing:
         """lanes: where values go that are on GPUs. stage: all of this rank's."""
         self._group, self._adapter, self._stage = group, adapter_class(stage)(stage), stage
         self._messages = lanes or group
+        self._all = parameters
         self._parameters = [each for each in parameters if group.rank in each.ranks]
 
     def send_values(self) -> None:
@@ -59,19 +64,29 @@ class Sharing:
         named = stage.named_parameters(remove_duplicate=False)
         return frozenset(name for name, each in named if id(each) in own)
 
+    def wanted(self) -> list[int]:
+        """For each tied parameter of the model 1 if it is to have a gradient here and 2 if it is a
+        constant; 0 where this rank has it not."""
+        return [
+            2 - self._adapter.wants_gradient(parameter) if self._group.rank in ranks else 0
+            for parameter, ranks in self._all
+        ]
+
     def begin(self) -> None:
         """Put aside what earlier steps have accumulated, which is a sum of all already."""
         adapter = self._adapter
         self._before = []
-        for parameter, _ in self._parameters:
+        wants = adapter.wants_gradient
+        self._trained = [each for each in self._parameters if wants(each.parameter)]
+        for parameter, _ in self._trained:
             there = adapter.gradient(parameter)  # in memory that wrappers may write to again
             self._before.append(None if there is None else adapter.clone(there))
             adapter.set_gradient(parameter, None)
 
     def add_gradients(self) -> None:
         """Give all the sum of all gradients since begin(), and add that to what was there."""
-        held = self._held() if self._parameters else {}
-        for (parameter, ranks), before in zip(self._parameters, self._before, strict=True):
+        held = self._held() if self._trained else {}
+        for (parameter, ranks), before in zip(self._trained, self._before, strict=True):
             gradient = self._adapter.gradient(parameter)
             if gradient is None:
                 gradient = self._adapter.like(parameter, self._adapter.values(parameter))
@@ -105,6 +120,20 @@ class Sharing:
         group.all_reduce(whole)
         exchange(self._messages, ranks, whole, self._adapter.add)
         values[...] = whole[piece.start : piece.end]
+
+
+def check_wanted(group: ProcessGroup, wanted: NDArray[np.int64]) -> None:
+    """ConfigError if ranks want different things of a tied parameter; of each rank of the group a
+    row of wanted()."""
+    for column in wanted.T:
+        trained, constant = (
+            ", ".join(map(group.called, np.flatnonzero(column == kind).tolist())) for kind in (1, 2)
+        )
+        if trained and constant:
+            raise ConfigError(
+                f"a parameter that several stages have is to be trained on {trained}, and is a "
+                f"constant on {constant}: call requires_grad_() alike on all ranks that have it"
+            )
 
 
 def merged(stages: Mapping[int, Any], everyone: Sequence[Any]) -> Any:

@@ -78,6 +78,14 @@ class Stage:
         with self.autograd.recording(False):
             return self.module(*inputs)
 
+    def kept(self, output: Any) -> Any:
+        """What evaluate() returned, of the last stage, for as long as other microbatches go by."""
+        if isinstance(output, tuple):
+            return tuple(map(self.kept, output))
+        if not hasattr(output, "requires_grad"):
+            return output
+        return self.autograd.leaf(self.autograd.lasting(output), False)
+
     def loss(self, output: Any, target: Any) -> Any:
         """Of a microbatch."""
         assert self._loss_fn is not None, "the executor asks the last stage"

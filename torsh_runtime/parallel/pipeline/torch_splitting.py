@@ -135,7 +135,9 @@ def _is_left_alone() -> bool:
 
 
 def _is_parameter(tensor: Any) -> bool:
-    return isinstance(tensor, Tensor) and tensor.requires_grad and _can_wait(tensor)
+    """Whether its gradient may come later; of complex numbers these backward passes know nothing"""
+    is_trained = isinstance(tensor, Tensor) and tensor.requires_grad and not tensor.is_complex()
+    return is_trained and _can_wait(tensor)
 
 
 def _can_wait(tensor: Tensor | None) -> bool:

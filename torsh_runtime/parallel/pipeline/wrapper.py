@@ -23,7 +23,7 @@ from torsh_runtime.parallel.pipeline.failing import Failures
 from torsh_runtime.parallel.pipeline.lanes import lanes_of
 from torsh_runtime.parallel.pipeline.measuring import measured_costs, timeline_of
 from torsh_runtime.parallel.pipeline.planning import Plan, agreed, planned
-from torsh_runtime.parallel.pipeline.sharing import Sharing, merged, shared
+from torsh_runtime.parallel.pipeline.sharing import Sharing, check_wanted, merged, shared
 from torsh_runtime.parallel.pipeline.simulation import Costs, Simulation, simulate
 from torsh_runtime.parallel.pipeline.stage import HOLDS, REDUCES, Stage
 from torsh_runtime.parallel.pipeline.table import Step, Table
@@ -290,7 +290,7 @@ class PipelineParallel:
         said = batches.shapes(inputs)
         own = [batches.digest(said) if inputs else 0, count if inputs or targets else 0]
         own += [bool(problem), self._frozen(), batches.dealt(batch), batches.dealt(target)]
-        own += [int(np.float64(scale).view(np.int64)), self.group.ranks[0]]
+        own += [int(np.float64(scale).view(np.int64)), self.group.ranks[0], *self._sharing.wanted()]
         asked = self._everyone if trains else self.group
         told = asked.all_gather_numbers(np.array(own, np.int64))
         pipelines = [told[told[:, 7] == first] for first in {*told[:, 7].tolist()}]
@@ -298,12 +298,13 @@ class PipelineParallel:
         if told[:, 2].any() or not is_one or (told[:, 6] != told[0, 6]).any():
             text = f"a batch of {said}, whose loss is scaled by {scale}"
             agreed(asked, lambda: _raise(problem), lambda _: text)
+        check_wanted(asked, told[:, 8:])
+        for rows in pipelines:
+            first, last = rows[self.placement[0], 4], rows[self.placement[-1], 5]
+            batches.check_together(int(first), int(last), max(_said_of_batches(rows)[1]))
         rows = told[told[:, 7] == self.group.ranks[0]]
         keys, counts = _said_of_batches(rows)
-        first, last = rows[self.placement[0], 4], rows[self.placement[-1], 5]
-        batches.check_together(int(first), int(last), max(counts))
-        key = next(iter(keys)), *rows[:, 3].tolist()
-        return inputs, targets, key, next(iter(counts))
+        return inputs, targets, (keys.pop(), *rows[:, 3].tolist()), counts.pop()
 
     def _frozen(self) -> int:
         """A key of which parameters want no gradients, on which depends what stages send."""

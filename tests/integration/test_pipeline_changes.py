@@ -1,0 +1,69 @@
+"""Pipelines of which something changes are what one process computes."""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from support import pipeline_changes
+from support.forked import Raised
+from support.worlds import run_in_one_world, run_processes
+
+needs_torch = [
+    pytest.mark.torch,
+    pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch"),
+]
+with_both = pytest.mark.parametrize("kind", ["nn", pytest.param("torch", marks=needs_torch)])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _torch_is_loaded() -> None:
+    """Once, and not in each rank."""
+    if importlib.util.find_spec("torch"):
+        import torch  # noqa: F401
+
+
+def compare(bodies: dict[str, Any]) -> None:
+    for name, results in run_in_one_world(2, bodies, 60.0).items():
+        for each in results:
+            assert not isinstance(each, Raised), each.error.trace
+            for what, (got, expected) in each.items():
+                wanted = {"rtol": 1e-9, "atol": 1e-12, "err_msg": f"{name}: {what}"}
+                np.testing.assert_allclose(got, expected, **wanted)
+
+
+@with_both
+def test_tied_parameters_are_trained_in_some_steps_only(kind: str) -> None:
+    compare(
+        {
+            f"{schedule}, begins trained: {begins}": partial(
+                pipeline_changes.thawed, kind=kind, schedule=schedule, begins_trained=begins
+            )
+            for schedule in ("1f1b", "zb-h1")
+            for begins in (True, False)
+        }
+    )
+
+
+def test_tied_parameters_that_one_rank_alone_trains_are_refused_on_all() -> None:
+    for said in run_processes(2, pipeline_changes.apart, 20.0):
+        assert "is to be trained on rank 0, and is a constant on rank 1" in said
+
+
+@with_both
+def test_stages_may_give_what_they_go_on_to_change(kind: str) -> None:
+    compare(
+        {
+            schedule: partial(pipeline_changes.counted, kind=kind, schedule=schedule)
+            for schedule in ("gpipe", "zbv")
+        }
+    )
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch")
+def test_weight_gradients_that_come_later_may_be_of_complex_numbers() -> None:
+    compare({"complex": pipeline_changes.of_complex_numbers})

@@ -1,0 +1,141 @@
+"""What changes while a pipeline is there: what is trained, and what stages keep; each function one
+rank's part.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import numpy as np
+from support.pipeline_training import CUTS, MICROBATCHES, batch, of, optimizer_of
+
+import torsh_runtime as tr
+from torsh_runtime import nn
+
+WIDTH = 1 << 15
+"""Of which a message of several rows waits for its receiver."""
+Pairs = dict[str, tuple[Any, Any]]
+
+
+def thawed(rank: int, kind: str, schedule: str, begins_trained: bool) -> Pairs:
+    """Losses and parameters where a parameter that two stages have is trained in some steps only:
+    decay of weights changes what has a gradient, be it zero."""
+    make, loss_fn, tensor = of(kind)
+    model, split = make(True), make(True)
+
+    def train(parameters: dict[str, Any], is_trained: bool) -> None:
+        for name in parameters.keys() & {"tokens.weight", "head.weight"}:
+            parameters[name].requires_grad = is_trained
+
+    train(dict(split.named_parameters()), begins_trained)
+    options: dict[str, Any] = {"cuts": CUTS[2], "loss_fn": loss_fn, "schedule": schedule}
+    pipeline = tr.PipelineParallel(split, MICROBATCHES, **options)
+    own, whole = dict(pipeline.module.named_parameters()), dict(model.named_parameters())
+    optimizers = [optimizer_of(kind, each) for each in (pipeline.module, model)]
+    pairs: Pairs = {}
+    for number, is_trained in enumerate((begins_trained, not begins_trained, begins_trained)):
+        for optimizer, parameters in zip(optimizers, (own, whole), strict=True):
+            optimizer.zero_grad()
+            train(parameters, is_trained)
+        x, y = map(tensor, batch(number))
+        loss = loss_fn(model(x), y)
+        loss.backward()
+        pairs[f"loss {number}"] = pipeline.step(x, y), loss.item()
+        for optimizer in optimizers:
+            optimizer.step()
+        for name, each in own.items():
+            pairs[f"{name} {number}"] = np.array(each.data), np.array(whole[name].data)
+    return pairs
+
+
+def apart(rank: int) -> str:
+    """What is said where one rank alone trains what two stages have."""
+    make, loss_fn, tensor = of("nn")
+    pipeline = tr.PipelineParallel(make(True), MICROBATCHES, cuts=CUTS[2], loss_fn=loss_fn)
+    dict(pipeline.module.named_parameters())["tokens.weight"].requires_grad = rank == 0
+    try:
+        pipeline.step(*map(tensor, batch(0)))
+    except tr.ConfigError as error:
+        return str(error)
+    return ""
+
+
+def counting(kind: str) -> tuple[Any, Any]:
+    """A layer that gives a buffer as well, which each call changes, and one that uses it."""
+    found = importlib.import_module("torch.nn") if kind == "torch" else nn
+    ones = of(kind)[2](np.ones(WIDTH))
+
+    class Counting(found.Module):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", ones * 0)
+
+        def forward(self, x: Any) -> Any:
+            self.count.data += ones.data
+            return x * 2.0, self.count
+
+    class Using(found.Module):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = found.Parameter(ones * 3)
+
+        def forward(self, x: Any, count: Any) -> Any:
+            return x * count * self.weight
+
+    return Counting(), Using()
+
+
+def counted(rank: int, kind: str, schedule: str) -> Pairs:
+    """Losses and outputs where a stage gives a buffer of its own, for as many microbatches as wait
+    for another one; "zbv" has the next stage on the same rank."""
+    tensor = of(kind)[2]
+    make = importlib.import_module("torch.nn") if kind == "torch" else nn
+    counter, user = counting(kind)
+    around = [make.Sequential(), make.Sequential()] if schedule == "zbv" else []
+    stages = [*around[:1], counter, user, *around[1:]]
+    pipeline = tr.PipelineParallel(
+        stages, 4, schedule=schedule, loss_fn=lambda output, target: (output * target).mean()
+    )
+    x = tensor(np.ones((4, WIDTH)))
+    expected = [2.0 * 3.0 * (number + 1) for number in range(8)]
+    loss = pipeline.step(x, x)
+    pairs: Pairs = {"loss": (loss, np.mean(expected[:4]))}
+    outputs = pipeline.forward(x)
+    if outputs is not None:
+        pairs["outputs"] = np.array(outputs.data)[:, 0], np.array(expected[4:])
+    return pairs
+
+
+def of_complex_numbers(rank: int) -> Pairs:
+    """Gradients of linear layers, and of a convolution, whose numbers are complex."""
+    import torch
+
+    class Complex(torch.nn.Module):
+        def __init__(self, layer: Any) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x: Any) -> Any:
+            found = self.layer(torch.complex(x, 0.5 * x))
+            return found.real + 2 * found.imag
+
+    def made() -> Any:
+        torch.manual_seed(0)
+        wide = {"dtype": torch.complex128}
+        layers = (torch.nn.Linear(6, 6, **wide), torch.nn.Conv1d(2, 2, 3, padding=1, **wide))
+        return torch.nn.Sequential(*map(Complex, layers))
+
+    def loss_fn(output: Any, target: Any) -> Any:
+        return ((output - target) ** 2).mean()
+
+    whole = made()
+    x = torch.randn(4, 2, 6, dtype=torch.float64)
+    loss_fn(whole(x), x).backward()
+    pipeline = tr.PipelineParallel(made(), 2, cuts=["1"], loss_fn=loss_fn, schedule="zb-h1")
+    pipeline.step(x, x)
+    parameters = dict(whole.named_parameters())
+    return {
+        name: (each.grad.numpy(), parameters[name].grad.numpy())
+        for name, each in pipeline.module.named_parameters()
+    }
