@@ -30,6 +30,7 @@ def found(framework: str, ranks: int) -> dict[Any, list[Any]]:
     bodies["order"] = partial(context_parallel.order, ranks=ranks)
     bodies["refused"] = partial(context_parallel.refused, ranks=ranks)
     if framework == "torch":
+        bodies["rounded"] = partial(context_parallel.rounded, ranks=ranks)
         bodies["half"] = partial(context_parallel.half_precision, ranks=ranks)
     return run_in_one_world(ranks, bodies, 60.0)
 
@@ -60,6 +61,14 @@ def test_blocks_of_16_bits_are_merged_in_more() -> None:
     assert max(whole(found("torch", 2)["half"])) < 0.03
 
 
+@pytest.mark.torch
+@pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch")
+def test_products_of_16_bits_are_as_near_as_those_of_one_process() -> None:
+    for each in whole(found("torch", 2)["rounded"]):
+        for dtype, (far, alone) in each.items():
+            assert far < 3 * alone, dtype
+
+
 def test_a_rank_has_an_early_and_a_late_chunk() -> None:
     first, second = whole(found("nn", 2)["order"])
     assert first["positions"].tolist() == [0, 1, 8, 9, 10]
@@ -83,7 +92,7 @@ def test_sequences_without_tokens_are_refused(ranks: int, framework: str) -> Non
 
 def test_what_does_not_fit_is_refused_on_all_ranks() -> None:
     for said in whole(found("nn", 2)["refused"]):
-        assert len(said) == 11
+        assert len(said) == 17
         assert "do not fit" in said[0]
         assert "on rank(s) 0" in said[1]
         assert "of 9 it has to have" in said[2]
@@ -95,3 +104,9 @@ def test_what_does_not_fit_is_refused_on_all_ranks() -> None:
         assert "no early and late chunk" in said[8]
         assert "takes 4 tokens at least" in said[9]
         assert "not cumulative lengths from 0 to 8" in said[10]
+        assert "documents=[]" in said[11]
+        assert "documents=[0, 2.5, 8]" in said[12]
+        assert "length='long'" in said[13]
+        assert "no gradient flows" in said[14]
+        assert "(4, 4, 4)" in said[15]
+        assert "several dtypes, float32, float64" in said[16]

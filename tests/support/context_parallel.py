@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -30,6 +31,8 @@ class Case:
     scale: float | None = None
 
 
+_ROUNDED = ((32, 2.0), (32, 2.0), (16, 1.0), (16, 1.0))
+"""Sizes of heads, and how large the numbers are: of query, key, value and gradient."""
 CASES = {
     "causal": Case(),
     "whole": Case(causal=False),
@@ -166,6 +169,38 @@ def half_precision(rank: int, ranks: int) -> float:
     return float((found.double() - exact).abs().max())
 
 
+def rounded(rank: int, ranks: int) -> dict[str, tuple[float, float]]:
+    """How far attention to values of another size, in 16 bits, is from what float64 gives of the
+    same numbers: result and gradients, on average, beside how far one process is."""
+    import torch
+
+    axis, attend = tr.group.WORLD, torch.nn.functional.scaled_dot_product_attention
+    random = np.random.default_rng(0)
+    arrays = [random.normal(size=(1, 2, 512, size)) * scale for size, scale in _ROUNDED]
+
+    def computed(attention: Any, tensors: Any) -> list[Any]:
+        *operands, gradient = tensors
+        leaves = [each.detach().requires_grad_() for each in operands]
+        result = attention(*leaves)
+        result.backward(gradient)
+        return [result.detach(), *(each.grad for each in leaves)]
+
+    def far(found: list[Any], exact: list[Any]) -> float:
+        pairs = zip(found, exact, strict=True)
+        return max(float((a.double() - b).abs().mean() / b.abs().mean()) for a, b in pairs)
+
+    found = {}
+    for dtype in (torch.bfloat16, torch.float16):
+        given = [torch.tensor(each).to(dtype) for each in arrays]
+        one = partial(attend, is_causal=True)
+        exact = computed(one, [each.double() for each in given])
+        own = [tr.context_shard(each, axis, 2) for each in given]
+        parts = computed(partial(tr.context_attention, axis=axis), own)
+        wholes = [tr.context_gather(each, axis, dim=2) for each in parts]
+        found[str(dtype)] = far(wholes, exact), far(computed(one, given), exact)
+    return found
+
+
 def order(rank: int, ranks: int) -> dict[str, Any]:
     """What helpers say of sequences of 11 tokens."""
     axis = tr.group.WORLD
@@ -213,6 +248,14 @@ def refused(rank: int, ranks: int) -> list[str]:
         lambda: call(tokens=1),
         lambda: tr.context_shard(zeros((1, ranks)), axis),
         lambda: tr.context_positions(8, axis, [1, 3, 8]),
+        lambda: call(documents=[] if rank else None),
+        lambda: call(documents=[0, 2.5, 4 * ranks]),
+        lambda: call(length="long" if rank else None),
+        lambda: call(scale=nn.Tensor(zeros(()), requires_grad=True)),
+        lambda: tr.context_attention(*[nn.Tensor(zeros((4,) * (4 - rank)))] * 3, axis),
+        lambda: tr.context_attention(
+            *[nn.Tensor(zeros((1, 1, 4, 2), kind)) for kind in ("f8", "f4", "f4")], axis
+        ),
     ]
     said = []
     for each in wrong:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
@@ -60,9 +61,8 @@ def context_attention(
     what the group's collectives raise.
     """
     group = group_of(axis)
-    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
-    plan = _agreed(group, (query, key, value), causal, method, documents, length, factor)
-    operation = partial(Blockwise, kernel=_kernel(query, value), scale=factor)
+    plan = _agreed(group, (query, key, value), causal, method, documents, length, scale)
+    operation = partial(Blockwise, kernel=_kernel(query, value), scale=plan.scale)
     if group.world_size > 1 and method != "all_to_all":
         route = partial(_ROUTES[method], group, seen(plan.length, group.world_size, causal))
         return applied(operation(route, plan.tasks(group)), query, key, value)
@@ -87,11 +87,12 @@ class _Plan(NamedTuple):
     length: int
     documents: Documents
     causal: bool
+    scale: float
 
     def tasks(self, group: ProcessGroup | None = None) -> list[tuple[Task, ...]]:
         """By the rank whose keys they are about; without a group those of whole sequences."""
         rank, ranks = (group.rank, group.world_size) if group else (0, 1)
-        return [tasks(self.length, ranks, rank, source, *self[1:]) for source in range(ranks)]
+        return [tasks(self.length, ranks, rank, source, *self[1:3]) for source in range(ranks)]
 
 
 def _agreed(
@@ -101,40 +102,80 @@ def _agreed(
     method: str,
     documents: Any,
     length: int | None,
-    scale: float,
+    scale: float | None,
 ) -> _Plan:
     """The same on all ranks. ConfigError on all of them otherwise."""
-    query = tensors[0]
-    plan = _Plan(length or query.shape[2] * group.world_size, _cuts(documents), bool(causal))
-    problem = _problem(group, tensors, method, plan)
-    shapes = [(*each.shape[:2], *each.shape[3:]) for each in tensors]
-    text = (
-        f"{method}, {plan}, scale {scale}, shapes without tokens {shapes}, {query.dtype}, "
-        f"{'with' if is_recorded(*tensors) else 'without'} a backward pass"
-    )
+    problem, text, made = "", "", None
+    try:
+        made = _made(group, tensors, causal, documents, length, scale)
+        problem = _problem(group, tensors, method, made)
+        shapes = [(*each.shape[:2], *each.shape[3:]) for each in tensors]
+        text = (
+            f"{method}, {made}, shapes without tokens {shapes}, {tensors[0].dtype}, "
+            f"{'with' if is_recorded(*tensors) else 'without'} a backward pass"
+        )
+    except ConfigError as error:
+        problem = str(error)
     check_same(group, "calls of context_attention", problem or text)
-    if problem:
+    if problem or made is None:
         raise ConfigError(f"context_attention: {problem}")
-    return plan
+    return made
+
+
+def _made(
+    group: ProcessGroup,
+    tensors: tuple[Any, Any, Any],
+    causal: bool,
+    documents: Any,
+    length: int | None,
+    scale: float | None,
+) -> _Plan:
+    """What this rank means. ConfigError for what cannot be understood."""
+    shapes = [tuple(getattr(each, "shape", ())) for each in tensors]
+    if any(len(shape) != 4 or not shape[-1] for shape in shapes):
+        raise ConfigError(_misfit(*shapes))
+    kinds = {str(getattr(each, "dtype", None)) for each in tensors}
+    if len(kinds) > 1:
+        raise ConfigError(f"query, key and value are of several dtypes, {', '.join(sorted(kinds))}")
+    if getattr(scale, "requires_grad", False):
+        raise ConfigError(
+            "scale is a number, through which no gradient flows: multiply the query by what is "
+            "trained, and pass scale=1"
+        )
+    try:
+        whole = operator.index(length or shapes[0][2] * group.world_size)
+        factor = 1 / math.sqrt(shapes[0][-1]) if scale is None else float(scale)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"length={length!r}, scale={scale!r}: {error}") from None
+    try:
+        return _Plan(whole, _cuts(documents), bool(causal), factor)
+    except (TypeError, ValueError, IndexError):
+        raise ConfigError(
+            f"documents={documents!r}: give cumulative lengths from 0 to {whole}, whole numbers, "
+            f"or such for each row"
+        ) from None
 
 
 def _cuts(documents: Any) -> Documents:
     if documents is None:
         return ()
-    rows = documents if len(documents) and np.ndim(documents[0]) else [documents]
-    return tuple(tuple(int(cut) for cut in row) for row in rows)
+    rows = documents if np.ndim(documents[0]) else [documents]
+    return tuple(tuple(operator.index(cut) for cut in row) for row in rows)
+
+
+def _misfit(query: Sequence[int], key: Sequence[int], value: Sequence[int]) -> str:
+    return (
+        f"query {query}, key {key} and value {value} do not fit: they are (batch, heads, tokens, "
+        f"size), of which keys and values may have fewer heads, in a number that divides the "
+        f"query's"
+    )
 
 
 def _problem(group: ProcessGroup, tensors: tuple[Any, Any, Any], method: str, plan: _Plan) -> str:
     """What is wrong with this rank's call; "" if nothing is."""
     q, k, v = (tuple(each.shape) for each in tensors)
-    if {len(q), len(k), len(v)} != {4} or not (
-        q[0] == k[0] and q[2:] == k[2:] and k[:3] == v[:3] and k[1] and q[1] % k[1] == 0
-    ):
-        return (
-            f"query {q}, key {k} and value {v} do not fit: they are (batch, heads, tokens, size), "
-            f"of which keys and values may have fewer heads, in a number that divides the query's"
-        )
+    if not (q[0] == k[0] and q[2:] == k[2:] and k[:3] == v[:3] and k[1] and q[1] % k[1] == 0):
+        return _misfit(q, k, v)
     if method not in (*_ROUTES, "all_to_all"):
         return f"there is no method {method!r}: use 'ring', 'all_gather' or 'all_to_all'"
     ranks = group.world_size
@@ -149,7 +190,7 @@ def _problem(group: ProcessGroup, tensors: tuple[Any, Any, Any], method: str, pl
             f"context_shard() gives; pass `length` where sequences do not divide evenly"
         )
     for cuts in plan.documents:
-        if cuts[0] or cuts[-1] != plan.length or any(a > b for a, b in pairwise(cuts)):
+        if not cuts or cuts[0] or cuts[-1] != plan.length or any(a > b for a, b in pairwise(cuts)):
             return f"documents {cuts} are not cumulative lengths from 0 to {plan.length}"
     if len(plan.documents) not in (0, 1, q[0]):
         return f"documents of {len(plan.documents)} rows are given for a batch of {q[0]}"
