@@ -67,3 +67,10 @@ def test_stages_may_give_what_they_go_on_to_change(kind: str) -> None:
 @pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch")
 def test_weight_gradients_that_come_later_may_be_of_complex_numbers() -> None:
     compare({"complex": pipeline_changes.of_complex_numbers})
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch")
+def test_steps_without_gradients_are_refused_on_all() -> None:
+    for said in run_processes(2, pipeline_changes.inferring, 20.0):
+        assert "rank 0: step() in torch.inference_mode() has no gradients" in said

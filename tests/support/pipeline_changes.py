@@ -139,3 +139,17 @@ def of_complex_numbers(rank: int) -> Pairs:
         name: (each.grad.numpy(), parameters[name].grad.numpy())
         for name, each in pipeline.module.named_parameters()
     }
+
+
+def inferring(rank: int) -> str:
+    """What is said where one rank takes a step in a mode without gradients."""
+    import torch
+
+    make, loss_fn, tensor = of("torch")
+    pipeline = tr.PipelineParallel(make(), MICROBATCHES, cuts=CUTS[2], loss_fn=loss_fn)
+    try:
+        with torch.inference_mode(rank == 0):
+            pipeline.step(*map(tensor, batch(0)))
+    except tr.ConfigError as error:
+        return str(error)
+    return ""

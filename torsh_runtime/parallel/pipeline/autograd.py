@@ -80,6 +80,10 @@ class Autograd(ABC):
     def splitting(self) -> AbstractContextManager[object]:
         """A block for forward passes whose backward passes are in two parts."""
 
+    def unfit(self) -> str:
+        """Why nothing that is computed now could be differentiated; "" if it can be."""
+        return ""
+
     @abstractmethod
     def recording(self, enabled: bool) -> AbstractContextManager[object]:
         """A block in which what is computed can be differentiated, or not."""

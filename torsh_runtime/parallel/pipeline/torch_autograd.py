@@ -66,6 +66,11 @@ class TorchAutograd(Autograd):
         mode: AbstractContextManager[object] = Splitting(self._later)
         return mode
 
+    def unfit(self) -> str:
+        if not torch.is_inference_mode_enabled():
+            return ""
+        return "step() in torch.inference_mode() has no gradients: call it outside, or evaluate()"
+
     def recording(self, enabled: bool) -> AbstractContextManager[object]:
         return torch.set_grad_enabled(enabled)
 

@@ -245,7 +245,7 @@ class PipelineParallel:
         if table is not None and self._loss_fn is None:
             raise ConfigError("the pipeline has no loss_fn, which training takes: pass it one")
         scale, unfit = scale_of(scaler, self._everyone)
-        problem = unfit or (self._unreduced if table is not None else "")
+        problem = unfit or ("" if table is None else self._unreduced or self._autograd.unfit())
         trains = table is not None
         inputs, targets, key, count = self._agreed_parts(batch, target, trains, scale, problem)
         inputs, targets, count = inputs[:most], targets[:most], min(count, most or count)
