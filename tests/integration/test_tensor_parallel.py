@@ -35,6 +35,7 @@ def found(framework: str, ranks: int) -> dict[Any, list[Any]]:
     }
     bodies["by hand"] = partial(tensor_layers.by_hand, framework)
     bodies["losses"] = partial(tensor_layers.losses, framework)
+    bodies["changed leaf"] = partial(tensor_layers.changed_leaf, framework)
     if ranks == 2:
         bodies["fused"] = partial(tensor_layers.fused, framework)
         bodies["refused"] = partial(tensor_layers.refused, framework, ranks=ranks)
@@ -50,7 +51,6 @@ def of_nn() -> dict[str, Any]:
     return {
         **blocks,
         "layer": tensor_layers.attention_of_nn,
-        "changed leaf": tensor_layers.changed_leaf,
     }
 
 

@@ -396,17 +396,19 @@ def losses(framework: str, rank: int) -> dict[str, float]:
     return apart
 
 
-def changed_leaf(rank: int) -> dict[str, float]:
-    """What is given in parts, and changed in place between two passes."""
-    tools = kit("nn")
+def changed_leaf(framework: str, rank: int) -> dict[str, float]:
+    """What is given in parts, and whose memory changes between two passes."""
+    tools = kit(framework)
     whole, cut = (made(tools, lambda: tools.nn.Linear(4, 6)) for _ in range(2))
     tr.parallelize(cut, None, {"": tr.Column(gather_output=True, sequence_dim=0)})
     rows = np.zeros((1, 4))
+    leaf = tools.torch.from_numpy(rows) if framework == "torch" else tools.nn.Tensor(rows)
     apart = {}
-    for number, given in enumerate((tools.nn.Parameter(rows), tools.nn.Tensor(rows))):
+    for number, given in enumerate((tools.nn.Parameter(leaf), leaf)):
         for value in (1.0, 2.0):
+            rows[...] = value  # nothing but the memory knows
             given.data[...] = value
-            wanted = whole(tools.nn.Tensor(np.full((1, 4), value)))
+            wanted = whole(tools.tensor(np.full((1, 4), value)))
             found = np.abs(plain(cut(given)) - plain(wanted)).max()
             apart[f"{number} {value}"] = float(found)
     return apart

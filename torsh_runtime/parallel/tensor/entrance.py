@@ -49,9 +49,8 @@ class Entrance:
 
 
 def _state(tensor: Any) -> object:
-    """What is another one when the same tensor has to enter anew; None if that is not known."""
-    if not hasattr(tensor, "is_inference"):  # nn's may be changed, but for what graphs hold
-        return (needs_gradient(tensor) and not tensor.is_leaf) or None
-    if tensor.is_inference():
-        return None
-    return tensor._version, tensor.requires_grad and sys.modules["torch"].is_grad_enabled()
+    """What is another one when the same tensor has to enter anew; None if that is not known, as of
+    one that is in no graph, whose memory may be written to without a trace."""
+    torch = sys.modules["torch"] if hasattr(tensor, "is_inference") else None
+    records = torch.is_grad_enabled() and tensor.requires_grad if torch else needs_gradient(tensor)
+    return getattr(tensor, "_version", True) if records and not tensor.is_leaf else None
