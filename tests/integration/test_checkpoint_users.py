@@ -5,8 +5,10 @@ from __future__ import annotations
 import fcntl
 import os
 import warnings
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -20,13 +22,14 @@ pytestmark = needs_root
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """A directory to which the other user gets. It has a checkpoint of this one."""
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)
-    kept = tmp_path / "kept"
-    Checkpointer(kept).save(1, {"step": 1})
-    return kept
+def place() -> Iterator[Path]:
+    """A directory to which the other user gets, as to none of pytest's own. It has a checkpoint of
+    this one."""
+    with TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        kept = Path(folder, "kept")
+        Checkpointer(kept).save(1, {"step": 1})
+        yield kept
 
 
 def said(call: Any) -> str:
@@ -63,6 +66,7 @@ def test_who_may_write_is_a_job_like_others(place: Path) -> None:
     place.chmod(0o777)
 
     def save(pipe: Any) -> str:
+        pipe.recv()
         first = said(lambda: Checkpointer(place).save(2, {"step": 2}))
         pipe.send(("said", first))
         pipe.recv()
@@ -70,6 +74,7 @@ def test_who_may_write_is_a_job_like_others(place: Path) -> None:
 
     with stranger(save) as other:
         with held_alone(place):
+            other.tell("begin")
             assert "another job is saving to" in other.says()
         other.tell("again")
         assert other.says() == ""
