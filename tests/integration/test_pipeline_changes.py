@@ -74,3 +74,22 @@ def test_weight_gradients_that_come_later_may_be_of_complex_numbers() -> None:
 def test_steps_without_gradients_are_refused_on_all() -> None:
     for said in run_processes(2, pipeline_changes.inferring, 20.0):
         assert "rank 0: step() in torch.inference_mode() has no gradients" in said
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch")
+def test_what_a_tensor_has_besides_its_values_is_refused_between_stages() -> None:
+    for said in run_processes(2, pipeline_changes.marked, 20.0):
+        assert "stage 0, F0: TypeError: the last layer of stage 0 returned a Tensor" in said
+        assert "with an attribute 'scale'" in said
+
+
+def test_half_a_step_is_no_part_of_the_next_one() -> None:
+    for said in run_processes(2, pipeline_changes.interrupted, 30.0):
+        assert "KeyboardInterrupt" in said or "aborted the group" in said
+        assert said != "interrupted; "
+
+
+def test_numbers_of_microbatches_are_looked_at_before_tables_are_built() -> None:
+    for said in run_processes(2, pipeline_changes.of_no_number, 20.0):
+        assert "rank 0: num_microbatches=4.0: a whole number from 1 to 4095" in said

@@ -94,3 +94,124 @@ def test_what_cannot_be_parted_is_whole() -> None:
         y = module(x)
     autograd.backward_inputs([y], [torch.ones_like(y)], [x])
     assert all(p.grad is not None for p in module.parameters())
+
+
+def doubling() -> Any:
+    """A linear layer whose weight counts twice, as one with a scale of its own does."""
+    import torch
+
+    class Doubled(torch.nn.Parameter):
+        @classmethod
+        def __torch_function__(
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            with torch._C.DisableTorchFunctionSubclass():
+                if func is torch.nn.functional.linear:
+                    args = (args[0], 2 * args[1], *args[2:])
+                return func(*args, **(kwargs or {}))
+
+    layer = torch.nn.Linear(4, 4)
+    layer.weight = Doubled(layer.weight.detach())
+    return layer
+
+
+def by_rows() -> Any:
+    import torch
+
+    class ByRows(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 4)
+
+        def forward(self, x: Any) -> Any:
+            return torch.vmap(lambda row: self.layer(row[None])[0])(x)
+
+    return ByRows()
+
+
+def along() -> Any:
+    import torch
+
+    class Along(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 4)
+
+        def forward(self, x: Any) -> Any:
+            with torch.autograd.forward_ad.dual_level():
+                dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
+                return torch.autograd.forward_ad.unpack_dual(self.layer(dual).tanh()).tangent
+
+    return Along()
+
+
+@pytest.mark.torch
+@needs_torch
+@pytest.mark.parametrize("make", [doubling, by_rows, along])
+def test_calls_that_mean_something_else_have_their_own_gradients(make: Any) -> None:
+    import torch
+
+    torch.manual_seed(0)
+    module, x = make(), torch.randn(3, 4, requires_grad=True)
+    module(x).sum().backward()
+    expected = [x.grad, *(p.grad for p in module.parameters())]
+    x.grad = None
+    module.zero_grad()
+    autograd = autograd_of(module)
+    with autograd.splitting():
+        y = module(x)
+    autograd.backward_inputs([y], [torch.ones_like(y)], [x])()
+    for found, wanted in zip(
+        [x.grad, *(p.grad for p in module.parameters())], expected, strict=True
+    ):
+        assert torch.equal(found, wanted)
+
+
+@pytest.mark.torch
+@needs_torch
+def test_a_mode_around_it_changes_what_a_call_means() -> None:
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    class Doubling(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if func is torch.nn.functional.linear:
+                args = (args[0], 2 * args[1], *args[2:])
+            return func(*args, **(kwargs or {}))
+
+    module, x = torch.nn.Linear(4, 4), torch.ones(2, 4, requires_grad=True)
+    autograd = autograd_of(module)
+    with Doubling(), autograd.splitting():
+        y = module(x)
+    autograd.backward_inputs([y], [torch.ones_like(y)], [x])()
+    assert torch.allclose(x.grad, 2 * module.weight.detach().sum(0).expand(2, 4))
+    assert torch.equal(module.weight.grad, torch.full((4, 4), 4.0))
+
+
+@pytest.mark.torch
+@needs_torch
+@pytest.mark.parametrize("kind", ["linear", "convolution"])
+def test_a_weight_that_changes_before_its_backward_pass_is_an_error(kind: str) -> None:
+    import torch
+
+    module: Any = torch.nn.Linear(4, 4) if kind == "linear" else torch.nn.Conv1d(2, 2, 1)
+    x = torch.ones((2, 4) if kind == "linear" else (2, 2, 3), requires_grad=True)
+    autograd = autograd_of(module)
+    with autograd.splitting():
+        y = module(x)
+    with torch.no_grad():
+        module.weight.mul_(0.9)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        autograd.backward_inputs([y], [torch.ones_like(y)], [x])
+
+
+@pytest.mark.torch
+@needs_torch
+def test_values_are_no_lazy_conjugates() -> None:
+    import torch
+
+    x = torch.tensor([1 + 2j, 3 - 1j])
+    values = autograd_of(torch.nn.Linear(1, 1)).values(x.conj())
+    assert values.numpy().tolist() == [1 - 2j, 3 + 1j]

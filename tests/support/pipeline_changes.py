@@ -153,3 +153,68 @@ def inferring(rank: int) -> str:
     except tr.ConfigError as error:
         return str(error)
     return ""
+
+
+def marked(rank: int) -> str:
+    """What is said where a stage returns a tensor with an attribute that the next one reads."""
+    import torch
+
+    class Marking(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            found = x.clone()
+            found.scale = 3.0
+            return found
+
+    class Scaling(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x * getattr(x, "scale", 1.0)
+
+    stages = [torch.nn.Sequential(torch.nn.Linear(2, 2), Marking()), Scaling()]
+    pipeline = tr.PipelineParallel(stages, 2, loss_fn=torch.nn.functional.mse_loss)
+    try:
+        pipeline.step(torch.ones(2, 2), torch.ones(2, 2))
+    except tr.PipelineError as error:
+        return str(error)
+    return ""
+
+
+def interrupted(rank: int) -> str:
+    """What is said in the step after one in which all ranks were interrupted, the first of them
+    when it had sent what the second one never received."""
+
+    class Interrupting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls, self.last = 0, 3 if rank == 0 else 1
+
+        def forward(self, x: Any) -> Any:
+            self.calls += 1
+            if self.calls == self.last:
+                raise KeyboardInterrupt
+            return x
+
+    tensor = of("nn")[2]
+    stages = [nn.Sequential(nn.Linear(2, 2), Interrupting()), Interrupting()]
+    pipeline = tr.PipelineParallel(
+        stages, 4, schedule="gpipe", loss_fn=lambda output, target: (output * target).mean()
+    )
+    x = tensor(np.ones((4, 2)))
+    told = ""
+    for _ in range(2):
+        try:
+            pipeline.step(x, x)
+        except KeyboardInterrupt:
+            told += "interrupted; "
+        except tr.TorshError as error:
+            told += str(error)
+    return told
+
+
+def of_no_number(rank: int) -> str:
+    """What is said where the number of microbatches is none, before any table is built of it."""
+    make, loss_fn, _ = of("nn")
+    try:
+        tr.PipelineParallel(make(), 4.0, cuts=CUTS[2], loss_fn=loss_fn)  # type: ignore[arg-type]
+    except tr.ConfigError as error:
+        return str(error)
+    return ""

@@ -8,6 +8,7 @@ place, those that differ from it along these axes only.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -84,10 +85,11 @@ class Layout:
     @classmethod
     def dense(cls, shape: Sequence[int], names: Sequence[str]) -> Layout:
         """All places, 0 to the product of the shape. ConfigError for names that do not fit it."""
-        if len(names) != len(shape) or len(set(names)) != len(names) or not all(names):
+        are_texts = all(isinstance(name, str) and name for name in names)
+        if len(names) != len(shape) or not are_texts or len(set(names)) != len(names):
             raise ConfigError(
                 f"mesh_dim_names {tuple(names)} do not fit the shape {tuple(shape)}: give one name "
-                f"for each dimension, none of them twice or empty"
+                f"for each dimension, a text that is not empty, and none twice"
             )
         strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
         rows = zip(names, shape, strides, strict=True)
@@ -140,7 +142,12 @@ def resolved(shape: Sequence[int], places: int) -> tuple[int, ...]:
     """The shape, in which one size may be -1: as many as it takes. ConfigError unless it is one of
     so many places.
     """
-    sizes = tuple(shape)
+    try:
+        sizes = tuple(map(operator.index, shape))
+    except TypeError:
+        raise ConfigError(
+            f"a mesh of shape {tuple(shape)}: sizes are whole numbers, of which one may be -1"
+        ) from None
     known = math.prod(size for size in sizes if size != -1)
     if sizes.count(-1) == 1 and known > 0 and places % known == 0:
         sizes = tuple(places // known if size == -1 else size for size in sizes)

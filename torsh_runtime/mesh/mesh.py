@@ -134,7 +134,7 @@ class DeviceMesh:
 
     def __getitem__(self, names: str | tuple[str, ...]) -> DeviceMesh:
         """The mesh of these axes, in this order, around this rank. KeyError for unknown ones."""
-        wanted = (names,) if isinstance(names, str) else names
+        wanted = names if isinstance(names, tuple | list) else (names,)
         return self._part(self._known.select(wanted), self._ways)
 
     def view(self, sizes: Mapping[str, int], over: Sequence[str]) -> DeviceMesh:
@@ -150,6 +150,7 @@ class DeviceMesh:
         taken = [name for name in sizes if name in self._known.names]
         if taken:
             raise ConfigError(f"the mesh has an axis {taken[0]!r} already: name the view otherwise")
+        over = (over,) if isinstance(over, str) else over
         (flat,) = self._known.select(over).flattened("all").axes
         axes = flat.divided(resolved([*sizes.values()], flat.size), [*sizes])
         ways = {**self._ways, **dict.fromkeys(sizes, self._ways[over[0]])}
@@ -270,7 +271,10 @@ class DeviceMesh:
         """The group of those among this mesh's ranks that stand where this one does along other
         axes of the mesh that it is a part of, as `mesh["dp", "cp"].alike(["ep"])`: those who have
         the same experts. KeyError for unknown ones."""
-        known = [(self._whole or self._known).axis(name) for name in axes]
+        known = [
+            (self._whole or self._known).axis(name)
+            for name in ([axes] if isinstance(axes, str) else axes)
+        ]
         places = tuple(
             place
             for place in self._layout.members(self._place)

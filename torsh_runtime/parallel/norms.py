@@ -21,7 +21,8 @@ def power_sum(adapter: ModuleAdapter[Any], gradients: Sequence[Any], norm_type: 
     for gradient in gradients:
         array = adapter.array(adapter.flattened(gradient))
         for start in range(0, array.size, _BLOCK):
-            block = abs(array[start : start + _BLOCK].astype(np.float64))
+            part = array[start : start + _BLOCK]
+            block = abs(part.astype(np.complex128 if part.dtype.kind == "c" else np.float64))
             if math.isinf(norm_type):
                 total = max(total, float(block.max()))
             elif norm_type == 2:

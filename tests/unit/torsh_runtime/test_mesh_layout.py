@@ -85,8 +85,15 @@ def test_shapes_that_do_not_fit(shape: tuple[int, ...], places: int) -> None:
         resolved(shape, places)
 
 
+@pytest.mark.parametrize("size", [2.0, "2", None, np.bool_(True)], ids=repr)
+def test_sizes_that_are_no_whole_numbers(size: object) -> None:
+    with pytest.raises(ConfigError, match="sizes are whole numbers"):
+        resolved((size, 1), 2)  # type: ignore[arg-type]
+    assert all(type(each) is int for each in resolved((np.int64(2), -1), 6))
+
+
 def test_names_that_do_not_fit() -> None:
-    for names in (("a",), ("a", "a"), ("a", ""), ("a", "b", "c")):
+    for names in (("a",), ("a", "a"), ("a", ""), ("a", "b", "c"), ("a", 1)):
         with pytest.raises(ConfigError, match="mesh_dim_names"):
             Layout.dense((2, 2), names)
     layout = Layout.dense((2, 2), ("a", "b"))

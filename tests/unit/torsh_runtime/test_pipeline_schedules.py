@@ -135,6 +135,7 @@ def test_files_keep_tables(tmp_path: Path, suffix: str) -> None:
         ("t.csv", b"\xff\xfe0F0"),
         ("t.csv", b"0F0," + b"x" * 200_000),
         ("t.csv", b""),
+        ("t.csv", b"0F0\n" * 1000),
         ("t.json", b"[" * 100_000),
         ("t.json", b'{"ranks": [[["0F0"]]]}'),
         ("t.json", b'{"name": "\\u001b[31m", "ranks": [["0F0", "0B0"]]}'),
@@ -167,6 +168,13 @@ def test_what_may_have_no_end_is_no_table(tmp_path: Path, kind: str) -> None:
     for load in (files.load_table, load_timeline):
         with pytest.raises(ConfigError, match=r"no regular file|larger than"):
             load(path)
+
+
+def test_what_cannot_be_read_after_all_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.symlink_to("/proc/self/mem")
+    with pytest.raises(ConfigError, match=r"t\.csv cannot be read: Input/output error"):
+        files.load_table(path)
 
 
 @needs_root

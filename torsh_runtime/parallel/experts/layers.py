@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -218,8 +219,8 @@ class MixtureOfExperts:
             return f"top_k is from 1 to {self.num_experts}, the number of experts, not {self.top_k}"
         if self.activation not in _ACTIVATIONS:
             return f"activation is one of {', '.join(_ACTIVATIONS)}, not {self.activation!r}"
-        if self.capacity_factor is not None and not self.capacity_factor > 0:
-            return f"capacity_factor is above 0 or None, not {self.capacity_factor}"
+        if self.capacity_factor is not None and not 0 < self.capacity_factor < math.inf:
+            return f"capacity_factor is above 0 and finite, or None, not {self.capacity_factor}"
         return self.ranks.problem()
 
     def _add(self, name: str, shape: tuple[int, int], dtype: Any) -> None:

@@ -45,6 +45,11 @@ class Autograd(ABC):
     def spec(self, tensor: Any) -> Spec:
         """What another rank has to know to receive it."""
 
+    def beyond(self, tensor: Any) -> str:
+        """What it is besides its values, which whoever receives those does not get; "" if it is
+        nothing else."""
+        return ""
+
     @abstractmethod
     def empty(self, spec: Spec) -> Any:
         """Values to receive such a tensor into, where the stage's parameters are."""

@@ -212,10 +212,10 @@ class Executor:
 
     @contextmanager
     def _blamed(self, step: Step) -> Iterator[None]:
-        """What is raised says where."""
+        """What is raised says where; of Ctrl-C, too, which Failures lets through as it is."""
         try:
             yield
-        except Exception as error:
+        except BaseException as error:
             doing = " ".join(filter(None, (_short(step), self._waits)))
             rank = self._group.rank
             reason, place = f"{type(error).__name__}: {error}", self._group.called(rank)

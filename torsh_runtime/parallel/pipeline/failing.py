@@ -32,10 +32,17 @@ class Failures:
         self._key = f"pipeline/{self._all.name}"
 
     def telling(self, call: Callable[[], T]) -> T:
-        """What it returns. The PipelineError that it raises, or that made another rank abort."""
+        """What it returns. The PipelineError that it raises, or that made another rank abort. What
+        is no Exception, as Ctrl-C, ends the step of all as well: half of it is under way, which the
+        next one would take for its own."""
         try:
             return call()
         except PipelineError as error:
+            interrupt = error.__cause__
+            if interrupt is not None and not isinstance(interrupt, Exception):
+                self._tell(error)
+                self._wait_for_others()
+                raise interrupt from None
             if any(isinstance(each, CommError) for each in _causes(error)):
                 raise self._told() or error from error.__cause__
             self._tell(error)
@@ -46,6 +53,11 @@ class Failures:
             if told is None:
                 raise
             raise told from error
+        except Exception:
+            raise
+        except BaseException:
+            self._abort()
+            raise
 
     def _abort(self) -> None:
         for each in self._ended:

@@ -41,16 +41,16 @@ def read_text(path: Path) -> str:
     be without an end or never begin, for one larger than any table, and for what is not UTF-8."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise ConfigError(f"{path} is no regular file: name a file with a table")
+        with os.fdopen(descriptor, "rb") as file:
+            content = file.read(_LARGEST_FILE + 1)
     except OSError as error:
         raise ConfigError(
             f"{path} cannot be read: {error.strerror}. Name a file that user {os.geteuid()} may "
             f"read, on every node"
         ) from None
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise ConfigError(f"{path} is no regular file: name a file with a table")
-    with os.fdopen(descriptor, "rb") as file:
-        content = file.read(_LARGEST_FILE + 1)
     if len(content) > _LARGEST_FILE:
         raise ConfigError(f"{path} is larger than {_LARGEST_FILE} bytes, as no table is")
     try:

@@ -65,6 +65,9 @@ def planned(
         cuts = _measured_cuts(everyone, stages, cuts, example)
 
     def plan() -> Plan:
+        count, most = num_microbatches, batches.MOST - 1  # so many steps are built below
+        if not hasattr(count, "__index__") or not 1 <= count <= most:
+            raise ConfigError(f"num_microbatches={count!r}: a whole number from 1 to {most}")
         modules = _modules(stages, cuts)
         table = _table(schedule)
         where = _placement(schedule, table, placement, len(modules), group.world_size)
@@ -76,8 +79,6 @@ def planned(
                 raise ConfigError(f"{table.name} has no backward passes: it does not train")
             table = table.with_reductions()
             simulate(table)
-        if not 1 <= num_microbatches < batches.MOST:
-            raise ConfigError(f"num_microbatches={num_microbatches}: 1 to {batches.MOST - 1}")
         return Plan(modules, where, table)
 
     made: Plan = agreed(everyone, plan, lambda made: _text(made, num_microbatches))

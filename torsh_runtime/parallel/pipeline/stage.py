@@ -120,13 +120,20 @@ class Stage:
     def sent(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> list[Spec]:
         """What outputs are like, for who receives them. Of what is computed again all floating
         point tensors count as those that want gradients, if anything here does. TypeError for what
-        is no tensor."""
+        is no tensor, or more than its values."""
         other = next((each for each in outputs if not hasattr(each, "requires_grad")), outputs)
         if other is not outputs:
             raise TypeError(
                 f"the last layer of stage {self.number} returned a {type(other).__qualname__}: "
                 f"layers of a pipeline return a tensor, or a tuple of tensors, which the next one "
                 f"gets as its arguments"
+            )
+        beyond = next(filter(None, map(self.autograd.beyond, outputs)), "")
+        if beyond:
+            raise TypeError(
+                f"the last layer of stage {self.number} returned a {beyond}, of which the next "
+                f"stage would get the values alone: return a plain tensor, or cut the model "
+                f"where its layers do"
             )
         specs = [self.autograd.spec(each) for each in outputs]
         if not self._checkpoints:

@@ -74,7 +74,9 @@ class Table:
                 ranks.setdefault(stage, []).append(rank)
         for stage in range(self.num_stages):
             if len(ranks.get(stage, ())) != 1:
-                where = " and ".join(map(str, ranks.get(stage, ()))) or "none"
+                found = ranks.get(stage, [])
+                told = [*map(str, found[:_TOLD]), *(["others"] if len(found) > _TOLD else [])]
+                where = " and ".join(told) or "none"
                 raise ConfigError(
                     f"{self.name}: stage {stage} is on rank {where}: give each stage one rank"
                 )

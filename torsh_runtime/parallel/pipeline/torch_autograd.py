@@ -30,12 +30,25 @@ class TorchAutograd(Autograd):
     def values(self, tensor: Any) -> Any:
         if not isinstance(tensor, Tensor):
             raise TypeError(f"a {type(tensor).__qualname__} is no tensor")
-        return tensor.detach().contiguous()
+        return _resolved(tensor.detach())
 
     def spec(self, tensor: Any) -> Spec:
         self.values(tensor)
         dtype = str(tensor.dtype).removeprefix("torch.")
         return Spec(tuple(tensor.shape), dtype, bool(tensor.requires_grad))
+
+    def beyond(self, tensor: Any) -> str:
+        own = [name for name in vars(tensor) if not name.startswith("_")]
+        if own:
+            return f"{type(tensor).__qualname__} with an attribute {own[0]!r}"
+        kind, plain = type(tensor), (Tensor, torch.nn.Parameter)
+        of_own = any(
+            getattr(kind, name) != getattr(Tensor, name)
+            for name in ("__torch_function__", "__torch_dispatch__")
+        )
+        if kind not in plain and of_own:
+            return f"{kind.__qualname__}, a subclass of torch.Tensor with operations of its own"
+        return "" if tensor.layout is torch.strided else f"tensor with the layout {tensor.layout}"
 
     def empty(self, spec: Spec) -> Any:
         return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device=self._device)
@@ -44,7 +57,7 @@ class TorchAutograd(Autograd):
         return torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype), device=self._device)
 
     def gradient(self, leaf: Any) -> Any | None:
-        return None if leaf.grad is None else leaf.grad.contiguous()
+        return None if leaf.grad is None else _resolved(leaf.grad)
 
     def weight(self, loss: Any, weight: float) -> Any:
         return torch.full_like(loss.detach(), weight)
@@ -103,3 +116,8 @@ class TorchAutograd(Autograd):
     def synchronise(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
+
+
+def _resolved(tensor: Tensor) -> Tensor:
+    """Row-major, and no conjugate or negative that torch has only noted."""
+    return tensor.resolve_conj().resolve_neg().contiguous()

@@ -14,8 +14,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd import forward_ad
 from torch.nn import functional as F  # noqa: N812
 from torch.overrides import TorchFunctionMode
+from torch.utils._device import DeviceContext
 
 from torsh_runtime.modules.torch import OnGradient
 
@@ -115,9 +117,13 @@ class Splitting(TorchFunctionMode):
     def __init__(self, later: Later) -> None:
         super().__init__()
         self._later = later
+        modes: Any = torch.overrides._get_current_function_mode_stack
+        around = modes()
+        # which may make something else of a call than what is differentiated here
+        self._is_alone = all(isinstance(mode, DeviceContext) for mode in around)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = _CALLS.get(func)
+        found = _CALLS.get(func) if self._is_alone else None
         if found is not None and not _is_left_alone():
             result = found(self._later, *args, **(kwargs or {}))
             if result is not None:
@@ -126,9 +132,12 @@ class Splitting(TorchFunctionMode):
 
 
 def _is_left_alone() -> bool:
-    """In a checkpoint, which computes anew without the mode and has to save the same; and where
-    calls have other dtypes than what they are given."""
+    """In a checkpoint, which computes anew without the mode and has to save the same; where calls
+    have other dtypes than what they are given; and where functions are transformed, as by vmap()
+    and jvp(), which know torch's own operations."""
     if any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
+        return True
+    if _C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0:
         return True
     top_hooks = getattr(_C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)
     return top_hooks(False) is not None
@@ -138,6 +147,11 @@ def _is_parameter(tensor: Any) -> bool:
     """Whether its gradient may come later; of complex numbers these backward passes know nothing"""
     is_trained = isinstance(tensor, Tensor) and tensor.requires_grad and not tensor.is_complex()
     return is_trained and _can_wait(tensor)
+
+
+def _is_plain(tensor: Any) -> bool:
+    """Whether operations do with it what torch says: a subclass may do something else."""
+    return type(tensor) in (Tensor, torch.nn.Parameter, type(None))
 
 
 def _can_wait(tensor: Tensor | None) -> bool:
@@ -153,17 +167,23 @@ def _add(parameter: Tensor, gradient: Tensor) -> None:
         parameter.grad.add_(gradient)
 
 
+def _needed(ctx: Any, weight: Tensor) -> Tensor | None:
+    """What the gradient of the input is computed of, if there is one: that is saved, so that torch
+    says it where something changes a weight before its backward pass."""
+    return weight if ctx.needs_input_grad[0] else None
+
+
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, later: Later) -> Tensor:
-        ctx.save_for_backward(x)
+        ctx.save_for_backward(x, _needed(ctx, weight))
         ctx.weight, ctx.bias, ctx.later = weight, bias, later
         return F.linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        (x,) = ctx.saved_tensors
-        for_x = gradient.matmul(ctx.weight) if ctx.needs_input_grad[0] else None
+        x, needed = ctx.saved_tensors
+        for_x = None if needed is None else gradient.matmul(needed)
         rows, inputs = gradient.flatten(0, -2), x.flatten(0, -2)
         if ctx.later.calls is None:
             for_bias = rows.sum(0) if ctx.needs_input_grad[2] else None
@@ -183,6 +203,8 @@ def _linear_later(weight: Tensor, bias: Tensor | None, rows: Tensor, inputs: Ten
 
 
 def _linear(later: Later, input: Any, weight: Any, bias: Any = None) -> Any:
+    if not all(map(_is_plain, (input, weight, bias))):
+        return None
     if not _is_parameter(weight) or not _can_wait(bias) or input.ndim < 2:
         return None
     return _linear_function(input, weight, bias, later)
@@ -193,14 +215,14 @@ class _Convolution(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, options: Any, later: Later
     ) -> Tensor:
-        ctx.save_for_backward(x)
+        ctx.save_for_backward(x, _needed(ctx, weight))
         ctx.weight, ctx.bias, ctx.options, ctx.later = weight, bias, options, later
         result: Tensor = _aten.convolution(x, weight, bias, *options)
         return result
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        (x,) = ctx.saved_tensors
+        x, _ = ctx.saved_tensors
         weight, bias, options, later = ctx.weight, ctx.bias, ctx.options, ctx.later
         sizes = None if bias is None else [*bias.shape]
         wanted = [ctx.needs_input_grad[0], True, bool(ctx.needs_input_grad[2])]
@@ -233,8 +255,9 @@ def _convolution(dims: int) -> Callable[..., Any]:
         dilation: Any = 1,
         groups: int = 1,
     ) -> Any:
-        is_plain = input.ndim == dims + 2 and not isinstance(padding, str)
-        if not is_plain or not _is_parameter(weight) or not _can_wait(bias):
+        is_plain = all(map(_is_plain, (input, weight, bias)))
+        is_batch = is_plain and input.ndim == dims + 2 and not isinstance(padding, str)
+        if not is_batch or not _is_parameter(weight) or not _can_wait(bias):
             return None
         stride, padding, dilation = (
             [each] * dims if isinstance(each, int) else [*each]
@@ -282,7 +305,8 @@ def _embedding(
     sparse: bool = False,
 ) -> Any:
     del norm_type
-    if max_norm is not None or sparse or not _is_parameter(weight):
+    is_plain = _is_plain(input) and _is_plain(weight)
+    if max_norm is not None or sparse or not is_plain or not _is_parameter(weight):
         return None
     where = -1 if padding_idx is None else padding_idx % weight.shape[0]
     return _embedding_function(input, weight, (where, scale_grad_by_freq), later)
