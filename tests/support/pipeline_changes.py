@@ -218,3 +218,21 @@ def of_no_number(rank: int) -> str:
     except tr.ConfigError as error:
         return str(error)
     return ""
+
+
+def of_many_shapes(rank: int) -> Pairs:
+    """Losses of batches of more shapes than are kept, some of them twice; and how many are kept."""
+    tensor = of("nn")[2]
+    stages = [nn.Linear(2, 2).to("float64"), nn.Linear(2, 2).to("float64")]
+    whole = nn.Sequential(*stages)
+    pipeline = tr.PipelineParallel(stages, 2, loss_fn=lambda output, _: (output * output).mean())
+    pairs: Pairs = {}
+    for number in (2, 3, *range(2, 302), 2, 301, 3):
+        x = tensor(np.linspace(-1.0, 1.0, 2 * number).reshape(number, 2))
+        output = whole(x)
+        pairs[f"{len(pairs)}: {number} rows"] = (
+            pipeline.evaluate(x, x),
+            (output * output).mean().item(),
+        )
+    kept = len(pipeline._executor._wire._known)
+    return {**pairs, "kept": (kept, min(kept, 256))}

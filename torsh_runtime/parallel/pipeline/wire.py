@@ -26,6 +26,11 @@ _FIRST_TAG = 1 << 16
 """Above those that programs use themselves."""
 
 
+_KNOWN = 256
+"""Of so many kinds of batches shapes are known; those of the one that was seen least lately are
+told anew."""
+
+
 class Message(NamedTuple):
     """Activations of a microbatch to the next stage, or their gradients to the one before."""
 
@@ -84,8 +89,8 @@ class Wire:
                 orders = {rank: [*self._sent_here(row)] for rank, row in enumerate(table.rows)}
                 self._table, self._orders = table, orders
             self._queues = {rank: deque(order) for rank, order in self._orders.items()}
-        self._is_new = key not in self._known
-        self._shapes = {} if self._is_new else self._known[key]
+        known = self._known.pop(key, None)  # end() has it back, as the newest
+        self._is_new, self._shapes = known is None, known or {}
         self._key, self.sent = key, 0
 
     def send(self, message: Message, values: Sequence[Any], specs: Sequence[Spec]) -> None:
@@ -173,6 +178,8 @@ class Wire:
                 work.wait()
         self._sending.clear()
         self._known[self._key] = self._shapes
+        if len(self._known) > _KNOWN:  # all ranks have the same ones, and forget the same one
+            del self._known[next(iter(self._known))]
 
     def forget(self) -> None:
         """What is under way, of a step that failed."""

@@ -70,7 +70,7 @@ def tolerance_of(adapter: ModuleAdapter[Any]) -> float:
 
 def _precision(dtype: str) -> float:
     """How far numbers of this dtype are apart at 1."""
-    known = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+    known = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "float32": 2.0**-23, "float64": 2.0**-52}
     return next((size for name, size in known.items() if dtype.endswith(name)), 2.0**-23)
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from torsh_runtime import nn
 from torsh_runtime.layout import Shard, TensorLayout
-from torsh_runtime.parallel.verification.comparing import Held, Pair, why
+from torsh_runtime.modules import adapter_class
+from torsh_runtime.parallel.verification.comparing import Held, Pair, tolerance_of, why
 from torsh_runtime.parallel.verification.difference import Difference, Verification
 from torsh_runtime.parallel.verification.microbatches import dealt
 from torsh_runtime.parallel.verification.placing import DataCut, Part, places
@@ -118,3 +120,9 @@ def test_in_words() -> None:
     assert found.first is one
     told = "first, the gradient of 'head.weight' on rank 3 (tp 1) is 1; 1 more differ after it"
     assert str(found) == told
+
+
+@pytest.mark.parametrize(("dtype", "digits"), [("float16", 10), ("bfloat16", 7), ("float64", 52)])
+def test_tolerances_go_by_the_dtype(dtype: str, digits: int) -> None:
+    model = nn.Linear(2, 2).to(dtype)
+    assert tolerance_of(adapter_class(model)(model)) == pytest.approx(2.0 ** (-0.6 * digits))
