@@ -54,7 +54,7 @@ def test_ranks_that_leave_out_different_layers_average_behind_the_experts(
 
 def test_what_does_not_fit_is_refused_on_all_ranks() -> None:
     for said in whole(found("nn", 2)["refused"]):
-        assert len(said) == 7
+        assert len(said) == 8
         assert "top_k is from 1 to 4" in said[0]
         assert "'tanh'" in said[1]
         assert "capacity_factor is above 0" in said[2]
@@ -62,3 +62,4 @@ def test_what_does_not_fit_is_refused_on_all_ranks() -> None:
         assert "'jax'" in said[4]
         assert "router's values" in said[5]
         assert "(2, 7) is not (…, 6)" in said[6]
+        assert "finite, or None, not inf" in said[7]

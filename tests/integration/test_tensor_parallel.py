@@ -179,3 +179,12 @@ def test_what_is_wrong_is_said_on_all_ranks(framework: str) -> None:
         assert "have the same scores of 4 classes" in said[23]
         assert "rank(s) 1 of the axis 'tp' are given another input" in said[24]
         assert all("different parts of the model" in each for each in said[25:])
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(not has_torch, reason="needs torch")
+def test_parameters_may_be_of_a_subclass_of_tensors() -> None:
+    results = run_in_one_world(2, {"subclassed": tensor_layers.subclassed}, 60.0)["subclassed"]
+    for each in results:
+        assert not isinstance(each, Raised), each.error.trace
+        assert max(each.values()) < 1e-12, each

@@ -225,6 +225,7 @@ def refused(rank: int, ranks: int) -> list[str]:
         lambda: make(6, 8, 4, framework="jax"),
         lambda: seeded(rank),
         lambda: layer(nn.Tensor(np.zeros((2, 6 + rank)))),
+        lambda: make(6, 8, 4, capacity_factor=float("inf"), framework="nn"),
     ]
     said = []
     for each in wrong:

@@ -511,3 +511,28 @@ def alone_with_two_axes() -> Any:
 def _seeded(tools: Kit, seed: int, call: Callable[[], Any]) -> Any:
     tools.seed(seed)
     return call()
+
+
+def subclassed(rank: int) -> dict[str, float]:
+    """How far gradients and outputs are apart where parameters are of a subclass of tensors."""
+    import torch
+
+    class Own(torch.Tensor):
+        pass
+
+    def made() -> Any:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 4)).double()
+        for layer in model:
+            for name, each in [*layer.named_parameters()]:
+                setattr(layer, name, torch.nn.Parameter(each.detach().as_subclass(Own)))
+        return model
+
+    whole, spread = made(), tr.parallelize(made(), None, {"0": tr.Column(), "1": tr.Row()})
+    inputs = [torch.ones(3, 4, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    outputs = [model(each) for model, each in zip((whole, spread), inputs, strict=True)]
+    for each in outputs:
+        each.square().sum().backward()
+    pairs = {"output": outputs, "input": [each.grad for each in inputs]}
+    pairs["bias"] = [model[1].bias.grad for model in (whole, spread)]
+    return {name: float((one - other).detach().abs().max()) for name, (one, other) in pairs.items()}

@@ -34,11 +34,17 @@ def _compare(tensor: Tensor, axis: Axis, where: str) -> None:
     check_same_input(tensor.detach(), axis, where)
 
 
+def _added(summed: Tensor, bias: Tensor) -> Tensor:
+    """In place; a subclass's sum is a view of its values, where torch has none of that."""
+    is_plain = type(summed) is Tensor and type(bias) in (Tensor, nn.Parameter)
+    return summed.add_(bias) if is_plain else summed + bias
+
+
 class _OfTorch:
     framework = "torch"
     functional = functional
     compare = staticmethod(_compare)
-    added = staticmethod(Tensor.add_)
+    added = staticmethod(_added)
 
 
 class ColumnParallelLinear(_OfTorch, layers.ColumnParallelLinear, nn.Linear):
