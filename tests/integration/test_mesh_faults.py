@@ -106,7 +106,7 @@ def test_ranks_that_build_different_things_are_told_before_work_starts() -> None
         "4 microbatches",
         "schedule gpipe",
         "do not have the same pipeline",
-        "rank 3, pp 1, dp 1: a schedule of 2 stages and 0 microbatches",
+        "rank 3, pp 1, dp 1: num_microbatches=0: a whole number",
         "4 experts",
     )
     everyone = whole(run_processes(4, mesh_faults.differing, 20.0))
