@@ -92,7 +92,8 @@ class _Plan(NamedTuple):
     def tasks(self, group: ProcessGroup | None = None) -> list[tuple[Task, ...]]:
         """By the rank whose keys they are about; without a group those of whole sequences."""
         rank, ranks = (group.rank, group.world_size) if group else (0, 1)
-        return [tasks(self.length, ranks, rank, source, *self[1:3]) for source in range(ranks)]
+        who_sees = self.documents, self.causal
+        return [tasks(self.length, ranks, rank, source, *who_sees) for source in range(ranks)]
 
 
 def _agreed(

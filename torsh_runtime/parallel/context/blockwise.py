@@ -28,7 +28,8 @@ class Blockwise(JointOperation):
 
     def forward(self, *arrays: Array) -> tuple[Array, Sequence[Array]]:
         query, *block = arrays
-        key, value = map(contiguous, block)  # kernels take 0.9 of the time where heads lie so
+        # Kernels are faster where a head's tokens lie one behind the other.
+        key, value = map(contiguous, block)
         merged, route = _Merged(query, value), self.route()
         for source, (keys, values) in route.blocks([key, value]):
             for task in self.tasks[source]:

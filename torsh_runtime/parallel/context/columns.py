@@ -20,7 +20,7 @@ class Columns(Kernel):
     """
 
     def __init__(self, kernel: Kernel, lengths: Container[int]) -> None:
-        """`lengths`: those."""
+        """`lengths`: the numbers of keys at which columns are faster than the kernel alone."""
         self._kernel, self._lengths = kernel, lengths
 
     def forward(

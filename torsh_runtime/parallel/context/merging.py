@@ -51,9 +51,9 @@ class Sum:
         return self._total
 
     def _begin(self, total: Array) -> None:
-        self._total = total
-        if self._first is not None:
-            self.add(*self._first)
+        self._total, first, self._first = total, self._first, None
+        if first is not None:
+            self.add(*first)
 
 
 def empty_by_token(like: Array) -> Array:
