@@ -106,9 +106,10 @@ class Layer:
         self.become(entry, axis, where, lie)
 
     def _check(self, tensor: Any, size: int, what: str) -> None:
-        if tuple(tensor.shape[-1:]) != (size,):
+        shape = tensor.shape
+        if not shape or shape[-1] != size:
             raise ConfigError(
-                f"{self.where}: an input of shape {tuple(tensor.shape)} came to rank "
+                f"{self.where}: an input of shape {tuple(shape)} came to rank "
                 f"{self.axis.index} of the axis {self.axis.name!r}, where (…, {size}) was "
                 f"expected: {what}"
             )
@@ -244,13 +245,15 @@ class RowParallelLinear(Layer):
         if not self.entry.input_is_parallel:
             self._check(input, self.in_features, "all input features")
             input = regions.scatter(input, self.axis.group, -1, self.sizes)
-        self._check(input, self.sizes[self.axis.index], "this rank's features")
-        dim = self.entry.sequence_dim
+        self._check(input, self.sizes[self.axis.group.rank], "this rank's features")
+        dim, bias = self.entry.sequence_dim, self.bias
         summed = self._summed(self.functional.linear(input, self.weight), dim)
-        if self.bias is None:
+        if bias is None:
             return summed
-        bias = self.bias if dim is None else regions.copy(self.bias, self.axis.group)
-        bias = bias if bias.dtype == summed.dtype else bias.to(summed.dtype)
+        if dim is not None:
+            bias = regions.copy(bias, self.axis.group)
+        if bias.dtype != summed.dtype:
+            bias = bias.to(summed.dtype)
         return self.added(summed, bias) if dim is None else summed + bias
 
 
