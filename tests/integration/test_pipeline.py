@@ -269,6 +269,13 @@ def test_a_stage_that_cannot_be_wrapped_is_told_on_the_ranks_of_all_stages() -> 
         assert "rank 1: ValueError: no wrapper for this stage" in said
 
 
+@pytest.mark.parametrize("wrapper", ["DistributedDataParallel", "FullyShardedDataParallel"])
+def test_replicas_do_not_wait_for_one_that_cannot_be_wrapped(wrapper: str) -> None:
+    body = partial(pipeline_traps.wrapped_on_some_replicas, wrapper=wrapper)
+    for said in whole(run_processes(4, body, 5.0)):
+        assert "ValueError: no wrapper here" in said
+
+
 def test_costs_are_measured_and_the_same_on_all_ranks() -> None:
     first, second = whole(run_processes(2, pipeline_training.measured, 60.0))
     assert {*first["own"]} | {*second["own"]} == {

@@ -344,6 +344,24 @@ def wrapped_in_vain(rank: int) -> str:
     return ""
 
 
+def wrapped_on_some_replicas(rank: int, wrapper: str) -> str:
+    """What is said where one replica of a stage cannot be wrapped, while the other one waits for it
+    in the wrapper."""
+    mesh = tr.init_device_mesh({"pp": 2, "dp": 2})
+
+    def wrap(stage: Any) -> Any:
+        if rank == 3:
+            raise ValueError("no wrapper here")
+        return getattr(tr, wrapper)(stage, process_group=mesh["dp"])
+
+    options: dict[str, Any] = {"mesh": mesh, "cuts": CUTS[2], "loss_fn": nn_loss, "wrap": wrap}
+    try:
+        tr.PipelineParallel(nn_model(), MICROBATCHES, **options)
+    except tr.ConfigError as error:
+        return str(error)
+    return ""
+
+
 def refusals(rank: int) -> list[str]:
     """What each wrong use says."""
     x, y = map(nn.from_numpy, batch(0))

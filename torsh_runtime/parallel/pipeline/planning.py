@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -95,7 +95,7 @@ def agreed(group: ProcessGroup, make: Callable[[], Any], text: Callable[[Any], s
     except Exception as error:  # the others would wait for this rank
         kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
         problem, cause = f"{kind}{error}", error
-    told = [json.loads(each) for each in texts_of_all(group, json.dumps([problem, own]))]
+    told = _told(group, [problem, own])
     problems = {said: rank for rank, (said, _) in reversed([*enumerate(told)]) if said}
     if problems:
         named = (f"{group.called(rank)}: {said}" for said, rank in problems.items())
@@ -108,6 +108,37 @@ def agreed(group: ProcessGroup, make: Callable[[], Any], text: Callable[[Any], s
             group.job_ranks,
         )
     return made
+
+
+def wrapped(
+    stages: Mapping[int, Any],
+    wrap: Callable[[Any], Any] | None,
+    everyone: ProcessGroup,
+    data: ProcessGroup | None,
+) -> dict[int, Any]:
+    """What wrap() makes of a rank's stages. ConfigError on all ranks if it raises on any: ranks of
+    other stages would wait, and replicas of the stage in their wrappers."""
+    call = wrap or (lambda stage: stage)
+
+    def make() -> Any:
+        return {n: call(stage) for n, stage in stages.items()}
+
+    def among_replicas() -> Any:
+        return make() if data is None else agreed(data, make, lambda _: "")
+
+    made: dict[int, Any] = agreed(everyone, among_replicas, lambda _: "")
+    return made
+
+
+def _told(group: ProcessGroup, own: Sequence[str]) -> list[Sequence[str]]:
+    """What each rank says. One that is still within make(), where wrappers compare texts too, has
+    an error there for this one's, and says its own next."""
+    while True:
+        told = texts_of_all(group, json.dumps(own))
+        try:
+            return [json.loads(each) for each in told]
+        except ValueError:
+            continue
 
 
 def _check_chain(group: ProcessGroup, model: Any, example: Any) -> None:

@@ -22,7 +22,7 @@ from torsh_runtime.parallel.pipeline.executor import Executor, Work, ahead_of
 from torsh_runtime.parallel.pipeline.failing import Failures
 from torsh_runtime.parallel.pipeline.lanes import lanes_of
 from torsh_runtime.parallel.pipeline.measuring import measured_costs, timeline_of
-from torsh_runtime.parallel.pipeline.planning import Plan, agreed, planned
+from torsh_runtime.parallel.pipeline.planning import Plan, agreed, planned, wrapped
 from torsh_runtime.parallel.pipeline.sharing import Sharing, check_wanted, merged, shared
 from torsh_runtime.parallel.pipeline.simulation import Costs, Simulation, simulate
 from torsh_runtime.parallel.pipeline.stage import HOLDS, REDUCES, Stage
@@ -98,7 +98,7 @@ class PipelineParallel:
         plan = planned(group, everyone, stages, cuts, example, *how)
         self.placement, self._table = plan.placement, plan.table
         own = self._take_part(plan)
-        self.stages = _wrapped(own, wrap, everyone)
+        self.stages = wrapped(own, wrap, everyone, self._data)
         self.module.parallel_wrappers = tuple(self.stages.values()) if wrap else ()
         kept = [self.stages[n] is m or hasattr(self.stages[n], REDUCES) for n, m in own.items()]
         self._unreduced = _unreduced(self.stages, self._data, wrap is not None)
@@ -346,18 +346,6 @@ def _said_of_batches(rows: NDArray[np.int64]) -> tuple[set[int], set[int]]:
     """The keys of shapes, and the numbers of microbatches, that a pipeline's ranks have."""
     keys, counts = ({*column.tolist()} - {0} for column in rows.T[:2])
     return keys, counts
-
-
-def _wrapped(
-    stages: Mapping[int, Any], wrap: Callable[[Any], Any] | None, everyone: ProcessGroup
-) -> dict[int, Any]:
-    """What wrap() makes of a rank's stages. ConfigError on all ranks if it raises for a stage: the
-    ranks of others would wait. Replicas of one stage raise alike, or wait within wrap()."""
-    call = wrap or (lambda stage: stage)
-    made: dict[int, Any] = agreed(
-        everyone, lambda: {n: call(stage) for n, stage in stages.items()}, lambda _: ""
-    )
-    return made
 
 
 def _data_group(mesh: DeviceMesh | None) -> ProcessGroup | None:
