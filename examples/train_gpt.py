@@ -354,7 +354,7 @@ def check(error: Callable[[str], Any], options: argparse.Namespace) -> None:
     if options.batch % ranks and not options.mesh:
         error(f"--batch {options.batch} cannot be shared by {ranks} ranks equally")
     if options.mesh and (ranks == 1 or options.sample or options.compression):
-        error("--mesh is for torshrun, without --sample and --compression")
+        error("--mesh is for several ranks, without --sample and --compression")
     if options.experts and ranks > 1 and not options.mesh:
         error("--experts on several ranks are for --mesh, such as dp=-1,ep=2")
     if options.experts and options.batch % MICROBATCHES:

@@ -28,6 +28,7 @@ def found(framework: str, ranks: int) -> dict[Any, list[Any]]:
     bodies["refused"] = partial(regions.refused, framework, ranks=ranks)
     bodies["alone"] = lambda rank: regions.alone(framework)
     if framework == "torch":
+        bodies["compiled"] = regions.compiled
         bodies["twice"] = partial(regions.twice, ranks=ranks)
         bodies["saved"] = regions.overwritten_though_saved
         bodies["view"] = regions.overwriting_a_view
@@ -89,3 +90,10 @@ def test_what_does_not_fit_is_refused(framework: str) -> None:
         assert "of size 3, this rank's part" in said[2]
         assert "(5, 5) are not all of dimension 0" in said[3]
         assert "numpy.ndarray is no tensor" in said[4]
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch")
+def test_may_be_compiled() -> None:
+    for apart in whole(found("torch", 2)["compiled"]):
+        assert max(apart) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -304,6 +305,28 @@ def twice(rank: int, ranks: int) -> bool:
     (first,) = torch.autograd.grad(used.sum(), leaf, create_graph=True)
     (second,) = torch.autograd.grad(first.sum(), leaf)
     return bool(np.allclose(second.numpy(), sum(6 * 3 * (r + 1) ** 3 for r in range(ranks))))
+
+
+def compiled(rank: int) -> list[float]:
+    """How far torch.compile's results and gradients are from plain ones. It must not warn."""
+    torch = importlib.import_module("torch")
+    group = tr.group.WORLD
+
+    def step(x: Any) -> Any:
+        y = regions.reduce(torch.sin(regions.copy(x * 2, group)), group)
+        return (y * regions.gather(x, group, 0).sum()).sum()
+
+    def found(call: Callable[[Any], Any]) -> list[Any]:
+        x = torch.arange(4.0, dtype=torch.float64).requires_grad_()
+        loss = call(x)
+        loss.backward()
+        return [loss.detach(), x.grad]
+
+    plain = found(step)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Dynamo detected")
+        traced = found(torch.compile(step, backend="eager"))
+    return [float((a - b).abs().max()) for a, b in zip(plain, traced, strict=True)]
 
 
 def alone(framework: str) -> bool:

@@ -233,7 +233,8 @@ PATTERNS = (
     ),
     Pattern(
         Kind.NAN,
-        r"\b(?:nan|NaN|NAN|nans|NaNs)\b|\b[Nn]on-?finite\b|\b[Nn]ot finite\b|^FloatingPointError: |"
+        r"(?<![\w-]-)\b(?:nan|NaN|NAN|nans|NaNs)\b|\b[Nn]on-?finite\b|\b[Nn]ot finite\b|"
+        r"^FloatingPointError: |"
         r"\b(?:loss|gradient|norm)\w*\b.*\b(?:inf|infinite)\b",
         "A loss, gradient or weight is no finite number any more (NaN or infinite).",
         "Look at the batch and the learning rate of that step: a smaller rate or warm-up, clipped "

@@ -31,8 +31,8 @@ void Engine::drive(Lock& lock, Turn& turn, double until, const Finished& finishe
 // True if something has moved.
 bool Engine::idle(Lock& lock, Turn& turn, Stillness& still, double until) {
   const double time = now();
+  if (still.since == 0) still.since = time;
   const Idling idling = turn.background ? Idling::sleep : setup_.idling();
-  if (still.since == 0) still = {time, idling == Idling::spin ? Yields::alone() : Yields()};
   if (idling == Idling::spin && time < still.since + spin_seconds && !is_crowded()) return spin(lock);
   if (idling == Idling::sleep || still.yields.are_over()) return sleep(lock, turn, until);
   lock.unlock();

@@ -5,8 +5,6 @@
 
 #include <sched.h>
 
-#include <limits>
-
 #include "common/clock.hpp"
 
 namespace torsh {
@@ -36,10 +34,6 @@ class Yields {
   // At most so many, of which so many may be in vain, because nobody else ran.
   explicit Yields(int times = most, int in_vain = most) : left_(times), left_in_vain_(in_vain) {}
 
-  // Where who waits has a processor to itself: looking on costs nobody anything, and to be woken took 80 us of a
-  // training step's 1,000 between two sums. Work of others ends it, for that takes longer.
-  static Yields alone() { return Yields(any, any); }
-
   bool are_over() const { return left_ == 0 || left_in_vain_ <= 0 || before_ > until_; }
 
   // Lets others run, unless it is over.
@@ -55,7 +49,6 @@ class Yields {
   }
 
  private:
-  static constexpr int any = std::numeric_limits<int>::max();
   static constexpr double handover = 2e-6;  // a yield that takes less has let nobody else run
 
   int left_, left_in_vain_;

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from functools import cache
-from importlib import import_module
 from typing import Any
 
 from torsh_runtime.comm.group import ProcessGroup
@@ -121,19 +119,18 @@ def _mapped(tensor: Any, applied_map: Map) -> Any:
 
 def applied(tensor: Any, operation: Operation) -> Any:
     """What an operation makes of a tensor, through which gradients flow by way of its adjoint."""
-    kind: Any = type(tensor)
-    return _framework(kind).applied(tensor, operation)
-
-
-@cache
-def _framework(kind: type) -> Any:
-    """The module that knows tensors of the kind. TypeError if none does."""
+    # No cache, no import_module(): torch.compile traces this, warns of the one, fails at the other.
     torch = sys.modules.get("torch")
-    if torch is not None and issubclass(kind, torch.Tensor):
-        return import_module(f"{__name__}.torch")
+    if torch is not None and isinstance(tensor, torch.Tensor):
+        from torsh_runtime.parallel.regions import torch as in_torch
+
+        return in_torch.applied(tensor, operation)
     nn = sys.modules.get("torsh_runtime.nn")
-    if nn is not None and issubclass(kind, nn.Tensor):
-        return import_module(f"{__name__}.nn")
+    if nn is not None and isinstance(tensor, nn.Tensor):
+        from torsh_runtime.parallel.regions import nn as in_nn
+
+        return in_nn.applied(tensor, operation)
     raise TypeError(
-        f"a {kind.__module__}.{kind.__qualname__} is no tensor of torch or of torsh_runtime.nn"
+        f"a {type(tensor).__module__}.{type(tensor).__qualname__} is no tensor of torch or of "
+        f"torsh_runtime.nn"
     )

@@ -50,3 +50,17 @@ def test_not_every_error_of_checkpoints_is_of_damaged_ones(text: str, kind: str)
     found = by_words([f"torsh_runtime.errors.CheckpointError: {text}"], "python")
     assert found
     assert found.kind is Kind[kind]
+
+
+@pytest.mark.parametrize(
+    ("said", "is_nan"),
+    [
+        ("loss -nan", True),
+        ("loss: nan", True),
+        ("usage: train.py [-h] [--lr LR] [--check-nan]", False),
+        ("train.py: error: argument --on-NaN: expected one argument", False),
+    ],
+)
+def test_an_option_is_not_a_number_that_is_none(said: str, is_nan: bool) -> None:
+    found = by_words([said], "python")
+    assert (found is not None and found.kind is Kind.NAN) is is_nan

@@ -1,6 +1,7 @@
 // How a rank waits: for peers, and for the channel itself.
 #include <algorithm>
 #include <chrono>
+#include <limits>
 #include <thread>
 
 #include "common/clock.hpp"
@@ -37,7 +38,7 @@ bool Channel::all_come(double patience) {
     return own.coming.load(std::memory_order_acquire) >= next || own.sequence.load(std::memory_order_acquire) >= next;
   };
   const double until = now() + patience;
-  Yields yields = Yields::alone();
+  Yields yields(std::numeric_limits<int>::max(), std::numeric_limits<int>::max());
   for (int peer = 0; peer < ranks_; ++peer) {
     while (peer != rank_ && !has_come(peer)) {
       if (now() >= until || segment_.header().aborted_by.load(std::memory_order_relaxed) != 0) return false;
@@ -108,12 +109,11 @@ void Channel::await(int peer) {
   }
 }
 
-// Lets others run until it has come. Not for long where there are more ranks than processors, and less so if
+// Lets others run until it has come. Not for long, and less so where there are more ranks than processors and
 // nobody runs meanwhile: the scheduler may not let those run that are waited for (sched(7), autogroups).
 template <class HasCome>
 bool Channel::yield(HasCome has_come) {
-  const int in_vain = std::max(Yields::most * cpus_.load(std::memory_order_relaxed) / neighbours_, 1);
-  Yields yields = spins_ ? Yields::alone() : Yields(Yields::most, in_vain);
+  Yields yields(Yields::most, std::max(Yields::most * cpus_.load(std::memory_order_relaxed) / neighbours_, 1));
   while (yields.once()) {
     if (has_come()) return true;
   }
