@@ -1,9 +1,13 @@
-"""Who waits for another rank leaves its processor to others before long."""
+"""Who waits for another rank leaves its processor before long to others that want it."""
 
 from __future__ import annotations
 
+import os
 import resource
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -36,7 +40,21 @@ def sleeps(waits: str, rank: int) -> int:
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before
 
 
+@pytest.fixture
+def strangers() -> Iterator[None]:
+    """Processes of another session that keep all processors busy."""
+    command = [sys.executable, "-c", "while True: pass"]
+    running = [subprocess.Popen(command, start_new_session=True) for _ in os.sched_getaffinity(0)]
+    try:
+        yield
+    finally:
+        for each in running:
+            each.kill()
+            each.wait()
+
+
+@pytest.mark.usefixtures("strangers")
 @pytest.mark.parametrize("waits", ["all_reduce", "recv"])
-def test_who_waits_for_a_late_rank_sleeps(waits: str) -> None:
+def test_who_waits_beside_strangers_sleeps(waits: str) -> None:
     found = run_in_one_world(2, {waits: partial(sleeps, waits)}, 60.0)
     assert found[waits][0] > TURNS / 2, found

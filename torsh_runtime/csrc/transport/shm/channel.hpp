@@ -209,6 +209,7 @@ class Channel {
     return static_cast<std::int32_t>(shown - static_cast<std::uint32_t>(awaited_)) >= 0;
   }
   bool spin(int peer);
+  bool look_on(int peer);
   int last_cpu(int peer);
   bool shares_cpu(int peer);
   void move_away();

@@ -2,6 +2,8 @@
 
 #include <sched.h>
 
+#include "transport/small_files.hpp"
+
 namespace torsh::shm {
 
 int current_cpu() { return sched_getcpu(); }
@@ -10,6 +12,14 @@ int allowed_cpus(cpu_set_t& set) {
   CPU_ZERO(&set);
   if (sched_getaffinity(0, sizeof set, &set) != 0) CPU_SET(current_cpu(), &set);
   return CPU_COUNT(&set);
+}
+
+bool threads_have_cpus(int cpus) {
+  const auto loads = read_file("/proc/loadavg");  // three averages, then "running/all"
+  if (!loads) return false;
+  const auto found = words(*loads);
+  const auto running = found.size() > 3 ? leading<int>(found[3]) : std::nullopt;
+  return running && *running <= cpus;
 }
 
 void leave_cpus(const std::vector<int>& occupied) {
