@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -132,13 +133,19 @@ def wrapped(
 
 def _told(group: ProcessGroup, own: Sequence[str]) -> list[Sequence[str]]:
     """What each rank says. One that is still within make(), where wrappers compare texts too, has
-    an error there for this one's, and says its own next."""
+    an error there for this one's, and says its own next. ConfigError if none does for a timeout."""
+    deadline = time.monotonic() + group.timeout
     while True:
         told = texts_of_all(group, json.dumps(own))
         try:
             return [json.loads(each) for each in told]
         except ValueError:
-            continue
+            if time.monotonic() < deadline:
+                continue
+            raise ConfigError(
+                f"{group.called(group.rank)}: {own[0]}; other ranks go on in wrap() whatever it "
+                f"raises: let wrap() raise what wrappers raise"
+            ) from None
 
 
 def _check_chain(group: ProcessGroup, model: Any, example: Any) -> None:

@@ -20,10 +20,7 @@ class _Applied(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        adjoint = ctx.operation.adjoint
-        if torch.is_grad_enabled():
-            return applied(gradients[0], adjoint), None
-        return adjoint(gradients[0]), None
+        return applied(gradients[0], ctx.operation.adjoint), None
 
 
 def _differentiated(adjoint: Operation, gradient: torch.Tensor) -> torch.Tensor | None:
@@ -31,24 +28,18 @@ def _differentiated(adjoint: Operation, gradient: torch.Tensor) -> torch.Tensor 
     return applied(gradient, adjoint) if torch.is_grad_enabled() else None
 
 
-def _applied_in_place(tensor: torch.Tensor, operation: Operation) -> torch.Tensor:
-    """Gradients need no node, which would cost them time."""
-    needs_gradient = tensor.requires_grad
-    operation(tensor.detach() if needs_gradient else tensor)
-    torch.autograd.graph.increment_version(tensor)  # who has saved it notices
-    if needs_gradient:
-        remember: Any = tensor.register_hook
-        remember(partial(_differentiated, operation.adjoint))
-    return tensor
-
-
 @leave_alone
 def applied(tensor: torch.Tensor, operation: Operation) -> torch.Tensor:
     """See regions.applied()."""
-    if operation.is_in_place:
-        if not (tensor.requires_grad and tensor._is_view()):
-            return _applied_in_place(tensor, operation)
+    if operation.is_in_place and tensor.requires_grad and tensor._is_view():
         operation = operation.adjoint.adjoint  # torch asks the view's base what has become of it
+    if operation.is_in_place:  # gradients need no node, which would cost them time
+        operation(tensor.detach())
+        torch.autograd.graph.increment_version(tensor)  # who has saved it notices
+        if tensor.requires_grad:
+            remember: Any = tensor.register_hook
+            remember(partial(_differentiated, operation.adjoint))
+        return tensor
     if not (tensor.requires_grad and torch.is_grad_enabled()):
         found: torch.Tensor = operation(tensor)
         return found

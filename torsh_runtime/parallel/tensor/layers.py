@@ -245,7 +245,7 @@ class RowParallelLinear(Layer):
         if not self.entry.input_is_parallel:
             self._check(input, self.in_features, "all input features")
             input = regions.scatter(input, self.axis.group, -1, self.sizes)
-        self._check(input, self.sizes[self.axis.group.rank], "this rank's features")
+        self._check(input, self.sizes[self.axis.index], "this rank's features")
         dim, bias = self.entry.sequence_dim, self.bias
         summed = self._summed(self.functional.linear(input, self.weight), dim)
         if bias is None:
