@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from support.etcd_servers import binary_or_skip
 from support.hosts import needs_hosts
@@ -112,29 +113,23 @@ def test_network() -> None:
 @pytest.mark.netns
 @needs_hosts
 def test_an_interrupted_network_benchmark_leaves_no_namespace() -> None:
-    before = namespaces()
     command = [sys.executable, str(BENCHMARKS / "network.py"), "--peers", "ours", "--rounds", "99"]
     with subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stderr is not None
         assert "round 1" in process.stderr.readline()
-        assert namespaces() - before
+        started = psutil.Process(process.pid).children(recursive=True)
+        assert {namespace_of(each) for each in started} - {namespace_of(psutil.Process())}
         process.send_signal(signal.SIGTERM)
         process.stderr.read()
         assert process.wait(TIMEOUT) == 130
-    assert soon(lambda: not namespaces() - before, 2)
+    assert soon(lambda: not any(each.is_running() for each in started), 10), started
 
 
-def namespaces() -> set[str]:
-    """The network namespaces that any process is in."""
-    found = set()
-    for entry in Path("/proc").glob("[0-9]*/ns/net"):
-        try:
-            found.add(str(entry.readlink()))
-        except OSError:
-            continue
-    return found
+def namespace_of(process: psutil.Process) -> str:
+    """The network namespace that a process is in, and that ends with the last process in it."""
+    return str(Path(f"/proc/{process.pid}/ns/net").readlink())
 
 
 @pytest.mark.torch

@@ -67,6 +67,7 @@ std::unique_ptr<Messenger> Group::messenger(GroupSetup& setup) {
     }
   }
   made.idling = [this] { return idling(); };
+  made.threads_have_cpus = [this] { return channel_.threads_have_cpus(); };
   made.alarm = control_ ? control_->descriptor() : -1;
   made.check = [this] { check(); };
   made.standing = [this](int peer) { return standing(peer); };

@@ -34,11 +34,22 @@ bool Engine::idle(Lock& lock, Turn& turn, Stillness& still, double until) {
   if (still.since == 0) still.since = time;
   const Idling idling = turn.background ? Idling::sleep : setup_.idling();
   if (idling == Idling::spin && time < still.since + spin_seconds && !is_crowded()) return spin(lock);
-  if (idling == Idling::sleep || still.yields.are_over()) return sleep(lock, turn, until);
+  if (idling == Idling::sleep) return sleep(lock, turn, until);
+  if (still.yields.are_over()) {
+    if (idling != Idling::spin || !looks_on(turn, time)) return sleep(lock, turn, until);
+    still.since = time;
+    return false;
+  }
   lock.unlock();
   still.yields.once();
   lock.lock();
   return false;
+}
+
+// Once in a turn, not for each piece of what comes slowly.
+bool Engine::looks_on(Turn& turn, double time) {
+  if (turn.looks_until == 0) turn.looks_until = time + longest_look;
+  return time < turn.looks_until && !is_crowded() && setup_.threads_have_cpus();
 }
 
 bool Engine::spin(Lock& lock) {

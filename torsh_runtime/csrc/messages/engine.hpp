@@ -57,6 +57,7 @@ class Engine {
   // drive.cpp
   void drive(Lock& lock, Turn& turn, double until, const Finished& finished);
   bool idle(Lock& lock, Turn& turn, Stillness& still, double until);
+  bool looks_on(Turn& turn, double time);
   bool spin(Lock& lock);
   bool sleep(Lock& lock, Turn& turn, double until);
   void step_aside(Lock& lock);

@@ -29,6 +29,8 @@ struct MessengerSetup {
   std::unique_ptr<shm::Bell> bell;
   // Asked by the thread that waits, whenever nothing more has come.
   std::function<Idling()> idling = [] { return Idling::yield; };
+  // Whether who spins keeps nobody from running, and may go on.
+  std::function<bool()> threads_have_cpus = [] { return false; };
   // When this is readable, `check` is called at once; -1 is none.
   int alarm = -1;
   // Called every 20 ms, and upon alarm(), by whoever waits, without any lock held: throws Failure or Interrupted when

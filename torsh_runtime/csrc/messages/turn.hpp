@@ -33,6 +33,7 @@ struct Engine::Turn {
   Engine& engine;
   const bool background;
   bool lost = false;
+  double looks_until = 0;  // instead of sleeping, where it may; from when it would have slept first
 };
 
 // A thread that waits.

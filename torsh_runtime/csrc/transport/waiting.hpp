@@ -16,6 +16,11 @@ constexpr double nap = 0.02;
 constexpr double spin_seconds = 100e-6;
 constexpr int polls_per_look = 64;
 
+// Seconds that it goes on to look instead of sleeping, as long as nobody is kept from running by that. A virtual
+// machine takes 60 to 100 us to wake it, and ranks that compute the same are 20 to 200 us apart, on a host with other
+// guests more.
+constexpr double longest_look = 1e-3;
+
 // In a loop that waits for another processor.
 inline void spin_pause() {
 #if defined(__x86_64__)

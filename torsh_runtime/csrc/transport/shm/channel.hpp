@@ -63,6 +63,8 @@ class Channel {
   // Whether each rank of this machine can have a processor for itself, and may use it all the time.
   // As far as this rank knows; once all have met, and called settle(), they agree.
   bool is_roomy() const { return neighbours_ <= cpus_.load(std::memory_order_relaxed); }
+  // Whether there is a processor for each thread that wants to run now; it may change all the time.
+  bool threads_have_cpus() const;
   void settle();
   int squad() const { return squad_; }
   Reach& reach() { return reach_; }

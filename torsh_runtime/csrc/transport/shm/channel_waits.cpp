@@ -16,9 +16,6 @@ namespace {
 
 constexpr double short_nap = 50e-6;
 constexpr double left_nap = 4e-6;  // for each rank, while nobody wakes
-// Seconds that a rank looks on instead of sleeping. A virtual machine takes 60 to 100 us to wake it, and ranks that
-// compute the same are 20 to 200 us apart, on a host with other guests more.
-constexpr double longest_look = 1e-3;
 
 }  // namespace
 
@@ -64,16 +61,18 @@ bool Channel::spin(int peer) {
   return posted(peer);
 }
 
-// Longer than to spin and to yield, as long as nobody is kept from running by that. Yields do not tell: where each
-// session has its own share of the processors (sched(7), autogroups) they come back at once.
+// Longer than to spin and to yield. Yields do not tell whether somebody is kept from running: where each session has its
+// own share of the processors (sched(7), autogroups) they come back at once.
 bool Channel::look_on(int peer) {
   if (!spins_) return false;
   const double until = now() + longest_look;
-  while (now() < until && last_cpu(peer) != current_cpu() && threads_have_cpus(cpus_.load(std::memory_order_relaxed))) {
+  while (now() < until && last_cpu(peer) != current_cpu() && threads_have_cpus()) {
     if (spin(peer)) return true;
   }
   return false;
 }
+
+bool Channel::threads_have_cpus() const { return shm::threads_have_cpus(cpus_.load(std::memory_order_relaxed)); }
 
 int Channel::last_cpu(int peer) {
   return flag(peer, round_ - 1).cpu.load(std::memory_order_relaxed) - 1;
