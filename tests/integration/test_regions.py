@@ -29,7 +29,11 @@ def found(framework: str, ranks: int) -> dict[Any, list[Any]]:
     bodies["alone"] = lambda rank: regions.alone(framework)
     if framework == "torch":
         bodies["compiled"] = regions.compiled
-        bodies["twice"] = partial(regions.twice, ranks=ranks)
+        for read_only in (False, True):
+            bodies["twice", read_only] = partial(regions.twice, read_only, ranks=ranks)
+        bodies["transformed"] = regions.transformed
+        for none_on in ((0,), (0, 1)):
+            bodies["without", none_on] = partial(regions.without_gradients, none_on)
         bodies["saved"] = regions.overwritten_though_saved
         bodies["view"] = regions.overwriting_a_view
     return run_in_one_world(ranks, bodies, 60.0)
@@ -78,8 +82,26 @@ def test_a_group_of_one_rank_costs_nothing(framework: str) -> None:
 
 @pytest.mark.torch
 @pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch")
-def test_gradients_of_torch_have_gradients() -> None:
-    assert all(whole(found("torch", 3)["twice"]))
+@pytest.mark.parametrize("read_only", [False, True])
+def test_gradients_of_torch_have_gradients(read_only: bool) -> None:
+    assert all(whole(found("torch", 3)["twice", read_only]))
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch")
+def test_functions_without_gradients() -> None:
+    assert whole(found("torch", 2)["without", (0, 1)]) == ["None", "None"]
+    first, second = whole(found("torch", 2)["without", (0,)])
+    assert "no gradient on this rank and one on others, of a tensor of shape (2,)" in first
+    assert second == "tensor([1., 1.])"
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch")
+def test_what_torch_transforms_is_refused() -> None:
+    for said in whole(found("torch", 2)["transformed"]):
+        assert len(said) == 9
+        assert all("know backward passes only" in each for each in said)
 
 
 @with_both

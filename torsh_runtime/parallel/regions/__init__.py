@@ -3,7 +3,8 @@
 What Megatron-LM calls regions (Shoeybi et al., 2019; Korthikanti et al., 2022). All ranks of the
 group call them in the same order, and so do their backward passes. In a group of one rank they
 return what they are given. They raise what the group's collectives raise, ConfigError for sizes
-that do not fit, and TypeError for what is no tensor.
+that do not fit, TypeError for what is no tensor, and NotImplementedError within torch.func and
+forward mode differentiation.
 
 Sizes along a dimension are those of all ranks, in their order, and may differ.
 """
@@ -40,11 +41,13 @@ __all__ = [
 ]
 
 
-def copy(tensor: Any, group: ProcessGroup) -> Any:
+def copy(tensor: Any, group: ProcessGroup, read_only: bool = False) -> Any:
     """The tensor, which is the same on all ranks and which each uses in its own way: backward sums
     their gradients.
+
+    read_only: nobody writes in place to what is returned, which then costs less.
     """
-    return _mapped(tensor, Copy(group))
+    return _mapped(tensor, Copy(group, read_only))
 
 
 def reduce(tensor: Any, group: ProcessGroup, overwrites: bool = False) -> Any:

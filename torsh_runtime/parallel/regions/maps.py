@@ -43,6 +43,11 @@ class Operation(ABC):
         Only where gradients stay as they are."""
         return False
 
+    @property
+    def is_identity(self) -> bool:
+        """Whether this rank gets what it has itself, and nobody writes to that."""
+        return False
+
 
 @dataclass(frozen=True, slots=True)
 class Map(Operation):
@@ -55,12 +60,18 @@ class Map(Operation):
 class Copy(Map):
     """All ranks have the same and get it."""
 
+    read_only: bool = False
+
     def __call__(self, array: Array) -> Array:
         return array
 
     @property
     def adjoint(self) -> Operation:
         return Sum(self.group)
+
+    @property
+    def is_identity(self) -> bool:
+        return self.read_only
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,8 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch._C import _functorch
+from torch.autograd import forward_ad
 
 from torsh_runtime.integrations.torch.compiling import leave_alone
 from torsh_runtime.parallel.regions.maps import Operation
@@ -28,9 +30,39 @@ def _differentiated(adjoint: Operation, gradient: torch.Tensor) -> torch.Tensor 
     return applied(gradient, adjoint) if torch.is_grad_enabled() else None
 
 
+def _passed(tensor: torch.Tensor, adjoint: Operation) -> torch.Tensor:
+    """The tensor, of whose gradient the adjoint is to be made. A function of ours would cost
+    several times as much; but writing in place to the result would have the gradient pass by."""
+    result = tensor.view_as(tensor)
+    node: Any = result.grad_fn
+    node.register_prehook(partial(_returned, adjoint, tensor.shape, tensor.dtype, tensor.device))
+    return result
+
+
+@leave_alone
+def _returned(
+    adjoint: Operation, shape: torch.Size, dtype: torch.dtype, device: torch.device, gradients: Any
+) -> tuple[torch.Tensor | None]:
+    """Where this rank has no gradient it takes part all the same."""
+    (gradient,) = gradients
+    if gradient is not None:
+        return (applied(gradient, adjoint),)
+    if applied(torch.zeros(shape, dtype=dtype, device=device), adjoint).any():
+        raise RuntimeError(
+            f"a function returned no gradient on this rank and one on others, of a tensor of shape "
+            f"{tuple(shape)} that each uses in its own way: return zeros"
+        )
+    return (None,)
+
+
 @leave_alone
 def applied(tensor: torch.Tensor, operation: Operation) -> torch.Tensor:
     """See regions.applied()."""
+    if forward_ad._current_level >= 0 or _functorch.maybe_current_level() is not None:
+        raise NotImplementedError(
+            "collectives within a model know backward passes only: call it outside torch.func and "
+            "torch.autograd.forward_ad"
+        )
     if operation.is_in_place and tensor.requires_grad and tensor._is_view():
         operation = operation.adjoint.adjoint  # torch asks the view's base what has become of it
     if operation.is_in_place:  # gradients need no node, which would cost them time
@@ -43,6 +75,8 @@ def applied(tensor: torch.Tensor, operation: Operation) -> torch.Tensor:
     if not (tensor.requires_grad and torch.is_grad_enabled()):
         found: torch.Tensor = operation(tensor)
         return found
+    if operation.is_identity:
+        return _passed(tensor, operation.adjoint)
     apply: Any = _Applied.apply
     result: torch.Tensor = apply(tensor, operation)
     return result
