@@ -97,3 +97,8 @@ def test_numbers_of_microbatches_are_looked_at_before_tables_are_built() -> None
 
 def test_shapes_of_batches_are_kept_of_the_latest_ones() -> None:
     compare({"many": pipeline_changes.of_many_shapes})
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_messages_of_all_sizes(schedule: str) -> None:
+    compare({schedule: partial(pipeline_changes.of_large_messages, schedule=schedule)})

@@ -4,6 +4,7 @@ rank's part.
 
 from __future__ import annotations
 
+import copy
 import importlib
 from typing import Any
 
@@ -236,3 +237,29 @@ def of_many_shapes(rank: int) -> Pairs:
         )
     kept = len(pipeline._executor._wire._known)
     return {**pairs, "kept": (kept, min(kept, 256))}
+
+
+def of_large_messages(rank: int, schedule: str) -> Pairs:
+    """Gradients where messages lie in shared memory until they are needed, more of them than there
+    is room for, and where they are too large for that."""
+    tensor = of("nn")[2]
+    nn.manual_seed(3)
+    stages = [nn.Linear(8, 8).to("float64"), nn.Linear(8, 8).to("float64")]
+    whole = nn.Sequential(*copy.deepcopy(stages))
+    rows = 3 * [14_000, 14_000, 24_000, 80_000]  # 0.9, 1.5 and 5.1 MB
+    pipeline = tr.PipelineParallel(stages, len(rows), schedule=schedule, loss_fn=_square)
+    random = np.random.default_rng(0)
+    parts = [tensor(random.normal(size=(count, 8))) for count in rows]
+    for _ in range(2):  # in the second step ranks know what comes
+        pipeline.step(parts, parts)
+        for part in parts:
+            (_square(whole(part), part) * (len(part.data) / sum(rows))).backward()
+    expected = dict(whole.named_parameters())
+    return {
+        name: (parameter.grad.data, expected[name].grad.data)
+        for name, parameter in pipeline.module.named_parameters()
+    }
+
+
+def _square(output: Any, target: Any) -> Any:
+    return ((output - target) * (output - target)).mean()

@@ -279,6 +279,12 @@ class Backend(ABC):
         """Whether all ranks are known to be on one machine."""
         return False
 
+    @property
+    def held_bytes(self) -> int:
+        """Messages of so many bytes to a rank, all together, leave their sender before they are
+        received, without a thread that brings them; 0 where that is not known."""
+        return 0
+
     def all_come(self) -> bool:
         """Whether all ranks are about to call the next operation, so that a caller who must not be
         held up by them need not leave it to another thread. Waits for them for 20 ms at most, and

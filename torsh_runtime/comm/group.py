@@ -105,6 +105,12 @@ class ProcessGroup:
         return self._backend.is_in_node
 
     @property
+    def held_bytes(self) -> int:
+        """Messages of so many bytes to a rank, all together, leave their sender before they are
+        received, without a thread that brings them; 0 where that is not known."""
+        return self._backend.held_bytes
+
+    @property
     def name(self) -> str:
         """What tells it from the job's other groups."""
         return self._name

@@ -251,6 +251,10 @@ class NativeBackend(Backend):
     def is_in_node(self) -> bool:
         return len(self._node.ranks) == self._world_size
 
+    @property
+    def held_bytes(self) -> int:
+        return self._group.held_bytes
+
     def all_come(self) -> bool:
         return self._group.all_come()
 

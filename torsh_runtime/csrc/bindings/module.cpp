@@ -114,6 +114,7 @@ void bind_group(nb::module_& m) {
            "complete"_a, "begun"_a)
       .def("meet", &Rank::meet, "timeout"_a, "known_reach"_a.none() = nb::none())
       .def_prop_ro("has_reach", &Rank::has_reach)
+      .def_prop_ro("held_bytes", &Rank::held_bytes)
       .def_prop_ro("failed", &Rank::failed)
       .def("all_come", &Rank::all_come)
       .def("run", &Rank::run)

@@ -39,6 +39,7 @@ class Rank {
   void meet(double timeout, std::optional<bool> known_reach);
   // Whether those of this node can read each other's memory, once they have met.
   bool has_reach() const { return group_->channel().reach().allowed(); }
+  std::size_t held_bytes() const { return group_->held_bytes(); }
   bool failed() const { return group_->failed(); }
 
   // As Group has it.

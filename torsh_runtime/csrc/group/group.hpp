@@ -38,6 +38,8 @@ class Group {
   int ranks() const { return ranks_; }
   bool in_node() const { return layout_.nodes.size() == 1; }
   shm::Channel& channel() { return channel_; }
+  // Of messages to a rank, which leave their sender though they are not yet received; 0 if that is not known of each.
+  std::size_t held_bytes() { return in_node() ? channel_.segment().ring_capacity() : 0; }
   // Memory for the operation under way.
   Scratch& scratch() { return scratch_; }
   // For the operation under way, in a group of several nodes.

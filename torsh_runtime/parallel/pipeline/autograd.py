@@ -51,6 +51,10 @@ class Autograd(ABC):
         return ""
 
     @abstractmethod
+    def nbytes(self, spec: Spec) -> int:
+        """Of such a tensor."""
+
+    @abstractmethod
     def empty(self, spec: Spec) -> Any:
         """Values to receive such a tensor into, where the stage's parameters are."""
 

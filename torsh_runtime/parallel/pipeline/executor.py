@@ -58,7 +58,7 @@ class Executor:
 
     def run(self, table: Table, work: Work, key: object, ahead: int) -> None:
         """Take all of this rank's steps. `key` stands for the batch's shapes; `ahead`: so many
-        messages at most have memory before they are needed.
+        messages at most are received before they are needed.
 
         Raises PipelineError if a step fails, here or on another rank: then the group is dead.
         """
@@ -227,8 +227,9 @@ def _short(step: Step) -> str:
 
 
 def ahead_of(buffers: Mapping[Any, int], stages: Sequence[int]) -> int:
-    """How many messages a rank with these stages has memory ready for: as many as wait for it at
-    once in the simulation, and two at least, so that one can come while another one is used."""
+    """How many messages a rank with these stages may receive before it needs them: as many as wait
+    for it at once in the simulation, and two at least, so that one can come while another one is
+    used."""
     into: dict[int, int] = defaultdict(int)
     for edge, count in buffers.items():
         into[edge[1]] += count

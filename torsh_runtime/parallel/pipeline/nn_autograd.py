@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tracemalloc
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -35,6 +36,9 @@ class NnAutograd(Autograd):
     def spec(self, tensor: Any) -> Spec:
         array = self.values(tensor)
         return Spec(tuple(array.shape), array.dtype.name, bool(tensor.requires_grad))
+
+    def nbytes(self, spec: Spec) -> int:
+        return math.prod(spec.shape) * dtype_named(spec.dtype).itemsize
 
     def empty(self, spec: Spec) -> Any:
         return self._arrays.empty(spec.shape, dtype_named(spec.dtype))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -49,6 +50,10 @@ class TorchAutograd(Autograd):
         if kind not in plain and of_own:
             return f"{kind.__qualname__}, a subclass of torch.Tensor with operations of its own"
         return "" if tensor.layout is torch.strided else f"tensor with the layout {tensor.layout}"
+
+    def nbytes(self, spec: Spec) -> int:
+        itemsize: int = getattr(torch, spec.dtype).itemsize
+        return math.prod(spec.shape) * itemsize
 
     def empty(self, spec: Spec) -> Any:
         return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device=self._device)

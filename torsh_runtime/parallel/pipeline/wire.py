@@ -1,7 +1,8 @@
 """What stages on different ranks send each other.
 
 The first time that batches have certain shapes, each tensor is announced before it is sent. Later
-the receiver knows what comes, and has memory ready for it beforehand.
+the receiver knows what comes, and has memory ready for it beforehand, unless it lies in shared
+memory until it is needed.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from torsh_runtime.parallel.pipeline.table import Kind, Row, Table
 _FIRST_TAG = 1 << 16
 """Above those that programs use themselves."""
 
+
+_TOGETHER = 4
+"""So many messages from a rank may lie there at a time, and one more that is on its way."""
 
 _KNOWN = 256
 """Of so many kinds of batches shapes are known; those of the one that was seen least lately are
@@ -78,6 +82,8 @@ class Wire:
         self._shapes: Shapes = {}
         self._is_new = True
         self._awaited: dict[Message, _Awaited] = {}
+        self._lying: set[Message] = set()
+        """What is not to be received before it is needed."""
         self._sending: list[_Sending] = []
         self.sent = 0
         """Bytes, since begin()."""
@@ -92,6 +98,7 @@ class Wire:
         known = self._known.pop(key, None)  # end() has it back, as the newest
         self._is_new, self._shapes = known is None, known or {}
         self._key, self.sent = key, 0
+        self._lying.clear()
 
     def send(self, message: Message, values: Sequence[Any], specs: Sequence[Spec]) -> None:
         """Begin to send; values must stay as they are. ConfigError if they are of other shapes than
@@ -115,18 +122,27 @@ class Wire:
         self._sending.append(_Sending(message, works, values))
 
     def expect(self, message: Message) -> None:
-        """Have memory ready for it, if it is known what comes."""
+        """Begin to receive it, if it is known what comes, and unless it will lie there when it is
+        needed: who takes it in meanwhile would only hold up what is computed."""
+        if message in self._lying:
+            return
         for due in self._due(message):
             specs = self.specs(due)
             if specs is None:
                 return
-            source, tag = self._placement[due.sender], self._tag(due)
-            values = [self._autograd.empty(spec) for spec in specs]
-            here = self._lanes or self._group
-            works = [here.recv(each, source, tag, async_op=True) for each in values]
-            self._awaited[due] = _Awaited(works, values)
-            if self._lanes is not None:
-                self._queues[source].popleft()
+            if _TOGETHER * sum(map(self._autograd.nbytes, specs)) <= self._group.held_bytes:
+                self._lying.add(due)
+            else:
+                self._begin(due, specs, async_op=True)
+
+    def _begin(self, due: Message, specs: Sequence[Spec], async_op: bool) -> None:
+        source, tag = self._placement[due.sender], self._tag(due)
+        values = [self._autograd.empty(spec) for spec in specs]
+        here = self._lanes or self._group
+        works = [here.recv(each, source, tag, async_op=async_op) for each in values]
+        self._awaited[due] = _Awaited(works, values)
+        if self._lanes is not None:
+            self._queues[source].popleft()
 
     def receive(self, message: Message) -> list[Any]:
         """The values. It blocks, at most as long as the group's timeout."""
@@ -134,7 +150,9 @@ class Wire:
             if self._is_new and due.sender < due.receiver:
                 told = self._group.recv_object(self._placement[due.sender], self._tag(due))
                 self._shapes[due] = _specs(told.content)
-        self.expect(message)
+            specs = self.specs(due)
+            assert specs is not None, "gradients come after their activations"
+            self._begin(due, specs, async_op=self._lanes is not None)
         awaited = self._awaited.pop(message)
         for work in awaited.works:
             work.wait()
