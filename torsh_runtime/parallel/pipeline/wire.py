@@ -28,7 +28,7 @@ _FIRST_TAG = 1 << 16
 
 
 _TOGETHER = 4
-"""So many messages from a rank may lie there at a time, and one more that is on its way."""
+"""There must be room for so many messages from a rank where they lie until they are needed."""
 
 _KNOWN = 256
 """Of so many kinds of batches shapes are known; those of the one that was seen least lately are
