@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import pipeline_changes
+from support import pipeline_changes, pipeline_lanes
 from support.forked import Raised
 from support.worlds import run_in_one_world, run_processes
 
@@ -102,3 +102,8 @@ def test_shapes_of_batches_are_kept_of_the_latest_ones() -> None:
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_messages_of_all_sizes(schedule: str) -> None:
     compare({schedule: partial(pipeline_changes.of_large_messages, schedule=schedule)})
+
+
+def test_messages_without_anything_come_in_their_turn() -> None:
+    constant = pipeline_changes.of_a_constant_stage
+    compare({"tags": constant, "lanes": partial(pipeline_lanes.on_lanes, body=constant)})

@@ -7,7 +7,7 @@ from functools import cache, partial
 from typing import Any
 
 import pytest
-from support import regions
+from support import regions, regions_in_place
 from support.forked import Raised
 from support.worlds import run_in_one_world
 
@@ -34,8 +34,9 @@ def found(framework: str, ranks: int) -> dict[Any, list[Any]]:
         bodies["transformed"] = regions.transformed
         for none_on in ((0,), (0, 1)):
             bodies["without", none_on] = partial(regions.without_gradients, none_on)
-        bodies["saved"] = regions.overwritten_though_saved
-        bodies["view"] = regions.overwriting_a_view
+        bodies["saved"] = regions_in_place.overwritten_though_saved
+        bodies["view"] = regions_in_place.overwriting_a_view
+        bodies["read"] = regions_in_place.overwriting_what_is_read
     return run_in_one_world(ranks, bodies, 60.0)
 
 
@@ -73,6 +74,14 @@ def test_sums_in_memory_of_views_are_sums() -> None:
 def test_sums_in_memory_that_is_needed_are_noticed() -> None:
     for said in whole(found("torch", 2)["saved"]):
         assert "modified by an inplace operation" in said
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch")
+def test_gradients_do_not_pass_by_what_is_written_to() -> None:
+    for said in whole(found("torch", 2)["read"]):
+        assert len(said) == 4
+        assert all("would override the custom backward" in each for each in said)
 
 
 @with_both

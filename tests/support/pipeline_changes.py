@@ -261,5 +261,27 @@ def of_large_messages(rank: int, schedule: str) -> Pairs:
     }
 
 
+def of_a_constant_stage(rank: int) -> Pairs:
+    """Gradients where what the first stage gives wants none, so that messages without anything in
+    them come between large ones."""
+    tensor = of("nn")[2]
+    nn.manual_seed(3)
+    stages = [nn.Linear(8, 8).to("float64") for _ in range(4)]
+    for parameter in stages[0].parameters():
+        parameter.requires_grad = False
+    whole = nn.Sequential(*copy.deepcopy(stages))
+    pipeline = tr.PipelineParallel(stages, 4, schedule="interleaved", loss_fn=_square)
+    x = tensor(np.random.default_rng(0).normal(size=(80_000, 8)))  # messages of 1.3 MB
+    for _ in range(2):  # in the second step ranks know what comes
+        pipeline.step(x, x)
+        _square(whole(x), x).backward()
+    expected = dict(whole.named_parameters())
+    return {
+        name: (parameter.grad.data, expected[name].grad.data)
+        for name, parameter in pipeline.module.named_parameters()
+        if parameter.requires_grad
+    }
+
+
 def _square(output: Any, target: Any) -> Any:
     return ((output - target) * (output - target)).mean()

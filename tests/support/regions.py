@@ -255,32 +255,6 @@ def overwriting(framework: str, rank: int, ranks: int) -> bool:
     return bool(in_place and fits)
 
 
-def overwriting_a_view(rank: int) -> bool:
-    """Whether a sum in the memory of a view, which torch derives from its base, is one all the
-    same."""
-    torch: Any = importlib.import_module("torch")
-    group = tr.group.WORLD
-    assert group is not None
-    leaf = torch.full((2, 3), rank + 1.0, requires_grad=True)
-    total = regions.reduce((leaf * 2).t(), group, overwrites=True)
-    (total * 3).sum().backward()
-    return bool((total == 6).all() and (leaf.grad == 6).all())
-
-
-def overwritten_though_saved(rank: int) -> str:
-    """What torch says of a sum in memory that a backward pass needs."""
-    torch: Any = importlib.import_module("torch")
-    group = tr.group.WORLD
-    assert group is not None
-    saved = torch.ones(2, requires_grad=True).exp()
-    regions.reduce(saved, group, overwrites=True)
-    try:
-        saved.sum().backward()
-    except RuntimeError as error:
-        return str(error)
-    return ""
-
-
 def refused(framework: str, rank: int, ranks: int) -> list[str]:
     """What each wrong call says."""
     kind, group = Framework(framework), tr.group.WORLD

@@ -130,10 +130,16 @@ class Wire:
             specs = self.specs(due)
             if specs is None:
                 return
-            if _TOGETHER * sum(map(self._autograd.nbytes, specs)) <= self._group.held_bytes:
+            if self._lies(specs):
                 self._lying.add(due)
             else:
                 self._begin(due, specs, async_op=True)
+
+    def _lies(self, specs: Sequence[Spec]) -> bool:
+        """Whether such a message lies in shared memory until it is needed. On a lane, where each
+        has to be received in its turn, none does."""
+        together = _TOGETHER * sum(map(self._autograd.nbytes, specs))
+        return self._lanes is None and together <= self._group.held_bytes
 
     def _begin(self, due: Message, specs: Sequence[Spec], async_op: bool) -> None:
         source, tag = self._placement[due.sender], self._tag(due)

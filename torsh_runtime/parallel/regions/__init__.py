@@ -45,7 +45,8 @@ def copy(tensor: Any, group: ProcessGroup, read_only: bool = False) -> Any:
     """The tensor, which is the same on all ranks and which each uses in its own way: backward sums
     their gradients.
 
-    read_only: nobody writes in place to what is returned, which then costs less.
+    read_only: nobody writes in place to what is returned, nor, while it is used, to the tensor,
+    whose memory it has; it costs less then. torch raises RuntimeError if somebody does.
     """
     return _mapped(tensor, Copy(group, read_only))
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch._C import _functorch
+from torch._C._autograd import CreationMeta, _set_creation_meta
 from torch.autograd import forward_ad
 
 from torsh_runtime.integrations.torch.compiling import leave_alone
@@ -32,8 +33,10 @@ def _differentiated(adjoint: Operation, gradient: torch.Tensor) -> torch.Tensor 
 
 def _passed(tensor: torch.Tensor, adjoint: Operation) -> torch.Tensor:
     """The tensor, of whose gradient the adjoint is to be made. A function of ours would cost
-    several times as much; but writing in place to the result would have the gradient pass by."""
+    several times as much. Writing in place to the result, or to what it is a view of, would have
+    the gradient pass by: torch refuses that as it does for the function's result."""
     result = tensor.view_as(tensor)
+    _set_creation_meta(result, CreationMeta.IN_CUSTOM_FUNCTION)
     node: Any = result.grad_fn
     node.register_prehook(partial(_returned, adjoint, tensor.shape, tensor.dtype, tensor.device))
     return result
