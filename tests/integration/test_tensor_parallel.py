@@ -7,7 +7,7 @@ from functools import cache, partial
 from typing import Any
 
 import pytest
-from support import tensor_layers, tensor_parallel
+from support import tensor_layers, tensor_modes, tensor_parallel
 from support.forked import Raised
 from support.worlds import run_in_one_world
 
@@ -188,3 +188,17 @@ def test_parameters_may_be_of_a_subclass_of_tensors() -> None:
     for each in results:
         assert not isinstance(each, Raised), each.error.trace
         assert max(each.values()) < 1e-12, each
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(not has_torch, reason="needs torch")
+def test_selective_checkpoints_are_written_to_by_nobody() -> None:
+    bodies = {
+        (kept, dim): partial(tensor_modes.selectively_checkpointed, kept=kept, sequence_dim=dim)
+        for kept in tensor_modes.KEPT
+        for dim in (None, 1)
+    }
+    for what, results in run_in_one_world(2, bodies, 60.0).items():
+        for each in results:
+            assert not isinstance(each, Raised), each.error.trace
+            assert max(each.values()) < 1e-9, (what, each)

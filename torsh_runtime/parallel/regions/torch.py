@@ -9,8 +9,10 @@ import torch
 from torch._C import _functorch
 from torch._C._autograd import CreationMeta, _set_creation_meta
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import _disable_current_modes
 
 from torsh_runtime.integrations.torch.compiling import leave_alone
+from torsh_runtime.integrations.torch.modes import has_modes
 from torsh_runtime.parallel.regions.maps import Operation
 
 
@@ -18,8 +20,7 @@ class _Applied(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, operation: Operation) -> torch.Tensor:
         ctx.operation = operation
-        result: torch.Tensor = operation(tensor)
-        return result
+        return _computed(operation, tensor)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
@@ -29,6 +30,15 @@ class _Applied(torch.autograd.Function):
 def _differentiated(adjoint: Operation, gradient: torch.Tensor) -> torch.Tensor | None:
     """A gradient that will be differentiated itself takes part in the operation after all."""
     return applied(gradient, adjoint) if torch.is_grad_enabled() else None
+
+
+def _computed(operation: Operation, tensor: torch.Tensor) -> torch.Tensor:
+    """Apart from modes of torch's dispatcher: selective checkpointing's would keep memory that the
+    operation then writes to, and have it written to once more when it goes forward again."""
+    if not has_modes():
+        return operation(tensor)  # type: ignore[no-any-return]
+    with _disable_current_modes():
+        return operation(tensor)  # type: ignore[no-any-return]
 
 
 def _passed(tensor: torch.Tensor, adjoint: Operation) -> torch.Tensor:
@@ -66,8 +76,9 @@ def applied(tensor: torch.Tensor, operation: Operation) -> torch.Tensor:
             "collectives within a model know backward passes only: call it outside torch.func and "
             "torch.autograd.forward_ad"
         )
-    if operation.is_in_place and tensor.requires_grad and tensor._is_view():
-        operation = operation.adjoint.adjoint  # torch asks the view's base what has become of it
+    is_derived = tensor.requires_grad and tensor._is_view()  # torch asks its base what became of it
+    if operation.is_in_place and (is_derived or has_modes()):
+        operation = operation.adjoint.adjoint
     if operation.is_in_place:  # gradients need no node, which would cost them time
         operation(tensor.detach())
         torch.autograd.graph.increment_version(tensor)  # who has saved it notices
@@ -76,8 +87,7 @@ def applied(tensor: torch.Tensor, operation: Operation) -> torch.Tensor:
             remember(partial(_differentiated, operation.adjoint))
         return tensor
     if not (tensor.requires_grad and torch.is_grad_enabled()):
-        found: torch.Tensor = operation(tensor)
-        return found
+        return _computed(operation, tensor)
     if operation.is_identity:
         return _passed(tensor, operation.adjoint)
     apply: Any = _Applied.apply
