@@ -32,8 +32,9 @@ class Work:
 
 
 class Executor:
-    """All of one rank's stages. Each step is taken when what it needs has come; receives are posted
-    `ahead` of the steps that need them, and sends never block.
+    """All of one rank's stages. Each step is taken when what it needs has come; what does not lie
+    in shared memory until then is received `ahead` of the steps that need it, and sends never
+    block.
     """
 
     def __init__(

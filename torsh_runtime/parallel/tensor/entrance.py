@@ -16,7 +16,8 @@ class Entrance:
     """Lets a tensor that several layers are given one after the other, as those of queries, keys
     and values are, enter them together: one collective instead of one for each.
 
-    It holds on to what it let in last for as long as somebody has the tensor itself.
+    It holds on to what it let in last until something else enters, or, where what it let in does
+    not hold the tensor itself, as a view does, until nobody else has that.
     """
 
     def __init__(self) -> None:
