@@ -219,6 +219,15 @@ def test_a_worker_that_is_stopped_leaves_its_stack_and_dies_as_without(tmp_path:
     assert "line 5 in <module>" in stack
 
 
+def test_who_is_asked_for_its_stack_at_its_end_ends_as_without(tmp_path: Path) -> None:
+    ends = f"import faulthandler, os\nfaulthandler.unregister({STACK_SIGNAL})\n"  # as Python does
+    asked = f"{ends}os.kill(os.getpid(), {STACK_SIGNAL})\nraise SystemExit(3)"
+    assert traced(tmp_path, asked) == (3, {}, "")
+    (tmp_path / "stack").unlink()
+    forks = f"import os\nif not os.fork():\n    os.kill(os.getpid(), {STACK_SIGNAL})\n"
+    assert traced(tmp_path, f"{forks}raise SystemExit(os.wait()[1])") == (STACK_SIGNAL, {}, "")
+
+
 def test_a_handler_of_its_own_is_the_scripts(tmp_path: Path) -> None:
     own = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(9))\n"
     assert traced(tmp_path, own + SLEEPS) == (9, {}, "")

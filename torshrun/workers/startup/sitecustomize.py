@@ -96,6 +96,7 @@ def leave_traces(stack_file: str) -> None:
     it is asked to stop. Only the first Python of a worker does: those that it starts find the file.
     """
     import faulthandler
+    from _signal import SIG_DFL, SIG_IGN, signal  # type: ignore[import-not-found]
     from fcntl import F_DUPFD_CLOEXEC, fcntl
 
     opened = os.open(stack_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
@@ -104,12 +105,14 @@ def leave_traces(stack_file: str) -> None:
         descriptor = fcntl(opened, F_DUPFD_CLOEXEC, FAR)
     finally:
         os.close(opened)
+    signal(STACK_SIGNAL, SIG_IGN)  # as it is once more when Python ends, perhaps as it is sent
     faulthandler.register(SIGTERM, descriptor, True, True)
     faulthandler.register(STACK_SIGNAL, descriptor, True, False)
 
     def forget() -> None:
         faulthandler.unregister(SIGTERM)
         faulthandler.unregister(STACK_SIGNAL)
+        signal(STACK_SIGNAL, SIG_DFL)
 
     os.register_at_fork(after_in_child=forget)
     before, own = sys.excepthook, os.getpid()
