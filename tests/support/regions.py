@@ -6,7 +6,6 @@ import importlib
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -64,12 +63,6 @@ def cases(ranks: int) -> dict[str, Case]:
     found = {
         "copy": Case(
             regions.copy,
-            lambda arrays: arrays,
-            lambda rank: (2, 3),
-            all_have_the_same=True,
-        ),
-        "copy read only": Case(
-            lambda x, group: regions.copy(x, group, read_only=True),
             lambda arrays: arrays,
             lambda rank: (2, 3),
             all_have_the_same=True,
@@ -276,13 +269,13 @@ def refused(framework: str, rank: int, ranks: int) -> list[str]:
     return said
 
 
-def twice(read_only: bool, rank: int, ranks: int) -> bool:
+def twice(rank: int, ranks: int) -> bool:
     """Whether torch can differentiate a gradient once more."""
     torch: Any = importlib.import_module("torch")
     group = tr.group.WORLD
     assert group is not None
     leaf = torch.full((2,), 3.0, dtype=torch.float64, requires_grad=True)
-    used = (regions.copy(leaf, group, read_only) * (rank + 1)) ** 3
+    used = (regions.copy(leaf, group) * (rank + 1)) ** 3
     (first,) = torch.autograd.grad(used.sum(), leaf, create_graph=True)
     (second,) = torch.autograd.grad(first.sum(), leaf)
     return bool(np.allclose(second.numpy(), sum(6 * 3 * (r + 1) ** 3 for r in range(ranks))))
@@ -305,7 +298,7 @@ def without_gradients(none_on: Sequence[int], rank: int) -> str:
 
     leaf = torch.ones(2, requires_grad=True)
     try:
-        Used.apply(regions.copy(leaf * 1, group, read_only=True)).sum().backward()
+        Used.apply(regions.copy(leaf * 1, group)).sum().backward()
     except RuntimeError as error:
         return str(error)
     return str(leaf.grad)
@@ -317,7 +310,7 @@ def transformed(rank: int) -> list[str]:
     group = tr.group.WORLD
     said = []
     ones = torch.ones(2, 2)
-    for call in (regions.copy, regions.reduce, partial(regions.copy, read_only=True)):
+    for call in (regions.copy, regions.reduce):
 
         def used(x: Any, call: Callable[..., Any] = call) -> Any:
             return call(x, group).sum()
@@ -341,7 +334,6 @@ def compiled(rank: int) -> list[float]:
 
     def step(x: Any) -> Any:
         y = regions.reduce(torch.sin(regions.copy(x * 2, group)), group)
-        y = y + regions.reduce(torch.cos(regions.copy(x * 3, group, read_only=True)), group)
         return (y * regions.gather(x, group, 0).sum()).sum()
 
     def found(call: Callable[[Any], Any]) -> list[Any]:

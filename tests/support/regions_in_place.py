@@ -46,7 +46,7 @@ def overwriting_what_is_read(rank: int) -> list[str]:
         leaf = torch.ones(3, requires_grad=True)
         base = leaf * 1
         tensor = base[:2]
-        copied = regions.copy(tensor, group, read_only=True)
+        copied = regions.copy(tensor, group)
         try:
             with torch.set_grad_enabled(records):
                 (copied, tensor, base)[number].mul_(2)

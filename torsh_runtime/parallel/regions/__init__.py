@@ -41,14 +41,15 @@ __all__ = [
 ]
 
 
-def copy(tensor: Any, group: ProcessGroup, read_only: bool = False) -> Any:
+def copy(tensor: Any, group: ProcessGroup) -> Any:
     """The tensor, which is the same on all ranks and which each uses in its own way: backward sums
     their gradients.
 
-    read_only: nobody writes in place to what is returned, nor, while it is used, to the tensor,
-    whose memory it has; it costs less then. torch raises RuntimeError if somebody does.
+    torch raises RuntimeError if somebody writes in place to what is returned, or, while it is used,
+    to the tensor, whose memory it has; and where a function returns no gradient of it on this rank,
+    and one on others.
     """
-    return _mapped(tensor, Copy(group, read_only))
+    return _mapped(tensor, Copy(group))
 
 
 def reduce(tensor: Any, group: ProcessGroup, overwrites: bool = False) -> Any:

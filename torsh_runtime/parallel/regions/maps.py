@@ -45,7 +45,7 @@ class Operation(ABC):
 
     @property
     def is_identity(self) -> bool:
-        """Whether this rank gets what it has itself, and nobody writes to that."""
+        """Whether this rank gets what it has itself."""
         return False
 
 
@@ -60,8 +60,6 @@ class Map(Operation):
 class Copy(Map):
     """All ranks have the same and get it."""
 
-    read_only: bool = False
-
     def __call__(self, array: Array) -> Array:
         return array
 
@@ -71,7 +69,7 @@ class Copy(Map):
 
     @property
     def is_identity(self) -> bool:
-        return self.read_only
+        return True
 
 
 @dataclass(frozen=True, slots=True)

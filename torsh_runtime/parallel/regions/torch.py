@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -35,10 +36,9 @@ def _differentiated(adjoint: Operation, gradient: torch.Tensor) -> torch.Tensor 
 def _computed(operation: Operation, tensor: torch.Tensor) -> torch.Tensor:
     """Apart from modes of torch's dispatcher: selective checkpointing's would keep memory that the
     operation then writes to, and have it written to once more when it goes forward again."""
-    if not has_modes():
-        return operation(tensor)  # type: ignore[no-any-return]
-    with _disable_current_modes():
-        return operation(tensor)  # type: ignore[no-any-return]
+    with _disable_current_modes() if has_modes() else nullcontext():
+        result: torch.Tensor = operation(tensor)
+    return result
 
 
 def _passed(tensor: torch.Tensor, adjoint: Operation) -> torch.Tensor:
@@ -73,8 +73,8 @@ def applied(tensor: torch.Tensor, operation: Operation) -> torch.Tensor:
     """See regions.applied()."""
     if forward_ad._current_level >= 0 or _functorch.maybe_current_level() is not None:
         raise NotImplementedError(
-            "collectives within a model know backward passes only: call it outside torch.func and "
-            "torch.autograd.forward_ad"
+            "collectives within a model know backward passes only: call the model outside "
+            "torch.func and torch.autograd.forward_ad"
         )
     is_derived = tensor.requires_grad and tensor._is_view()  # torch asks its base what became of it
     if operation.is_in_place and (is_derived or has_modes()):

@@ -36,7 +36,7 @@ class Entrance:
         if self._known() is tensor and self._state == state:
             return self._entered
         if sequence_dim is None:
-            entered = regions.copy(tensor, group, read_only=True)
+            entered = regions.copy(tensor, group)
         else:
             entered = regions.all_gather(tensor, group, sequence_dim)
         if entered is not tensor and state[1] is not None:
