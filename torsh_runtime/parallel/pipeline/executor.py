@@ -32,8 +32,8 @@ class Work:
 
 
 class Executor:
-    """All of one rank's stages. Each step is taken when what it needs has come; what does not lie
-    in shared memory until then is received `ahead` of the steps that need it, and sends never
+    """All of one rank's stages. Each step is taken when what it needs has come; what shared
+    memory does not hold until then is received `ahead` of the steps that need it, and sends never
     block.
     """
 

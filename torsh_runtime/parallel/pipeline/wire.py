@@ -1,8 +1,8 @@
 """What stages on different ranks send each other.
 
 The first time that batches have certain shapes, each tensor is announced before it is sent. Later
-the receiver knows what comes, and has memory ready for it beforehand, unless it lies in shared
-memory until it is needed.
+the receiver knows what comes, and has memory ready for it beforehand, unless shared memory holds
+it until it is needed.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _FIRST_TAG = 1 << 16
 """Above those that programs use themselves."""
 
 
-_TOGETHER = 4
-"""There must be room for so many messages from a rank where they lie until they are needed."""
+_HELD_AT_ONCE = 4
+"""Shared memory must have room for so many messages from a rank if it is to hold them."""
 
 _KNOWN = 256
 """Of so many kinds of batches shapes are known; those of the one that was seen least lately are
@@ -82,7 +82,7 @@ class Wire:
         self._shapes: Shapes = {}
         self._is_new = True
         self._awaited: dict[Message, _Awaited] = {}
-        self._lying: set[Message] = set()
+        self._held: set[Message] = set()
         """What is not to be received before it is needed."""
         self._sending: list[_Sending] = []
         self.sent = 0
@@ -98,7 +98,7 @@ class Wire:
         known = self._known.pop(key, None)  # end() has it back, as the newest
         self._is_new, self._shapes = known is None, known or {}
         self._key, self.sent = key, 0
-        self._lying.clear()
+        self._held.clear()
 
     def send(self, message: Message, values: Sequence[Any], specs: Sequence[Spec]) -> None:
         """Begin to send; values must stay as they are. ConfigError if they are of other shapes than
@@ -122,23 +122,23 @@ class Wire:
         self._sending.append(_Sending(message, works, values))
 
     def expect(self, message: Message) -> None:
-        """Begin to receive it, if it is known what comes, and unless it will lie there when it is
-        needed: who takes it in meanwhile would only hold up what is computed."""
-        if message in self._lying:
+        """Begin to receive it, if it is known what comes, and unless shared memory holds it until
+        it is needed: a thread that takes it in meanwhile would only interrupt what is computed."""
+        if message in self._held:
             return
         for due in self._due(message):
             specs = self.specs(due)
             if specs is None:
                 return
-            if self._lies(specs):
-                self._lying.add(due)
+            if self._is_held(specs):
+                self._held.add(due)
             else:
                 self._begin(due, specs, async_op=True)
 
-    def _lies(self, specs: Sequence[Spec]) -> bool:
-        """Whether such a message lies in shared memory until it is needed. On a lane, where each
-        has to be received in its turn, none does."""
-        together = _TOGETHER * sum(map(self._autograd.nbytes, specs))
+    def _is_held(self, specs: Sequence[Spec]) -> bool:
+        """Whether shared memory holds such a message until it is needed. On a lane, where each
+        has to be received in its turn, it holds none."""
+        together = _HELD_AT_ONCE * sum(map(self._autograd.nbytes, specs))
         return self._lanes is None and together <= self._group.held_bytes
 
     def _begin(self, due: Message, specs: Sequence[Spec], async_op: bool) -> None:
