@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -36,9 +35,10 @@ def _differentiated(adjoint: Operation, gradient: torch.Tensor) -> torch.Tensor 
 def _computed(operation: Operation, tensor: torch.Tensor) -> torch.Tensor:
     """Apart from modes of torch's dispatcher: selective checkpointing's would keep memory that the
     operation then writes to, and have it written to once more when it goes forward again."""
-    with _disable_current_modes() if has_modes() else nullcontext():
-        result: torch.Tensor = operation(tensor)
-    return result
+    if not has_modes():
+        return operation(tensor)  # type: ignore[no-any-return]
+    with _disable_current_modes():
+        return operation(tensor)  # type: ignore[no-any-return]
 
 
 def _passed(tensor: torch.Tensor, adjoint: Operation) -> torch.Tensor:
