@@ -63,3 +63,43 @@ def test_what_does_not_fit_is_refused_on_all_ranks() -> None:
         assert "router's values" in said[5]
         assert "(2, 7) is not (…, 6)" in said[6]
         assert "finite, or None, not inf" in said[7]
+
+
+@cache
+def with_shared_tokens() -> dict[Any, list[Any]]:
+    kinds = [("nn", "float32"), ("nn", "float64")]
+    if importlib.util.find_spec("torch"):
+        kinds += [("torch", dtype) for dtype in ("float32", "float64", "bfloat16")]
+    bodies: dict[Any, Any] = {kind: partial(experts.shared_tokens, *kind) for kind in kinds}
+    bodies |= {"sent": experts.rows_sent, "unlike": experts.unlike_tokens}
+    return run_in_one_world(4, bodies, 60.0)
+
+
+@with_both
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_ranks_with_the_same_tokens_get_the_same_bits(dtype: str, framework: str) -> None:
+    if (framework, dtype) == ("nn", "bfloat16"):
+        pytest.skip("numpy has no bfloat16")
+    first, *others = whole(with_shared_tokens()[framework, dtype])
+    for each in others:
+        assert [name for name in first if each[name] != first[name]] == []
+
+
+def test_each_token_is_sent_to_its_experts_by_one_rank() -> None:
+    for sent, needed in whole(with_shared_tokens()["sent"]):
+        assert sent == needed
+
+
+def test_tokens_that_are_not_those_that_data_tells_of_are_refused_on_all_ranks() -> None:
+    expected = {
+        "same": "",
+        "others at first": "were given different tokens",
+        "others later": "ought to have the same tokens",
+        "fewer later": "ought to have the same tokens",
+        "a group": "pass axes of one mesh",
+        "same, and counted for each": "leave the axis that they lie along out of data=",
+    }
+    for said in whole(with_shared_tokens()["unlike"]):
+        assert {name for name, text in said.items() if not text} == {"same"}
+        for name, text in expected.items():
+            assert text in said[name], name

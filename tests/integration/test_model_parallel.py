@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache, partial
 from itertools import cycle, product
 from math import prod
@@ -136,6 +137,64 @@ def test_trains_so_on_every_mesh_of_up_to_eight_ranks(
     for case, results in trained(framework, tuple(_grid(is_plain)), 20).items():
         print(case)
         check(results)
+
+
+REPLICATED: tuple[tuple[str, Case], ...] = tuple(
+    (framework, Case(DDP, "1f1b", *sizes, Kind(*kind, dtype=dtype, is_shifted=True)))
+    for framework, dtype in (("torch", "float32"), ("torch", "bfloat16"), ("nn", "float32"))
+    for sizes, kind in (((1, 2, 2, 1), (4, ANY)), ((1, 1, 4, 1), (2, ANY)))
+)
+
+
+@cache
+def replicated(framework: str, cases: tuple[Case, ...], steps: int) -> dict[Case, list[Any]]:
+    found: dict[Case, list[Any]] = {}
+    for ranks in sorted({_size(case) for case in cases}):
+        bodies = {
+            case: partial(
+                model_parallel.replicas, framework, case.sizes, case.schedule, steps, case.kind
+            )
+            for case in cases
+            if _size(case) == ranks
+        }
+        found |= run_in_one_world(ranks, bodies, 120.0)
+    return found
+
+
+def check_replicas(results: list[Any]) -> None:
+    whole: dict[str, bytes] = {}
+    for result in results:
+        assert not isinstance(result, Raised), result.error.trace
+        whole = {**result, **whole}
+    for result in results:
+        assert [name for name, bits in result.items() if bits != whole[name]] == []
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(not has_torch, reason="needs torch")
+@pytest.mark.parametrize(("framework", "case"), REPLICATED, ids=str)
+def test_ranks_with_the_same_parameters_keep_the_same_bits(framework: str, case: Case) -> None:
+    some = tuple(each for name, each in REPLICATED if name == framework)
+    check_replicas(replicated(framework, some, 5)[case])
+
+
+@with_both
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_they_do_so_on_every_mesh_with_experts(
+    framework: str, dtype: str, request: pytest.FixtureRequest
+) -> None:
+    if not request.config.getoption("--soak"):
+        pytest.skip("every mesh, 200 steps: only with --soak")
+    if (framework, dtype) == ("nn", "bfloat16"):
+        pytest.skip("numpy has no bfloat16")
+    cases = tuple(
+        each._replace(kind=replace(each.kind, dtype=dtype, is_shifted=True))
+        for each in _grid(is_plain=False)
+        if each.kind.experts and (each.wrapper, each.schedule) == (DDP, "1f1b")
+    )
+    for case, results in replicated(framework, cases, 200).items():
+        print(case)
+        check_replicas(results)
 
 
 def test_what_does_not_fit_is_refused_on_every_rank() -> None:

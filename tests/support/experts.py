@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from numpy.typing import NDArray
-from support.tensor_parallel import kit
+from support.refusing import refused as refused_of
+from support.tensor_parallel import kit, plain
 
 import torsh_runtime as tr
 from torsh_runtime import nn
@@ -234,3 +236,72 @@ def refused(rank: int, ranks: int) -> list[str]:
         except tr.ConfigError as error:
             said.append(str(error))
     return said
+
+
+def shared_tokens(framework: str, dtype: str, rank: int) -> dict[str, bytes]:
+    """Bits of what comes of tokens that four ranks along "tp" have alike, and of their gradients
+    and the router's."""
+    tools = kit(framework)
+    mesh = tr.init_device_mesh({"dp": 1, "tp": 4}).view({"ep": 4}, over=("dp", "tp"))
+    tools.seed(3)
+    kind = getattr(tools.torch, dtype) if tools.is_torch else dtype
+    options = {"mesh": mesh["ep"], "data": mesh["dp"], "dtype": kind, "framework": framework}
+    layer = tr.MixtureOfExperts(17, 9, 5, **options)
+    tokens = np.random.default_rng(1).normal(size=(61, 17))
+    leaf = tools.tensor(tokens).to(kind).requires_grad_()
+    result, balance = layer(leaf)
+    ((result.sin() * tools.tensor(tokens)).sum() + balance.sum()).backward()
+    values = {"result": result.detach(), "balance": balance.detach(), "tokens": leaf.grad}
+    values["router"] = layer.router.grad
+    return {name: _bits(tools, each) for name, each in values.items()}
+
+
+def _bits(tools: Any, tensor: Any) -> bytes:
+    """Of a tensor of any dtype; bfloat16, which numpy has not, as float32."""
+    return plain(tensor.float() if tools.is_torch else tensor).tobytes()
+
+
+def rows_sent(rank: int) -> tuple[int, int]:
+    """How many rows the experts of four ranks, which have the same tokens, get in all, and how many
+    the tokens make."""
+    mesh = tr.init_device_mesh({"dp": 1, "tp": 4}).view({"ep": 4}, over=("dp", "tp"))
+    nn.manual_seed(3)
+    layer = tr.MixtureOfExperts(6, 8, 5, mesh=mesh["ep"], data=mesh["dp"], framework="nn")
+    found: list[Array] = []
+    counts_of_all = type(layer.ranks).counts_of_all
+
+    def noted(ranks: Any, *arguments: Any) -> Any:
+        found.append(counts_of_all(ranks, *arguments))
+        return found[-1]
+
+    with mock.patch.object(type(layer.ranks), "counts_of_all", noted):
+        layer(nn.Tensor(np.random.default_rng(1).normal(size=(7, 6)).astype(np.float32)))
+    return int(found[0].sum()), 7 * layer.top_k
+
+
+def unlike_tokens(rank: int) -> dict[str, str]:
+    """What is said to four ranks whose tokens are not the same or others as `data` says; "" where
+    nothing is."""
+    mesh = tr.init_device_mesh({"dp": 1, "tp": 4}).view({"ep": 4}, over=("dp", "tp"))
+    random = np.random.default_rng(0)
+    same, other = (random.normal(size=(9, 6)).astype(np.float32) for _ in range(2))
+
+    def run(data: Any, *inputs: Array, is_cut: bool = False) -> None:
+        nn.manual_seed(3)
+        layer = tr.MixtureOfExperts(6, 8, 5, mesh=mesh["ep"], data=data, framework="nn")
+        if is_cut:
+            layer.note_parts(mesh.get_group("tp"))
+        for each in inputs:
+            layer(nn.Tensor(each))
+
+    own = other if rank == 2 else same
+    return refused_of(
+        {
+            "same": lambda: run(mesh["dp"], same, same),
+            "others at first": lambda: run(mesh["dp"], own),
+            "others later": lambda: run(mesh["dp"], same, own),
+            "fewer later": lambda: run(mesh["dp"], same, same[: 9 - rank]),
+            "a group": lambda: run(mesh.get_group("dp"), same),
+            "same, and counted for each": lambda: run(mesh["dp", "tp"], same, is_cut=True),
+        }
+    )

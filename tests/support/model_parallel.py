@@ -67,6 +67,9 @@ class Kind:
     """The optimizer's state, over who has the same parameters."""
     in_parts: bool = False
     """Sequences along "tp", between the layers that are cut."""
+    dtype: str = "float64"
+    is_shifted: bool = False
+    """Parameters lie at addresses that other multiples of 16 divide on each rank."""
 
 
 DENSE = Kind()
@@ -81,7 +84,10 @@ def gpt(tools: Kit, kind: Kind, mesh: Any = None) -> Any:
         block(_experts(tools, kind, mesh) if kind.experts and number % 2 else None)
         for number in range(LAYERS)
     ]
-    return tools.double(_row(tools)(made[0], *blocks, made[1]))
+    model = tools.double(_row(tools)(made[0], *blocks, made[1]))
+    if kind.dtype == "float64":
+        return model
+    return model.to(getattr(tools.torch, kind.dtype) if tools.is_torch else kind.dtype)
 
 
 def _row(tools: Kit) -> Any:
@@ -213,9 +219,16 @@ def _train(
         norms.append(tr.clip_grad_norm_(model, CLIPPED, mesh))
         optimizer.step()
     parameters = {
-        name.replace("module.", ""): plain(each).copy() for name, each in model.named_parameters()
+        name.replace("module.", ""): _bits(tools, each) for name, each in model.named_parameters()
     }
     return {"losses": np.array(losses), "norms": np.array(norms), "parameters": parameters}
+
+
+def _bits(tools: Kit, parameter: Any) -> Any:
+    """Its values; numpy has no bfloat16, of which these are float32."""
+    if tools.is_torch and parameter.dtype == tools.torch.bfloat16:
+        parameter = parameter.detach().float()
+    return plain(parameter).copy()
 
 
 def on_mesh(
@@ -231,6 +244,35 @@ def on_mesh(
     process, and its checkpoint from that one's parameters; and whether another mesh reads that."""
     tools = kit(framework)
     expected = in_one_process(framework, steps, bool(kind.experts))
+    mesh, pipeline, found = _trained(tools, sizes, schedule, wrapper, steps, kind)
+    apart = {name: np.abs(found[name] - expected[name]).max() for name in ("losses", "norms")}
+    bits = {name: found[name].tobytes() for name in ("losses", "norms")}
+    replicas: dict[str, bytes] = {}
+    if wrapper == "DistributedDataParallel":
+        replicas = _by_piece(pipeline.module, found, mesh)
+        apart |= _parameters_apart(pipeline.module, found, expected, mesh)
+    Checkpointer(directory).save(steps, {"model": pipeline.module, "mesh": mesh})
+    saved, _ = everything(next(directory.glob("step-*")))
+    apart |= _saved_apart(saved, expected)
+    reloaded = _reloaded(tools, kind, directory, saved)
+    return {"apart": apart, "bits": bits, "replicas": replicas, "reloaded": reloaded}
+
+
+def replicas(
+    framework: str, sizes: Mapping[str, int], schedule: str, steps: int, kind: Kind, rank: int
+) -> dict[str, bytes]:
+    """Bits of what this rank has after a training, by parameter and part of it: those of losses,
+    norms, parameters."""
+    parts = _trained(kit(framework), sizes, schedule, "DistributedDataParallel", steps, kind)
+    mesh, pipeline, found = parts
+    bits = {name: found[name].tobytes() for name in ("losses", "norms")}
+    return bits | _by_piece(pipeline.module, found, mesh)
+
+
+def _trained(
+    tools: Kit, sizes: Mapping[str, int], schedule: str, wrapper: str, steps: int, kind: Kind
+) -> tuple[Any, Any, Run]:
+    """The mesh, the pipeline on it, and what came of its training."""
     mesh = tr.init_device_mesh(sizes if "cp" in sizes else {"cp": 1, **sizes})
     if kind.experts:
         mesh = mesh.view({"edp": -1, "ep": kind.experts}, over=kind.over)
@@ -252,18 +294,7 @@ def on_mesh(
                 found += pipeline.step(*map(own, batch))
         return found + pipeline.step(*map(own, last))
 
-    found = _train(tools, pipeline.module, step, steps, mesh, kind.spreads)
-    apart = {name: np.abs(found[name] - expected[name]).max() for name in ("losses", "norms")}
-    bits = {name: found[name].tobytes() for name in ("losses", "norms")}
-    replicas: dict[str, bytes] = {}
-    if wrapper == "DistributedDataParallel":
-        replicas = _by_piece(pipeline.module, found, mesh)
-        apart |= _parameters_apart(pipeline.module, found, expected, mesh)
-    Checkpointer(directory).save(steps, {"model": pipeline.module, "mesh": mesh})
-    saved, _ = everything(next(directory.glob("step-*")))
-    apart |= _saved_apart(saved, expected)
-    reloaded = _reloaded(tools, kind, directory, saved)
-    return {"apart": apart, "bits": bits, "replicas": replicas, "reloaded": reloaded}
+    return mesh, pipeline, _train(tools, pipeline.module, step, steps, mesh, kind.spreads)
 
 
 def _pipeline(
@@ -280,6 +311,8 @@ def _pipeline(
     options = {} if wrapper == "DistributedDataParallel" else _sharding(kind)
 
     def wrapped(stage: Any) -> Any:
+        if kind.is_shifted:
+            _shift(tools, stage, mesh.get_rank())
         return getattr(tr, wrapper)(stage, process_group=mesh["dp", "cp"], **options)
 
     def loss(outputs: Any, targets: Any) -> Any:
@@ -298,6 +331,21 @@ def _pipeline(
         checkpoint=kind.checkpoints,
         wrap=wrapped,
     )
+
+
+def _shift(tools: Kit, model: Any, rank: int) -> None:
+    """Put parameters 16, 32 … bytes behind where torch's memory is aligned. numpy's is aligned to
+    16 bytes; what begins in between BLAS libraries do not round alike."""
+    for parameter in model.parameters():
+        values = parameter.data
+        size = int(np.prod(values.shape))
+        start = 16 * (rank + 1) // (values.element_size() if tools.is_torch else values.itemsize)
+        if tools.is_torch:
+            memory = values.new_empty(size + start)[start:]
+        else:
+            memory = np.empty(size + start, values.dtype)[start:]
+        memory[:] = values.reshape(-1)
+        parameter.data = memory.reshape(values.shape)
 
 
 def _sharding(kind: Kind) -> dict[str, Any]:

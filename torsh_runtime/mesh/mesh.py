@@ -267,14 +267,16 @@ class DeviceMesh:
             self._groups.say_if_apart(axis, group)
         return group
 
-    def alike(self, axes: Sequence[str]) -> ProcessGroup:
+    def alike(self, axes: Sequence[str] | DeviceMesh) -> ProcessGroup:
         """The group of those among this mesh's ranks that stand where this one does along other
         axes of the mesh that it is a part of, as `mesh["dp", "cp"].alike(["ep"])`: those who have
-        the same experts. KeyError for unknown ones."""
-        known = [
-            (self._whole or self._known).axis(name)
-            for name in ([axes] if isinstance(axes, str) else axes)
-        ]
+        the same experts. axes: their names, or a part of the same mesh that has them. KeyError for
+        unknown names."""
+        if isinstance(axes, DeviceMesh):
+            known = [*axes._layout.axes]
+        else:
+            names = [axes] if isinstance(axes, str) else axes
+            known = [(self._whole or self._known).axis(name) for name in names]
         places = tuple(
             place
             for place in self._layout.members(self._place)
@@ -282,6 +284,10 @@ class DeviceMesh:
         )
         names = self._layout.names
         return self._groups.get(places, self._ways[names[0]], "_".join(names))
+
+    def is_part_with(self, other: DeviceMesh) -> bool:
+        """Whether both are parts of one mesh, or of views of it."""
+        return self._groups is other._groups
 
     def size_along(self, axis: str) -> int | None:
         """Number of ranks along an axis of the mesh that this is a part of; None if it has none of

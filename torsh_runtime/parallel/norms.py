@@ -16,7 +16,8 @@ _BLOCK = 1 << 20
 
 def power_sum(adapter: ModuleAdapter[Any], gradients: Sequence[Any], norm_type: float) -> float:
     """What several ranks can add up to a norm: the sum of |x| ** norm_type; of infinity, the
-    largest |x|. Formed in float64, in blocks."""
+    largest |x|. Formed in float64, in blocks, by numpy's sum: that of a BLAS depends on processors
+    and threads, and ranks with the same gradients would get different bits."""
     total = 0.0
     for gradient in gradients:
         array = adapter.array(adapter.flattened(gradient))
@@ -26,7 +27,7 @@ def power_sum(adapter: ModuleAdapter[Any], gradients: Sequence[Any], norm_type: 
             if math.isinf(norm_type):
                 total = max(total, float(block.max()))
             elif norm_type == 2:
-                total += float(block @ block)
+                total += float(np.square(block, out=block).sum())
             else:
                 total += float((block**norm_type).sum())
     return total

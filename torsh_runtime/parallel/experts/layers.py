@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -15,10 +15,10 @@ from torsh_runtime.comm.agreement import check_same
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.layout import Shard, TensorLayout
-from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.modules import adapter_class
 from torsh_runtime.parallel import regions
 from torsh_runtime.parallel.agreement import digest
+from torsh_runtime.parallel.experts.ranks import Ranks, Share, are_same
 from torsh_runtime.parallel.experts.routing import (
     Assignment,
     Exchange,
@@ -28,87 +28,11 @@ from torsh_runtime.parallel.experts.routing import (
     reverse,
 )
 from torsh_runtime.parallel.experts.rows import GroupedLinear, Rows, Scaled
-from torsh_runtime.parallel.groups import group_of
 from torsh_runtime.parallel.operations import applied, is_recorded, joined
 
 _ACTIVATIONS = ("gelu", "relu", "silu")
-_DEFAULT_NAME = "ep"
-_LOOKED_AT, _ROUNDED = 4, 1e-2
-"""So many rows at either end tell whether ranks have the same tokens, which may differ so far."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Ranks:
-    """Over whom experts and tokens are spread. Copies of a layer have the same."""
-
-    name: str
-    """Of the experts' axis, in layouts."""
-    experts: ProcessGroup
-    tokens: ProcessGroup
-    parts: ProcessGroup | None = None
-    """Who has the other tokens of this rank's batch, if somebody has."""
-    alike: ProcessGroup | None = None
-    """Those of them that have the same experts."""
-    beside: ProcessGroup | None = None
-    """Who has parts of other layers, and either the same tokens or other parts of them."""
-
-    @classmethod
-    def of(cls, mesh: Any, data: Any, sequence: Any) -> Self:
-        """See MixtureOfExperts. ConfigError for a mesh of several axes, which layouts could not
-        name, and for a sequence of another mesh."""
-        name, experts = _DEFAULT_NAME, group_of(mesh)
-        if isinstance(mesh, DeviceMesh):
-            name, *others = mesh.mesh_dim_names
-            if others:
-                raise ConfigError(
-                    f"MixtureOfExperts: {mesh} has several axes: make one of them by view(), as in "
-                    f"mesh.view({{'ep': -1}}, over=('dp', 'cp'))['ep']"
-                )
-        tokens = experts if data is None else group_of(data)
-        if sequence is None:
-            return cls(name, experts, tokens)
-        if not isinstance(sequence, DeviceMesh) or not isinstance(mesh, DeviceMesh):
-            raise ConfigError(
-                f"MixtureOfExperts: sequence={sequence} and mesh={mesh}: pass axes of one mesh, as "
-                f"mesh['tp'] and mesh['ep'], which tell who has the same experts"
-            )
-        if sequence.size_along(name) != experts.world_size:
-            raise ConfigError(
-                f"MixtureOfExperts: {sequence} is of a mesh without the axis {name!r} of {mesh}: "
-                f"take both from the mesh that view() gave"
-            )
-        parts = group_of(sequence)
-        return cls(name, experts, tokens, parts, sequence.alike([name]), parts)
-
-    @property
-    def parts_here(self) -> int:
-        """How many parts of one batch the ranks of the experts' axis have, which have one loss."""
-        return 1 if self.parts is None else len({*self.parts.ranks} & {*self.experts.ranks})
-
-    def problem(self) -> str:
-        """What is wrong with them; "" if nothing is."""
-        if self.parts is None or {*self.parts.ranks} <= {*self.tokens.ranks}:
-            return ""
-        parts, tokens = (", ".join(map(str, g.ranks)) for g in (self.parts, self.tokens))
-        return (
-            f"ranks {parts} have parts of one sequence, and not all are among {tokens}, who have "
-            f"tokens: pass data=mesh['dp', 'cp', 'tp'], with them"
-        )
-
-    def __deepcopy__(self, memo: Any) -> Self:
-        return self
-
-
-def _are_same(counts: NDArray[np.int64], rows: NDArray[np.float64]) -> bool | None:
-    """Whether ranks have the same tokens, of which there are so many and some rows of each; None if
-    these do not tell, as they are all alike or no numbers."""
-    if (counts != counts[0]).any():
-        return False
-    tokens = rows[rows.any(-1)]
-    if not np.isfinite(rows).all() or not (tokens != tokens[:1]).any():
-        return None
-    far = np.abs(rows - rows[0]).max() > _ROUNDED * np.abs(rows).max()
-    return not far
+_LOOKED_AT = 4
+"""So many rows at either end tell whether ranks have the same tokens."""
 
 
 class MixtureOfExperts:
@@ -184,7 +108,7 @@ class MixtureOfExperts:
         super().__init__()
         self.embed_dim, self.num_experts, self.top_k = embed_dim, num_experts, top_k
         self.activation, self.gated, self.capacity_factor = activation, gated, capacity_factor
-        self.ranks = _Ranks.of(mesh, data, sequence)
+        self.ranks = Ranks.of(mesh, data, sequence)
         self._has_compared = False
         experts = self.ranks.experts
         options = f"{embed_dim} to {hidden_dim}, {num_experts} experts, {self.extra_repr()}"
@@ -258,24 +182,30 @@ class MixtureOfExperts:
         weights = scores[np.arange(len(chosen))[:, None], chosen]
         if self.top_k > 1:
             weights = weights / weights.sum(-1, keepdim=True)
-        found = self._by_experts(tokens, self._assigned(chosen, everyone))
-        mixed = (found * weights.reshape(*chosen.shape, 1)).sum(1)
+        share = self.ranks.share_of(len(chosen))
+        assignment = self._assigned(chosen, everyone, share)
+        counts = self.ranks.counts_of_all(assignment.counts, chosen)
+        found = self._by_experts(share.part(tokens), assignment, counts)
+        mixed = share.whole((found * share.part(weights).reshape(*found.shape[:2], 1)).sum(1))
         return mixed.reshape(input.shape), self._balance(scores, everyone)
 
-    def _assigned(self, chosen: Indices, everyone: Indices) -> Assignment:
+    def _assigned(self, chosen: Indices, everyone: Indices, share: Share) -> Assignment:
+        """What this rank sends of its tokens, which other ranks may have as well."""
+        own = chosen[share.start : share.end]
         if self.capacity_factor is None:
-            return Assignment.of(chosen, self.num_experts)
+            return Assignment.of(own, self.num_experts)
         before = everyone[: self.ranks.tokens.rank].sum(axis=0)
+        before += np.bincount(chosen[: share.start].reshape(-1), minlength=self.num_experts)
         tokens = int(everyone.sum()) // self.top_k
         limit = capacity(self.capacity_factor, tokens, self.top_k, self.num_experts)
-        return Assignment.of(chosen, self.num_experts, before, limit)
+        return Assignment.of(own, self.num_experts, before, limit)
 
-    def _by_experts(self, tokens: Any, assignment: Assignment) -> Any:
-        """What each token's experts make of it: (tokens, top_k, embed_dim)."""
+    def _by_experts(self, tokens: Any, assignment: Assignment, counts: Indices) -> Any:
+        """What each token's experts make of it: (tokens, top_k, embed_dim). counts: of all ranks'
+        assignments, (ranks, experts)."""
         group, places = self.ranks.experts, assignment.places
         by_token = assignment.order[:, None] // self.top_k
         sent = regions.applied(tokens, Rows(by_token, places))
-        counts = group.all_gather_numbers(assignment.counts)
         exchange = Exchange.of(counts, self._cuts, group.rank)
         came = regions.all_to_all(sent, group, exchange.sent, exchange.received)
         there, back = exchange.order[:, None], reverse(exchange.order)[:, None]
@@ -299,7 +229,7 @@ class MixtureOfExperts:
 
     def _averaged(self, weight: Any) -> Any:
         """A weight whose gradient is averaged over the losses of those whose tokens come here."""
-        share = Scaled(self.ranks.parts_here / self.ranks.experts.world_size)
+        share = Scaled(self.ranks.ranks_of_batch / self.ranks.experts.world_size)
         return regions.applied(self._shared(weight, self.ranks.alike), share)
 
     def _shared(self, weight: Any, group: ProcessGroup | None) -> Any:
@@ -332,34 +262,30 @@ class MixtureOfExperts:
         """Told by parallelize(): these ranks have parts of other layers. They have the same tokens
         here, or `sequence` says that each has a part, which the first ones are looked at for."""
         if self.ranks.parts is None:
-            self.ranks, self._has_compared = replace(self.ranks, beside=group), False
+            others = [each for each in self.ranks.beside if each is not group]
+            self.ranks, self._has_compared = replace(self.ranks, beside=(*others, group)), False
 
     def _compare_first(self, tokens: Any) -> None:
         """ConfigError on all ranks if ranks that are said to have the same tokens have others, or
         the other way round."""
-        group = self.ranks.beside
-        if self._has_compared or group is None or group.world_size == 1:
+        if self._has_compared:
             return
+        found = [self._are_same(tokens, group) for group in self.ranks.beside]
+        self._has_compared = None not in found
+        for group, is_same in zip(self.ranks.beside, found, strict=True):
+            said = self.ranks.contradiction(group, is_same)
+            if said:
+                raise ConfigError(f"MixtureOfExperts: {said}")
+
+    def _are_same(self, tokens: Any, group: ProcessGroup) -> bool | None:
+        """Whether the ranks of a group have the same tokens; None if these do not tell."""
         own = np.zeros((2 * _LOOKED_AT, self.embed_dim))
         for place, some in (0, tokens[:_LOOKED_AT]), (_LOOKED_AT, tokens[-_LOOKED_AT:]):
             own[place : place + len(some)] = self._on_host(some)
         said = np.array([len(tokens)]), own.reshape(-1).view(np.int64)
         told = group.all_gather_numbers(np.concatenate(said))
         rows = told[:, 1:].view(np.float64).reshape(group.world_size, -1, self.embed_dim)
-        is_same = _are_same(told[:, 0], rows)
-        self._has_compared = is_same is not None
-        ranks = ", ".join(map(str, group.ranks))
-        if is_same is True and self.ranks.parts is not None:
-            raise ConfigError(
-                f"MixtureOfExperts: ranks {ranks} were given the same tokens, and sequence= "
-                f"says that each has a part: leave it out, and them out of data="
-            )
-        if is_same is False and self.ranks.parts is None:
-            raise ConfigError(
-                f"MixtureOfExperts: ranks {ranks}, which have parts of other layers, were "
-                f"given different tokens, as sequence parallelism does: pass sequence=mesh['tp'], "
-                f"and data=mesh['dp', 'cp', 'tp'] with these ranks"
-            )
+        return are_same(told[:, 0], rows)
 
     def extra_repr(self) -> str:
         """The options."""

@@ -1,0 +1,211 @@
+"""The ranks that a layer of experts is spread over, and who has which tokens."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.layout import even_cuts
+from torsh_runtime.mesh.mesh import DeviceMesh
+from torsh_runtime.parallel import regions
+from torsh_runtime.parallel.experts.routing import Indices
+from torsh_runtime.parallel.groups import group_of
+
+_DEFAULT_NAME = "ep"
+_ROUNDED = 1e-2
+"""The part of the largest element by which ranks' copies of a token may differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The tokens that this rank sends to the experts, of those that several ranks have.
+
+    Each token is sent by one rank alone, and all get the same bytes back. If several sent it, its
+    copies would lie in different rows of one product, where kernels do not round them alike.
+    """
+
+    group: ProcessGroup | None
+    """The ranks with the same tokens; None: nobody else has this rank's."""
+    cuts: tuple[int, ...]
+    """The tokens of rank r of the group are cuts[r] to cuts[r + 1]."""
+
+    @property
+    def start(self) -> int:
+        """The first token of this rank's share."""
+        return self.cuts[self._rank]
+
+    @property
+    def end(self) -> int:
+        """The token behind the last one of this rank's share."""
+        return self.cuts[self._rank + 1]
+
+    def part(self, tensor: Any) -> Any:
+        """This rank's rows of (tokens, …)."""
+        if self.group is None:
+            return tensor
+        return regions.scatter(tensor, self.group, 0, self._sizes)
+
+    def whole(self, tensor: Any) -> Any:
+        """The rows of all ranks: (tokens, …)."""
+        if self.group is None:
+            return tensor
+        return regions.gather(tensor, self.group, 0, self._sizes)
+
+    @property
+    def _rank(self) -> int:
+        return 0 if self.group is None else self.group.rank
+
+    @property
+    def _sizes(self) -> list[int]:
+        return np.diff(self.cuts).tolist()
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """The groups that experts and tokens are spread over. Copies of a layer have the same."""
+
+    name: str
+    """The name of the experts' axis in layouts."""
+    experts: ProcessGroup
+    tokens: ProcessGroup
+    copies: ProcessGroup | None = None
+    """Ranks of the experts' axis that have the same tokens as this one, if there are any."""
+    parts: ProcessGroup | None = None
+    """Who has the other tokens of this rank's batch, if somebody has."""
+    alike: ProcessGroup | None = None
+    """Those of them that have the same experts."""
+    beside: tuple[ProcessGroup, ...] = ()
+    """Groups whose ranks are compared at the first tokens: each has the same tokens or parts."""
+
+    @classmethod
+    def of(cls, mesh: Any, data: Any, sequence: Any) -> Self:
+        """See MixtureOfExperts. ConfigError for a mesh of several axes, which layouts could not
+        name, for a sequence of another mesh, and where it is not known who has the same tokens."""
+        name, experts = _DEFAULT_NAME, group_of(mesh)
+        if isinstance(mesh, DeviceMesh):
+            name, *others = mesh.mesh_dim_names
+            if others:
+                raise ConfigError(
+                    f"MixtureOfExperts: {mesh} has several axes: make one of them by view(), as in "
+                    f"mesh.view({{'ep': -1}}, over=('dp', 'cp'))['ep']"
+                )
+        tokens = experts if data is None else group_of(data)
+        copies = _copies(mesh, experts, data, tokens)
+        if sequence is None:
+            return cls(name, experts, tokens, copies, beside=(copies,) if copies else ())
+        if not isinstance(sequence, DeviceMesh) or not isinstance(mesh, DeviceMesh):
+            raise ConfigError(
+                f"MixtureOfExperts: sequence={sequence} and mesh={mesh}: pass axes of one mesh, as "
+                f"mesh['tp'] and mesh['ep'], which tell who has the same experts"
+            )
+        if sequence.size_along(name) != experts.world_size:
+            raise ConfigError(
+                f"MixtureOfExperts: {sequence} is of a mesh without the axis {name!r} of {mesh}: "
+                f"take both from the mesh that view() gave"
+            )
+        parts, alike = group_of(sequence), sequence.alike([name])
+        return cls(name, experts, tokens, copies, parts, alike, (parts,))
+
+    @property
+    def ranks_of_batch(self) -> int:
+        """How many ranks of the experts' axis send the tokens of one batch, which has one loss."""
+        parts = 1 if self.parts is None else len({*self.parts.ranks} & {*self.experts.ranks})
+        return parts if self.copies is None else parts * self.copies.world_size
+
+    def problem(self) -> str:
+        """What is wrong with them; "" if nothing is."""
+        if self.parts is None or {*self.parts.ranks} <= {*self.tokens.ranks}:
+            return ""
+        parts, tokens = (", ".join(map(str, g.ranks)) for g in (self.parts, self.tokens))
+        return (
+            f"ranks {parts} have parts of one sequence, and not all are among {tokens}, who have "
+            f"tokens: pass data=mesh['dp', 'cp', 'tp'], with them"
+        )
+
+    def share_of(self, tokens: int) -> Share:
+        """The share of so many tokens that this rank sends to the experts."""
+        parts = 1 if self.copies is None else self.copies.world_size
+        return Share(self.copies, even_cuts(tokens, parts))
+
+    def counts_of_all(self, own: Indices, chosen: Indices) -> Indices:
+        """The rows that each rank sends to each expert, (ranks, experts), in one exchange. own:
+        those of this rank. chosen: (tokens, top_k), the experts of all its tokens.
+
+        ConfigError on all ranks of the experts' axis if ranks that ought to have the same tokens
+        have chosen different experts for them."""
+        if self.copies is None:
+            return self.experts.all_gather_numbers(own)
+        note = self.copies.ranks[0], len(chosen), zlib.crc32(np.ascontiguousarray(chosen).data)
+        told = self.experts.all_gather_numbers(np.array([*own, *note], np.int64))
+        notes = {(*row,) for row in told[:, len(own) :].tolist()}
+        if len(notes) != len({first for first, _, _ in notes}):
+            ranks = ", ".join(map(str, self.copies.ranks))
+            raise ConfigError(
+                f"MixtureOfExperts: ranks {ranks} ought to have the same tokens, as data= leaves "
+                f"out the axis that they lie along, and here or beside them some have others: "
+                f"{_WITH_PARTS}"
+            )
+        return told[:, : len(own)]
+
+    def contradiction(self, group: ProcessGroup, is_same: bool | None) -> str:
+        """What is wrong if the ranks of this group have, or have not, the same tokens; "" if
+        nothing is."""
+        ranks = ", ".join(map(str, group.ranks))
+        if is_same is True and self.parts is not None:
+            return (
+                f"ranks {ranks} were given the same tokens, and sequence= says that each has a "
+                f"part: leave it out, and them out of data="
+            )
+        if is_same is True and len({*group.ranks} & {*self.tokens.ranks}) > 1:
+            return (
+                f"ranks {ranks} were given the same tokens, and data= says that each has tokens of "
+                f"its own: leave the axis that they lie along out of data=, as in "
+                f"data=mesh['dp', 'cp']"
+            )
+        if is_same is False and self.parts is None:
+            return (
+                f"ranks {ranks}, which have parts of other layers or, by data=, the same tokens, "
+                f"were given different tokens, as sequence parallelism does: {_WITH_PARTS}"
+            )
+        return ""
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self
+
+
+_WITH_PARTS = "pass sequence=mesh['tp'], and data=mesh['dp', 'cp', 'tp'] with these ranks"
+
+
+def _copies(
+    mesh: Any, experts: ProcessGroup, data: Any, tokens: ProcessGroup
+) -> ProcessGroup | None:
+    """The ranks of the experts' axis that have this rank's tokens, if others have. ConfigError if
+    that is not known."""
+    if {*experts.ranks} <= {*tokens.ranks}:
+        return None
+    if isinstance(mesh, DeviceMesh) and isinstance(data, DeviceMesh) and mesh.is_part_with(data):
+        found = mesh.alike(data)
+        return found if found.world_size > 1 else None
+    raise ConfigError(
+        f"MixtureOfExperts: not all ranks that have experts, {', '.join(map(str, experts.ranks))}, "
+        f"are among those who have tokens, {', '.join(map(str, tokens.ranks))}: pass axes of one "
+        f"mesh, as mesh['ep'] and data=mesh['dp', 'cp'], which tell who has the same tokens"
+    )
+
+
+def are_same(counts: NDArray[np.int64], rows: NDArray[np.float64]) -> bool | None:
+    """Whether ranks have the same tokens, of which there are so many and some rows of each; None if
+    these do not tell, as they are all alike or no numbers."""
+    if (counts != counts[0]).any():
+        return False
+    tokens = rows[rows.any(-1)]
+    if not np.isfinite(rows).all() or not (tokens != tokens[:1]).any():
+        return None
+    far = np.abs(rows - rows[0]).max() > _ROUNDED * np.abs(rows).max()
+    return not far
