@@ -17,7 +17,7 @@ from support.processes import soon
 if TYPE_CHECKING:
     from support.etcd_servers import EtcdCluster
 
-pytest_plugins = ("support.ssh_jobs",)
+pytest_plugins = ("support.quick", "support.run_record", "support.ssh_jobs")
 settings.register_profile("any machine", deadline=None)  # how long an example takes proves nothing
 settings.load_profile("any machine")
 

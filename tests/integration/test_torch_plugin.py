@@ -72,6 +72,19 @@ def test_an_import_of_ours_does_it_too(autoload: str) -> None:
     assert python(ours, TORCH_DEVICE_BACKEND_AUTOLOAD=autoload) == (USED, "")
 
 
+def test_torch_finds_the_backend_by_its_name() -> None:
+    """As torch does from 2.14 on, where it has not asked at its import."""
+    looks = """
+from importlib.metadata import entry_points
+import torch.distributed as dist
+assert "torsh" not in dist.Backend.backend_list
+if not hasattr(dist.Backend, "_ensure_backend_registered"):  # torch before 2.14
+    [entry] = entry_points(group="torch.distributed.backends", name="torsh")
+    entry.load()()
+"""
+    assert python(looks + USE, TORCH_DEVICE_BACKEND_AUTOLOAD="0") == (USED, "")
+
+
 def test_what_fails_in_it_does_not_fail_the_import_of_torch() -> None:
     broken = "import sys; sys.modules['torsh_runtime.integrations.torch'] = None\n"
     names = "import json, torch; print(json.dumps(torch.distributed.Backend.backend_list))"

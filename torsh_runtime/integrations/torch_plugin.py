@@ -1,7 +1,8 @@
 """What torch runs at the end of `import torch`: our entry in its group "torch.backends".
 
 torch leaves it out if TORCH_DEVICE_BACKEND_AUTOLOAD is 0. Whatever goes wrong in here must not
-end the import of torch.
+end the import of torch. From 2.14 on torch also looks for a backend that it does not know in its
+group "torch.distributed.backends", where our entry is `integrations.torch.register`.
 """
 
 import sys

@@ -22,6 +22,11 @@ from torsh_runtime.errors import ConfigError, StoreError
 from torsh_runtime.integrations.torch.store import TorchStore
 
 c10d: Any = _distributed_c10d
+NO_RECONFIGURE = (
+    "torsh groups do not support torch's reconfigure functions, nor enable_reconfigure=True: leave "
+    "it out, and give the group other members by "
+    "group.configure(store, '', rank, world_size, quorum_id)"
+)
 
 
 class Configurable:
@@ -90,6 +95,16 @@ class Configurable:
             lambda made: made.give(self),
             limit,
         )
+
+    supports_reconfigure = False
+
+    def get_reconfigure_handle(self) -> str:
+        """ConfigError: torch's own way to this, from 2.14 on, is not supported."""
+        raise ConfigError(NO_RECONFIGURE)
+
+    def reconfigure(self, opts: object) -> Any:
+        """ConfigError, as get_reconfigure_handle()."""
+        raise ConfigError(NO_RECONFIGURE)
 
     def _count_anew(self) -> None:
         self._collectives = self._splits = 0

@@ -19,7 +19,7 @@ from torsh_runtime.contract import WorkerEnv
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.integrations.torch import functional
 from torsh_runtime.integrations.torch.allocator import tune_allocator
-from torsh_runtime.integrations.torch.configuring import meet
+from torsh_runtime.integrations.torch.configuring import NO_RECONFIGURE, meet
 from torsh_runtime.integrations.torch.group import TorshProcessGroup
 from torsh_runtime.integrations.torch.store import FreshKeys
 from torsh_runtime.status import own_page
@@ -39,8 +39,11 @@ def create(
     parent: the group of whose ranks global_ranks_in_group are some; None: the default group.
 
     Raises CommTimeout naming the ranks that did not come within the group's timeout, StoreError
-    when torch's store fails, BackendUnavailable, TypeError for backend options.
+    when torch's store fails, BackendUnavailable, TypeError for backend options, ConfigError for
+    enable_reconfigure, which torch has from 2.14 on.
     """
+    if getattr(given, "enable_reconfigure", False):
+        raise ConfigError(NO_RECONFIGURE)
     if options is not None:
         raise TypeError(
             f"the torsh backend takes no pg_options, but was given {type(options).__name__}"

@@ -259,6 +259,7 @@ class TorshProcessGroup(Configurable, c10d.ProcessGroup):  # type: ignore[misc]
     supports_coalescing = False
     supports_time_estimate = False
     supports_shrinking = False
+    supports_window = False
 
     def _get_sequence_number_for_group(self) -> int:
         """How many collectives this rank has begun."""

@@ -6,7 +6,7 @@ torch asks for gloo by name before it hands these on to a group, which could do 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -82,7 +82,7 @@ def put_in_gloos_stead() -> None:
         made, store = theirs(size, rank, ranks, ",".join(others) or _STAND_IN, *given, **named)
         if store is None:
             return made, store  # for this rank is not in the group
-        group = _with_cpus(made, store, ranks, named["timeout"]) if others else made
+        group = _with_cpus(made, store, ranks, named) if others else made
         world = c10d._world
         world.pg_map[group] = (c10d.Backend(backend), store)
         world.pg_backend_config[group] = str(c10d.BackendConfig(backend))
@@ -101,11 +101,13 @@ def _make(given: Any, options: object) -> Any:
     return make(given, options)
 
 
-def _with_cpus(made: Any, store: Any, ranks: Sequence[int], timeout: timedelta) -> Any:
-    """A group for CPUs too, of the ranks of one that torch has just made for accelerators, whose
-    place it takes."""
+def _with_cpus(made: Any, store: Any, ranks: Sequence[int], named: Mapping[str, Any]) -> Any:
+    """A group for CPUs too, of the ranks of one that torch has just made for accelerators by these
+    arguments, whose place it takes."""
     given = c10d._DistributedBackendOptions()
-    given.store, given.timeout = c10d.PrefixStore("cpu/", store), timeout
+    given.store, given.timeout = c10d.PrefixStore("cpu/", store), named["timeout"]
+    if named.get("enable_reconfigure"):
+        given.enable_reconfigure = True
     given.group_rank, given.group_size = made.rank(), made.size()
     given.group_id, given.global_ranks_in_group = made.group_name, ranks
     group = _make(given, None)
