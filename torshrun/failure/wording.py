@@ -94,6 +94,8 @@ def _versions(case: Case) -> Iterable[str]:
 def _testimony(witness: Witness, is_culprit: bool, verdict: Verdict) -> Iterable[str]:
     yield from _place(witness)
     yield from filter(None, (witness.mutters.text if witness.mutters else "", witness.child))
+    if witness.handles:
+        yield f"was handling {witness.handles}"
     is_mismatch = verdict.reading.kind is Kind.MISMATCH
     if witness.blame and witness.blame.text:
         if not witness.blame.calls or not is_mismatch:
@@ -108,9 +110,9 @@ def _testimony(witness: Witness, is_culprit: bool, verdict: Verdict) -> Iterable
 
 def _place(witness: Witness) -> Iterable[str]:
     if witness.is_frozen:
-        yield "its process was stopped (state T)"
+        yield "the process was stopped (state T)"
     elif witness.end == "done":
-        yield f"ended by itself with {witness.how}"
+        yield f"ended unasked with {witness.how}"
     elif witness.standing and (witness.end == "stopped" or witness.blame or _is_of_mesh(witness)):
         yield f"stood {witness.standing}"
 
