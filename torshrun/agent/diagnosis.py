@@ -66,11 +66,15 @@ class Findings:
 
     @property
     def summary(self) -> str:
-        """The cause in one line; "" if there is none."""
+        """Who is to blame in one line, as in the report; "" if nobody failed."""
         from torshrun.failure.exits import how
 
-        cause = self.cause
-        return f"rank {cause.rank}: {how(cause)} ({self.kind})" if cause else ""
+        cause, finding = self.cause, self.finding
+        if cause is None or finding is None:
+            return ""
+        if cause.rank not in finding.ranks or finding.certainty == "undecided":
+            return finding.summary
+        return f"rank {cause.rank}: {how(cause)} ({finding.reading.kind})"
 
 
 class Moment(NamedTuple):

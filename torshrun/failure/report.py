@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from torshrun.failure.cause import NOTHING, Explanation, blamed, fingerprint
 from torshrun.failure.exits import Exit, how, where
@@ -16,7 +17,7 @@ SHOWN_LINES = 40
 BESIDE_LINES = 12
 """How many lines of what else it wrote."""
 MOST_CHAINED = 6
-"""Exceptions of a chain that are shown, the last ones."""
+"""Exceptions of a chain that are shown: the first one and the last ones."""
 LINE_CHARS = 500
 """How much of each it shows."""
 _HEADER = "Traceback (most recent call last):"
@@ -100,13 +101,13 @@ def _cut(words: Words, most: int) -> list[str]:
         return lines
     if words.innermost_first:
         return [*lines[: most - 1], _left_out(len(lines) - most + 1)]
-    ends = words.ends[-MOST_CHAINED:] or (len(lines),)
-    starts = (0, *ends[:-1]) if len(words.ends) <= len(ends) else (*words.ends[-len(ends) - 1 : -1],)
-    shares = _shares([end - start for start, end in zip(starts, ends, strict=True)], most)
-    cut: list[str] = []
-    for start, end, share in zip(starts, ends, shares, strict=True):
-        cut += _cut_outermost(lines[start:end], share)
-    return cut
+    edges = (0, *words.ends[:-1], len(lines))
+    parts = [lines[start:end] for start, end in pairwise(edges)]
+    if len(parts) > MOST_CHAINED:  # the first one is where it began
+        parts = [parts[0], *parts[1 - MOST_CHAINED :]]
+    shares = _shares([*map(len, parts)], most)
+    cut = map(_cut_outermost, parts, shares)
+    return [line for part in cut for line in part]
 
 
 def _shares(sizes: Sequence[int], most: int) -> list[int]:

@@ -54,6 +54,22 @@ def differ(ranks: Collection[int], calls: Mapping[int, str]) -> Reading:
     return of_ranks(Kind.MISMATCH, format_ranks(ranks) if ranks else "", listed(calls), "")
 
 
+def with_debugging(case: Case, reading: Reading) -> Reading:
+    """With how torch's groups tell more, where those have found a mismatch and name no calls."""
+    claims = case.claims("mismatch")
+    is_torchs = any("torch " in f" {each.versions}" for each in claims)
+    if reading.kind is not Kind.MISMATCH or not is_torchs or any(_calls(each) for each in claims):
+        return reading
+    return reading._replace(advice=f"{reading.advice} {_DEBUGGING}".strip())
+
+
+_DEBUGGING = "TORCH_DISTRIBUTED_DEBUG=DETAIL has torch name both calls."
+
+
+def _calls(witness: Witness) -> Mapping[int, str]:
+    return witness.blame.calls if witness.blame else {}
+
+
 def _full(witness: Witness) -> str:
     standing = witness.standing
     return (standing.full if standing else "") or call_of(witness)

@@ -12,7 +12,7 @@ has a table of what is waited for, who acts, and by when.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, cast
 
@@ -346,8 +346,20 @@ def _remoteness(row: NodeRow) -> tuple[bool, bool, bool]:
 
 
 def _describe(view: View, cause: NodeRow) -> str:
+    """Whose fault it was: that of the node whose exit code counts may be another's."""
+    finding = causes.found(view)
+    if finding and finding.ranks and not _tells_of(cause, finding.ranks):
+        return finding.summary
     what = cause.cause or ("workers hung" if cause.outcome == "hung" else "workers failed")
     return f"{view.name(cause.node)}: {what}"
+
+
+def _tells_of(row: NodeRow, ranks: Sequence[int]) -> bool:
+    """Whether what the node says of its failure is about one of these ranks, or about none."""
+    named = row.cause.startswith(("rank ", "ranks "))
+    if named:
+        return any(row.cause.startswith(f"rank {rank}:") for rank in ranks)
+    return any(rank - row.first_rank in range(row.nproc) for rank in ranks) or row.nproc <= 0
 
 
 # ---- hosts that lose their nodes

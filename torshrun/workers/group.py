@@ -223,8 +223,9 @@ class WorkerGroup:
         """
         able = [worker for worker in asked if worker.alive and _runs_python(worker)]
         deadline = self.loop.time() + NOTES_BOUND
-        while not all(map(_has_noted, able)) and self.loop.time() < deadline:
+        while able and self.loop.time() < deadline:
             await asyncio.sleep(STACKS_BOUND / 20)
+            able = [worker for worker in able if not _has_noted(worker)]
 
     async def drain(self) -> None:
         """Let the output of a round that is over catch up, but not for ever."""
