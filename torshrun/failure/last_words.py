@@ -48,7 +48,9 @@ _NOISE = re.compile(
 _FATAL = re.compile(r"^Fatal Python error: ")
 _CRASHED_THREAD = re.compile(r"^(?:Current t|T)hread .*\(most recent call first\):")
 _BESIDE = re.compile(
-    rf"(?!\[?ERROR\b)(?:{_ASIDE.pattern}|{_NOISE.pattern}|\s|Call stack:$|Message: |Arguments: )"
+    rf"(?!\[?ERROR\b)(?:{_ASIDE.pattern}|{_NOISE.pattern}|\s|Call stack:$|Message: |Arguments: |"
+    r"[\[(]?\d{2,4}[-/]\d\d[-/]\d\d.*\b(?:DEBUG|INFO|WARNING)\b|"
+    r"Set the environment variable HYDRA_FULL_ERROR)"
 )
 """What says nothing of an end: what libraries log and warn of, and what is indented below it."""
 _IN_THREAD = "Exception in thread "
@@ -88,7 +90,7 @@ def last_words(exit_: Exit) -> Words:
     if exit_.signo in CRASHES and not exit_.raised:
         stack = find_stack(lines, _BEFORE_FATAL * (exit_.signo == signal.SIGABRT))
     if exit_.signo in CRASHES or not exit_.signo or exit_.raised:
-        trace, accounted = _written(exit_, lines), _accounted(exit_.account.text)
+        trace, accounted = _written(exit_, lines), _accounted(exit_)
     if stack and trace and not stack.frame:  # it crashed while it was ending
         stack = None
     if trace and accounted and trace.is_handled:
@@ -107,11 +109,19 @@ def _written(exit_: Exit, lines: Sequence[str]) -> Words | None:
         return None
     if not exit_.ending.is_watched or exit_.raised:
         return found if _is_at_end(lines, found) else replace(found, is_handled=True)
-    if not lines or lines[-1] != found.lines[-1] or found.lines[0] not in (_HEADER, _GROUP):
+    if found.lines[0] not in (_HEADER, _GROUP):  # of a thread, or of what Python ignored
         return None
-    if len(found.errors[-1].split("\n")) > 1 and not found.lines[-1].startswith(" "):
-        return None  # Python gives messages no end: more was said after it
-    return replace(found, heading="the last traceback in its stderr", is_handled=True)
+    error, *more = found.errors[-1].split("\n")
+    if _told([*more, *_after(lines, found.lines[-1])]):  # Python gives messages no end
+        return None
+    kept = len(found.lines) - sum(not line.startswith(" ") for line in more)
+    return replace(
+        found,
+        heading="the last traceback in its stderr",
+        lines=found.lines[:kept],
+        errors=(*found.errors[:-1], error),
+        is_handled=True,
+    )
 
 
 def _is_at_end(lines: Sequence[str], found: Words) -> bool:
@@ -331,12 +341,17 @@ def _syntax_error(lines: Sequence[str]) -> Words | None:
     )
 
 
-def _accounted(account: str) -> Words | None:
-    lines = _lines(account)
+def _accounted(exit_: Exit) -> Words | None:
+    """What its error file says. Of an exception that did not end its Python the worker may have
+    left that long before.
+    """
+    lines = _lines(exit_.account.text)
     if not lines:
         return None
     trace = find_trace(lines) or Words(heading="", errors=(lines[0],))
-    return replace(trace, heading="from its error file", lines=tuple(lines))
+    handled = exit_.ending.is_watched and not exit_.raised
+    heading = "from its error file"
+    return replace(trace, heading=heading, lines=tuple(lines), is_handled=handled)
 
 
 def _place(frame: str) -> str:

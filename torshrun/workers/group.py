@@ -27,7 +27,7 @@ STACK_SIGNAL = 62
 """Upon it the Python of a worker leaves its stack: startup/sitecustomize.py."""
 STACKS_BOUND = 0.2
 """Seconds that stacks are waited for."""
-NOTES_BOUND = 0.3
+NOTES_BOUND = 0.5
 """Seconds likewise for what runs in their Python itself."""
 STACK_BYTES = 1 << 16
 """How much is read of a stack."""
@@ -372,11 +372,11 @@ def _stack_size(worker: Worker) -> int:
 
 
 def _runs_python(worker: Worker) -> bool:
-    """Whether its stack shows it outside of any collective."""
+    """Whether it may be outside of any collective, as far as its stack tells."""
     from torshrun.failure.standing import from_stack
 
     found = from_stack(read_text(worker.assignment.worker.stack_file, STACK_BYTES))
-    return found is not None and not found.call
+    return found is None or not found.call
 
 
 def _has_noted(worker: Worker) -> bool:

@@ -115,7 +115,7 @@ def leave_traces(stack_file: str) -> None:
         descriptor = fcntl(opened, F_DUPFD_CLOEXEC, FAR)
     finally:
         os.close(opened)
-    notes = EndNotes(stack_file + "_end")
+    notes = EndNotes(stack_file + "_end", sys.excepthook)
 
     def forget() -> None:
         faulthandler.unregister(SIGTERM)
@@ -135,7 +135,7 @@ def leave_traces(stack_file: str) -> None:
     siginterrupt(STACK_SIGNAL, True)  # faulthandler has system calls go on
     os.register_at_fork(after_in_child=forget)
     atexit.register(at_end)
-    notes.before, sys.excepthook = sys.excepthook, notes.excepthook
+    sys.excepthook = notes.excepthook
 
 
 class EndNotes:
@@ -143,14 +143,12 @@ class EndNotes:
     asked to stop, as lines of JSON: torshrun/failure/ending.py reads them.
     """
 
-    before: "Any" = None  # the excepthook that was there
-    has_raised = False
-
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, before: "Any") -> None:
         from _thread import get_ident
 
-        self._path, self._own = path, os.getpid()
-        self._get_ident, self._main = get_ident, get_ident()
+        self._path, self._before = path, before
+        self._own, self._get_ident, self._main = os.getpid(), get_ident, get_ident()
+        self._has_raised = False
 
     def excepthook(
         self,
@@ -163,12 +161,12 @@ class EndNotes:
                 self._on_exception(error, trace)
         except Exception:
             pass
-        self.before(kind, error, trace)
+        self._before(kind, error, trace)
 
     def at_end(self) -> None:
         """Python ends in its own way: at the script's end, by SystemExit or by an exception."""
         try:
-            if os.getpid() != self._own or self.has_raised:
+            if os.getpid() != self._own or self._has_raised:
                 return
             error = getattr(sys, "last_value", None)
             if error is not None:  # a hook of the script's own has shown it
@@ -184,26 +182,29 @@ class EndNotes:
         try:
             if os.getpid() == self._own:
                 error = sys.exc_info()[1]
-                facts = {} if error is None else handled(error, frame)
-                self._note("asked", error, facts)
+                if error is None:
+                    self._write('{"how": "asked"}')
+                else:
+                    self._note("asked", error, handled(error, frame))
         except Exception:
             return
 
     def _on_exception(self, error: BaseException, trace: "TracebackType | None") -> None:
-        if self.has_raised or self._get_ident() != self._main or is_called_by_script():
+        if self._has_raised or self._get_ident() != self._main or is_called_by_script():
             return
-        self.has_raised = True
+        self._has_raised = True
+        if isinstance(error, KeyboardInterrupt):
+            return  # what is imported now would change what Python ends with
         self._note("exception", error.with_traceback(trace), {})
         if isinstance(error, Exception):
             load("torsh_runtime.error_file").leave_account(error)
 
-    def _note(self, how: str, error: "BaseException | None", facts: "dict[str, Any]") -> None:
+    def _note(self, how: str, error: BaseException, facts: "dict[str, Any]") -> None:
         import json
         import time
 
         facts = dict(facts, how=how, at=time.monotonic(), own=self._is_own())
-        if error is not None:
-            facts.update(shown(error))
+        facts.update(shown(error))
         self._write(json.dumps(facts))
 
     def _is_own(self) -> bool:
@@ -240,19 +241,15 @@ def shown(error: BaseException) -> "dict[str, Any]":
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    place = "" if trace is None else f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
-    return {
-        "trace": text,
-        "errors": [said(each) for each in chain(error)],
-        "frame": place,
-        "code": exit_code(error),
-    }
+    facts = {"trace": text, "errors": [said(each) for each in chain(error)]}
+    if trace is not None:
+        facts["frame"] = trace.tb_frame.f_code.co_filename + ":" + str(trace.tb_lineno)
+    return dict(facts, code=exit_code(error))
 
 
 def chain(error: "BaseException | None") -> "list[BaseException]":
     """What Python shows of it, the first one in front."""
-    found: list[BaseException] = []
-    seen: set[int] = set()
+    found, seen = [], set()  # type: list[BaseException], set[int]
     while error is not None and id(error) not in seen and len(found) < MOST_PLACES:
         seen.add(id(error))
         found.insert(0, error)
@@ -284,7 +281,7 @@ def handled(error: "BaseException | None", frame: "FrameType | None") -> "dict[s
     while frame is not None:
         lines[id(frame)] = frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back
-    places: list[tuple[str, int]] = []
+    places = []  # type: list[tuple[str, int]]
     while error is not None and len(places) < MOST_PLACES:
         trace = error.__traceback__
         if trace is not None and id(trace.tb_frame) in lines:
