@@ -70,8 +70,8 @@ def _clean_up(source: Sequence[str]) -> str:
     """Whether the last of these lines of Python belongs to an except or finally, as a comment; ""
     if not. Told by the indentation alone: what comes from a worker is not parsed.
     """
-    depth = _depth(source[-1])
-    for line in reversed(source[:-1]):
+    depth = _depth(source[-1]) + 1  # the block may stand in one line
+    for line in reversed(source):
         text = line.strip()
         if not text or text.startswith("#") or _depth(line) >= depth:
             continue
