@@ -98,8 +98,14 @@ def counting(exits: Sequence[Exit], finding: Finding) -> Exit | None:
     """Whose end counts as the round's: the first of those to blame, else of those that failed."""
     failed = [exit_ for exit_ in exits if exit_.failed]
     unasked = [exit_ for exit_ in failed if not exit_.stopped or exit_.raised or exit_.hung]
-    blamed = [exit_ for exit_ in unasked if exit_.rank in finding.ranks]
+    blamed = sorted((exit_ for exit_ in unasked if exit_.rank in finding.ranks), key=_moment)
     return next(iter(blamed or unasked or failed), None)
+
+
+def _moment(exit_: Exit) -> float:
+    """When it failed: one that an exception ended may take long until it is gone."""
+    noted = exit_.account.at or (0.0 if exit_.ending.in_flight else exit_.ending.at)
+    return (noted if exit_.raised else 0.0) or exit_.at
 
 
 def witness(exit_: Exit, node: int = 0) -> Witness:
@@ -115,7 +121,7 @@ def witness(exit_: Exit, node: int = 0) -> Witness:
         end=end,
         how=how(exit_),
         where=where(exit_),
-        at=(exit_.account.at if exit_.raised else 0.0) or exit_.at,
+        at=_moment(exit_),
         reading=diagnose(exit_),
         is_unsure=_is_unsure(exit_),
         said=said.strip().split("\n")[0][:_TOLD_CHARS],

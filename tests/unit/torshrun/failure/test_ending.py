@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -150,3 +151,14 @@ def test_an_exception_that_was_being_handled_is_evidence() -> None:
     ]
     told = describe(explain(exits), "x")
     assert "  rank 1: was handling ConnectionError: bucket-3\n" in told
+
+
+def test_of_ranks_that_failed_alike_the_words_are_of_the_one_that_is_named_first() -> None:
+    late = replace(RAISED, at=3.0)
+    exits = [
+        an_exit(1, 256, ending=late, raised=True, at=4.0),
+        an_exit(0, 256, ending=RAISED, raised=True, at=5.0),
+    ]
+    told = describe(explain(exits), "x")
+    assert "ranks 0-1 failed first: exit code 1, first rank 0," in told
+    assert "\n  rank 0: its traceback:" in told
