@@ -102,6 +102,16 @@ def counting(exits: Sequence[Exit], finding: Finding) -> Exit | None:
     return next(iter(blamed or unasked or failed), None)
 
 
+def _said(exit_: Exit, words: Words) -> str:
+    """Its error: of a chain the last one that is not about others, as one of a clean-up may be."""
+    if words.errors:
+        own = [error for error in words.errors if not from_words([error])]
+        return (own or words.errors)[-1]
+    if exit_.signo and exit_.signo not in CRASHES:  # who is killed says nothing of that
+        return ""
+    return next(reversed(said_last(words)), "")
+
+
 def _moment(exit_: Exit) -> float:
     """When it failed: one that an exception ended may take long until it is gone."""
     noted = exit_.account.at or (0.0 if exit_.ending.in_flight else exit_.ending.at)
@@ -112,9 +122,7 @@ def witness(exit_: Exit, node: int = 0) -> Witness:
     """What is known of a worker's end."""
     end = _end(exit_)
     words = last_words(exit_)
-    said = (words.errors or said_last(words) or ("",))[-1]
-    if exit_.signo and not words.errors:  # it had no part in its end
-        said = ""
+    said = _said(exit_, words)
     return Witness(
         rank=exit_.rank,
         node=node,
