@@ -425,6 +425,12 @@ def test_where_nobody_waited_for_a_lost_node_nothing_tells_that_it_was_cut_off()
     assert "was stopped or killed, or the network" in finding.reading.why
 
 
+def test_what_is_said_of_a_rank_can_be_said_of_several() -> None:
+    finding = found(blames(0, 2), done(1), done(2), done(3), stopped(4, is_frozen=True))
+    assert "ranks 1-3: ended unasked with exit code 0" in finding.evidence
+    assert "rank 4: the process was stopped (state T)" in finding.evidence
+
+
 def test_words_that_may_be_of_something_else_make_nobody_sure() -> None:
     sure, unsure = raised(0, Kind.NAN), raised(0, Kind.DISK_FULL, is_unsure=True)
     assert verdict(found(unsure, stopped(1)))[1] == "likely"
