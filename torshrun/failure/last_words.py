@@ -54,6 +54,7 @@ _BESIDE = re.compile(
 )
 """What says nothing of an end: what libraries log and warn of, and what is indented below it."""
 _IN_THREAD = "Exception in thread "
+_LAST_TRACE = "the last traceback in its stderr"
 _HANDLED = "earlier in its stderr, an exception that it seems to have handled"
 _MESSAGE_LINES = 25
 _MESSAGE_UNINDENTED = 5
@@ -108,7 +109,8 @@ def _written(exit_: Exit, lines: Sequence[str]) -> Words | None:
     if found is None:
         return None
     if not exit_.ending.is_watched or exit_.raised:
-        return found if _is_at_end(lines, found) else replace(found, is_handled=True)
+        is_end = _is_at_end(lines, found)
+        return found if is_end else replace(found, heading=_LAST_TRACE, is_handled=True)
     if found.lines[0] not in (_HEADER, _GROUP):  # of a thread, or of what Python ignored
         return None
     error, *more = found.errors[-1].split("\n")
@@ -117,7 +119,7 @@ def _written(exit_: Exit, lines: Sequence[str]) -> Words | None:
     kept = len(found.lines) - sum(not line.startswith(" ") for line in more)
     return replace(
         found,
-        heading="the last traceback in its stderr",
+        heading=_LAST_TRACE,
         lines=found.lines[:kept],
         errors=(*found.errors[:-1], error),
         is_handled=True,

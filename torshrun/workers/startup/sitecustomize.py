@@ -133,7 +133,8 @@ def leave_traces(stack_file: str) -> None:
     faulthandler.register(SIGTERM, descriptor, True, True)
     faulthandler.register(STACK_SIGNAL, descriptor, True, True)
     siginterrupt(STACK_SIGNAL, True)  # faulthandler has system calls go on
-    os.register_at_fork(after_in_child=forget)
+    if hasattr(os, "register_at_fork"):  # since Python 3.7
+        os.register_at_fork(after_in_child=forget)
     atexit.register(at_end)
     sys.excepthook = notes.excepthook
 
