@@ -369,7 +369,7 @@ def _tells_of(row: NodeRow, finding: Finding) -> bool:
     return finding.certainty != "undecided" and int(found[1]) in finding.ranks and same_kind
 
 
-_MANNER = re.compile(r"rank (\d+): (?:exit code|killed by|hung)\b")
+_MANNER = re.compile(r"rank (\d{1,7}): (?:exit code|killed by|hung)\b")
 
 
 # ---- hosts that lose their nodes
