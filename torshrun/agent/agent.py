@@ -273,7 +273,7 @@ class Agent:
             round=self._tell.round,
             outcome="failed",
             code=found.cause.code if found.cause else 0,
-            signo=found.cause.signo if found.cause else 0,
+            signo=found.cause.signo if found.cause and not found.cause.raised else 0,
             startup="" if self.config.retry_same_start else found.startup,
             seconds=seconds,
             cause=found.summary or self._diagnosis.no_start,

@@ -284,6 +284,8 @@ class Announcer:
         self._say(describe(found.explained, self._outlook(report), is_partial=not alone))
         if cause is not None:
             end = _end_of(cause.rank, cause.pid, cause.status, cause.seconds)
+            if cause.raised:  # whoever stopped it after that
+                end |= {"code": cause.code, "signal": ""}
             more = {"host": cause.host, "kind": found.kind, "summary": found.summary}
             self.emit("worker_failed", **end, **more, log=cause.log)
             self._tell_above(cause, report)
@@ -386,7 +388,7 @@ class Announcer:
         return f"{attempt}: the job has failed{why.get(report.sequel, '')}"
 
 
-def _end_of(rank: int, pid: int, status: int, seconds: float) -> Mapping[str, object]:
+def _end_of(rank: int, pid: int, status: int, seconds: float) -> dict[str, object]:
     """`status` is as waitpid gives it."""
     return {
         "rank": rank,

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from torshrun.agent.round import Round
-from torshrun.agent.sources import with_sources
+from torshrun.agent.sources import is_passing_through, with_sources
 from torshrun.config.job import OutputConfig
 from torshrun.health.pages import WorkerStatus
 from torshrun.procfs import UNREAD, blocked_writers, ended_badly, read_stat, read_text
@@ -24,6 +24,7 @@ from torshrun.workers.group import Worker, WorkerGroup
 
 if TYPE_CHECKING:  # at the start it would take time
     from torshrun.failure.cause import Explanation
+    from torshrun.failure.ending import Ending
     from torshrun.failure.exits import Exit, OomEvidence
     from torshrun.failure.finding import Finding
     from torshrun.failure.kinds import Kind
@@ -65,11 +66,15 @@ class Findings:
 
     @property
     def summary(self) -> str:
-        """The cause in one line; "" if there is none."""
+        """Who is to blame in one line, as in the report; "" if nobody failed."""
         from torshrun.failure.exits import how
 
-        cause = self.cause
-        return f"rank {cause.rank}: {how(cause)} ({self.kind})" if cause else ""
+        cause, finding = self.cause, self.finding
+        if cause is None or finding is None:
+            return ""
+        if cause.rank not in finding.ranks or finding.certainty == "undecided":
+            return finding.summary
+        return f"rank {cause.rank}: {how(cause)} ({finding.reading.kind})"
 
 
 class Moment(NamedTuple):
@@ -208,7 +213,8 @@ class Diagnosis:
             state=moment.states.get(place.rank, "") if moment else "",
             facts=self.facts.get(place.rank, ""),
         )
-        return self._with_account(ending, self._with_standing(exit_))
+        exit_ = self._with_account(ending, self._with_standing(exit_))
+        return self._with_ending(ending, exit_)
 
     def _with_standing(self, exit_: Exit) -> Exit:
         from torshrun.agent.standing import standing
@@ -229,6 +235,21 @@ class Diagnosis:
         account = load_account(path)
         before = exit_.stopped and self.moment and ending.started < account.at <= self.moment.at
         return replace(exit_, account=account, raised=bool(before))
+
+    def _with_ending(self, ending: Worker, exit_: Exit) -> Exit:
+        """With what the start hook noted of its end."""
+        noted = _noted(ending)
+        if not ending.status or not noted.is_watched:
+            return exit_
+        is_its_end = noted.is_own or exit_.code == noted.code
+        if noted.by == "exception" and is_its_end:
+            before = not exit_.stopped or (self.moment and noted.at <= self.moment.at)
+            return replace(exit_, ending=noted, raised=exit_.raised or bool(before))
+        if noted.in_flight and noted.is_own and exit_.stopped:
+            goes_on = any(is_passing_through(*place) for place in noted.places)
+            return replace(exit_, ending=noted, raised=exit_.raised or goes_on)
+        # Of a process that it had started others tell.
+        return replace(exit_, ending=replace(noted, trace="", errors=()))
 
 
 async def _in_thread(work: Callable[[], Result]) -> Result:
@@ -265,6 +286,16 @@ def _left_stack(ending: Worker) -> str:
         return (ending.streams[1].tail or b"").decode(errors="replace")
     path = ending.assignment.worker.stack_file
     return read_text(path, STACK_BYTES) if path else ""
+
+
+def _noted(ending: Worker) -> Ending:
+    """How its Python ended, as its start hook noted it."""
+    from torshrun.failure.ending import ENDING_BYTES, NO_ENDING, SUFFIX, parse
+
+    path = ending.assignment.worker.stack_file
+    if not path or not os.path.lexists(path):
+        return NO_ENDING
+    return parse(read_text(path + SUFFIX, ENDING_BYTES))
 
 
 def _keep(path: str, folder: Folder, kept: str) -> None:

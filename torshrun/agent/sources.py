@@ -16,6 +16,7 @@ MOST_FILES = 16
 FILE_BYTES = 1 << 20
 """Longer ones are read up to there."""
 _BLOCK = re.compile(r"(finally|except)\b.*:")
+_WITH = re.compile(r"\s*(?:async )?with\b")
 _OUTERMOST = re.compile(r"(?:async )?def |class ")
 MOST_LINES = 500
 """Lines of source that are looked at above the one where a frame stands."""
@@ -27,6 +28,17 @@ def with_sources(stack: str) -> str:
     the program are still there and are text. Takes the time to read them.
     """
     return "\n".join(_lines(stack))
+
+
+def is_passing_through(path: str, number: int) -> bool:
+    """Whether an exception that is being handled at this line goes on after it: there is a
+    `finally`, or the end of a `with`.
+    """
+    lines = (read_text(path, FILE_BYTES) if _is_open(path) else "").split("\n")
+    source = lines[max(number - MOST_LINES, 0) : number] if number <= len(lines) else []
+    if not source or not source[-1].strip():
+        return False
+    return bool(_WITH.match(source[-1])) or _clean_up(source).endswith("finally")
 
 
 def _lines(stack: str) -> Iterator[str]:
@@ -58,8 +70,8 @@ def _clean_up(source: Sequence[str]) -> str:
     """Whether the last of these lines of Python belongs to an except or finally, as a comment; ""
     if not. Told by the indentation alone: what comes from a worker is not parsed.
     """
-    depth = _depth(source[-1])
-    for line in reversed(source[:-1]):
+    depth = _depth(source[-1]) + 1  # the block may stand in one line
+    for line in reversed(source):
         text = line.strip()
         if not text or text.startswith("#") or _depth(line) >= depth:
             continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torshrun.failure.account import NO_ACCOUNT, Account
+from torshrun.failure.ending import NO_ENDING, Ending
 from torshrun.failure.standing import Standing
 from torshrun.signals import exit_code, signal_name
 
@@ -39,6 +40,8 @@ class Exit:
     stderr: bytes = b""
     account: Account = NO_ACCOUNT
     """What it left in its error file."""
+    ending: Ending = NO_ENDING
+    """How its Python ended."""
     standing: Standing | None = None
     """What it had noted of its collectives when it ended or was asked to stop; None is nothing."""
     stack: str = ""
@@ -51,7 +54,9 @@ class Exit:
     is_left: bool = False
     """Whether it has not ended, even of SIGKILL; then status says nothing."""
     raised: bool = False
-    """Whether an exception had ended its program before it was asked to stop."""
+    """Whether an exception had ended its program before it was asked to stop, or before a signal
+    ended it. The exception is what counts then.
+    """
     log: str = ""
     """Where its output was kept; "" is nowhere."""
     program: str = ""
@@ -79,7 +84,11 @@ class Exit:
 
     @property
     def code(self) -> int:
-        """Its exit code as a shell gives it: 128 + n for signal n; 1 if it hung and gave 0."""
+        """Its exit code as a shell gives it: 128 + n for signal n; 1 if it hung and gave 0. Of one
+        that an exception had ended it is what that gives, whoever stopped it after that.
+        """
+        if self.raised and self.signo:
+            return self.ending.code or 1
         return exit_code(self.status) or int(self.failed)
 
 
@@ -87,6 +96,9 @@ def how(exit_: Exit) -> str:
     """The manner of its end: its exit code, or the signal that killed it."""
     if exit_.is_left:
         return "it does not die of SIGKILL"
+    if exit_.raised and exit_.signo:
+        by = "torshrun" if exit_.stopped else signal_name(exit_.signo)
+        return f"exit code {exit_.code}, stopped by {by} before it had ended"
     manner = f"killed by {signal_name(exit_.signo)}, " if exit_.signo else ""
     return f"{'hung, then ' if exit_.hung else ''}{manner}exit code {exit_.code}"
 

@@ -18,7 +18,7 @@ from torshrun.failure.case import Case, call_of
 from torshrun.failure.finding import Certainty, Finding
 from torshrun.failure.kinds import Kind, of_ranks
 from torshrun.failure.witness import Silent, Witness
-from torshrun.failure.wording import Verdict, evidence, manner_of, told
+from torshrun.failure.wording import Verdict, evidence, manner_of, told, with_debugging
 from torshrun.text import format_ranks
 
 
@@ -34,7 +34,7 @@ def find(
         ranks=tuple(sorted(verdict.ranks)),
         nodes=tuple(sorted(verdict.nodes)),
         certainty=verdict.certainty,
-        reading=verdict.reading,
+        reading=with_debugging(case, verdict.reading),
         how=manner_of(case, verdict),
         evidence=evidence(case, verdict),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise, zip_longest
+from itertools import pairwise, takewhile, zip_longest
 from pathlib import PurePath
 from types import MappingProxyType
 from typing import NamedTuple
@@ -73,6 +73,7 @@ _LIBRARY = re.compile(
     r"^torch/|^(?:threading|queue|subprocess|selectors|socket|ssl|asyncio|concurrent|"
     r"multiprocessing|runpy|importlib)(?:/|\.py)"
 )
+_HOOK = re.compile(r"(?:^|/)torshrun/workers/startup/|^<frozen site>$|/lib/python[\d.]+/site\.py$")
 _COLLECTIVE = re.compile(
     r"(?:^|/)torch/(?:distributed/(?:distributed_c10d|rendezvous|_functional_collectives|"
     r"nn/functional)|nn/parallel/distributed)\.py$|"
@@ -181,7 +182,10 @@ def _frames(lines: Sequence[str]) -> list[_Frame]:
 
 
 def _standing(frames: Sequence[_Frame]) -> Standing | None:
-    """`frames` are outermost first."""
+    """`frames` are outermost first. Those of the start hook, and what it calls, are not the
+    program's.
+    """
+    frames = [*takewhile(lambda frame: not _HOOK.search(frame.path), frames)]
     if not frames:
         return None
     own = [frame for frame in frames if not _LIBRARY.search(frame.path)]

@@ -54,6 +54,22 @@ def differ(ranks: Collection[int], calls: Mapping[int, str]) -> Reading:
     return of_ranks(Kind.MISMATCH, format_ranks(ranks) if ranks else "", listed(calls), "")
 
 
+def with_debugging(case: Case, reading: Reading) -> Reading:
+    """With how torch's groups tell more, where those have found a mismatch and name no calls."""
+    claims = case.claims("mismatch")
+    is_torchs = any("torch " in f" {each.versions}" for each in claims)
+    if reading.kind is not Kind.MISMATCH or not is_torchs or any(_calls(each) for each in claims):
+        return reading
+    return reading._replace(advice=f"{reading.advice} {_DEBUGGING}".strip())
+
+
+_DEBUGGING = "TORCH_DISTRIBUTED_DEBUG=DETAIL has torch name both calls."
+
+
+def _calls(witness: Witness) -> Mapping[int, str]:
+    return witness.blame.calls if witness.blame else {}
+
+
 def _full(witness: Witness) -> str:
     standing = witness.standing
     return (standing.full if standing else "") or call_of(witness)
@@ -94,6 +110,8 @@ def _versions(case: Case) -> Iterable[str]:
 def _testimony(witness: Witness, is_culprit: bool, verdict: Verdict) -> Iterable[str]:
     yield from _place(witness)
     yield from filter(None, (witness.mutters.text if witness.mutters else "", witness.child))
+    if witness.handles:
+        yield f"was handling {witness.handles}"
     is_mismatch = verdict.reading.kind is Kind.MISMATCH
     if witness.blame and witness.blame.text:
         if not witness.blame.calls or not is_mismatch:
@@ -108,9 +126,9 @@ def _testimony(witness: Witness, is_culprit: bool, verdict: Verdict) -> Iterable
 
 def _place(witness: Witness) -> Iterable[str]:
     if witness.is_frozen:
-        yield "its process was stopped (state T)"
+        yield "the process was stopped (state T)"
     elif witness.end == "done":
-        yield f"ended by itself with {witness.how}"
+        yield f"ended unasked with {witness.how}"
     elif witness.standing and (witness.end == "stopped" or witness.blame or _is_of_mesh(witness)):
         yield f"stood {witness.standing}"
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from torshrun.procfs import handles
+from torshrun.procfs import handles, read_text
 from torshrun.workers import keeper as reports
 from torshrun.workers.logs.pump import LogPump
 from torshrun.workers.logs.stream import Stream
@@ -27,6 +27,10 @@ STACK_SIGNAL = 62
 """Upon it the Python of a worker leaves its stack: startup/sitecustomize.py."""
 STACKS_BOUND = 0.2
 """Seconds that stacks are waited for."""
+NOTES_BOUND = 0.5
+"""Seconds likewise for what runs in their Python itself."""
+STACK_BYTES = 1 << 16
+"""How much is read of a stack."""
 SWEEP_BOUND = 5.0
 """Seconds that processes may take to die of SIGKILL before they count as unkillable."""
 ENDING_BOUND = 60.0
@@ -211,6 +215,17 @@ class WorkerGroup:
             if all(sizes) and sizes == seen:
                 break
             seen = sizes
+        await self._wait_for_notes([each for _, each in asked])
+
+    async def _wait_for_notes(self, asked: Sequence[Worker]) -> None:
+        """Of what exception was on its way: those note it that run Python, and those that wait in a
+        collective do not.
+        """
+        able = [worker for worker in asked if worker.alive and _runs_python(worker)]
+        deadline = self.loop.time() + NOTES_BOUND
+        while able and self.loop.time() < deadline:
+            await asyncio.sleep(STACKS_BOUND / 20)
+            able = [worker for worker in able if not _has_noted(worker)]
 
     async def drain(self) -> None:
         """Let the output of a round that is over catch up, but not for ever."""
@@ -354,6 +369,20 @@ def _stack_size(worker: Worker) -> int:
         return os.lstat(worker.assignment.worker.stack_file).st_size if worker.alive else 1
     except OSError:
         return 1
+
+
+def _runs_python(worker: Worker) -> bool:
+    """Whether it may be outside of any collective, as far as its stack tells."""
+    from torshrun.failure.standing import from_stack
+
+    found = from_stack(read_text(worker.assignment.worker.stack_file, STACK_BYTES))
+    return found is None or not found.call
+
+
+def _has_noted(worker: Worker) -> bool:
+    from torshrun.failure.ending import SUFFIX
+
+    return not worker.alive or os.path.lexists(worker.assignment.worker.stack_file + SUFFIX)
 
 
 def _close_all(descriptors: Iterable[int]) -> None:

@@ -1,6 +1,6 @@
 """Run by each Python of a worker before its script: lets JAX find its place in the job, has one
-that fails, or is stopped, leave for its agent why and where, and lets Gloo's threads come to rest
-before it ends. With --preload standbys wait in here, and workers note what they import.
+that ends, or is stopped, leave for its agent how, why and where, and lets Gloo's threads come to
+rest before it ends. With --preload standbys wait in here, and workers note what they import.
 
 Nothing that takes time is imported before it is needed, another sitecustomize has its turn as if
 this one were not there, and whatever fails in here stays silent. It must parse in any Python 3 that
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from importlib.abc import Loader
     from importlib.machinery import ModuleSpec
-    from types import ModuleType, TracebackType
+    from types import FrameType, ModuleType, TracebackType
+    from typing import Any
 
 HERE = os.path.dirname(__file__)
 WATCHED = "jax._src.clusters"
@@ -27,6 +28,8 @@ STACK_SIGNAL = 62  # torshrun/workers/group.py sends it; scripts that handle SIG
 FAR = 500  # a descriptor's least number
 GLOO_THREAD = "pt_gloo_runloop"
 QUIET_TIMES, MOST_TIMES = 3, 300  # each after a millisecond
+MOST_CHARS = 200_000  # of a traceback, whose ends are kept
+MOST_PLACES = 16
 
 
 class JaxWatch:
@@ -92,11 +95,18 @@ def load(name: str) -> "ModuleType":
 
 
 def leave_traces(stack_file: str) -> None:
-    """Have this process leave an account of an exception that ends it, and of where it stands when
-    it is asked to stop. Only the first Python of a worker does: those that it starts find the file.
+    """Have this process leave an account of an exception that ends it, how its Python ended, and
+    where it stands when it is asked to stop. Only the first Python of a worker does: those that it
+    starts find the file.
     """
+    import atexit
     import faulthandler
-    from _signal import SIG_DFL, SIG_IGN, signal  # type: ignore[import-not-found]
+    from _signal import (  # type: ignore[import-not-found]
+        SIG_DFL,
+        SIG_IGN,
+        siginterrupt,
+        signal,
+    )
     from fcntl import F_DUPFD_CLOEXEC, fcntl
 
     opened = os.open(stack_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
@@ -105,29 +115,180 @@ def leave_traces(stack_file: str) -> None:
         descriptor = fcntl(opened, F_DUPFD_CLOEXEC, FAR)
     finally:
         os.close(opened)
-    signal(STACK_SIGNAL, SIG_IGN)  # as it is once more when Python ends, perhaps as it is sent
-    faulthandler.register(SIGTERM, descriptor, True, True)
-    faulthandler.register(STACK_SIGNAL, descriptor, True, False)
+    notes = EndNotes(stack_file + "_end", sys.excepthook)
 
     def forget() -> None:
         faulthandler.unregister(SIGTERM)
         faulthandler.unregister(STACK_SIGNAL)
         signal(STACK_SIGNAL, SIG_DFL)
 
-    os.register_at_fork(after_in_child=forget)
-    before, own = sys.excepthook, os.getpid()
+    def at_end() -> None:
+        # Python sets signals with handlers of its own to what ends the process when it ends.
+        faulthandler.unregister(STACK_SIGNAL)
+        signal(STACK_SIGNAL, SIG_IGN)
+        faulthandler.register(STACK_SIGNAL, descriptor, True, False)
+        notes.at_end()
+
+    signal(STACK_SIGNAL, notes.on_request)
+    faulthandler.register(SIGTERM, descriptor, True, True)
+    faulthandler.register(STACK_SIGNAL, descriptor, True, True)
+    siginterrupt(STACK_SIGNAL, True)  # faulthandler has system calls go on
+    if hasattr(os, "register_at_fork"):  # since Python 3.7
+        os.register_at_fork(after_in_child=forget)
+    atexit.register(at_end)
+    sys.excepthook = notes.excepthook
+
+
+class EndNotes:
+    """Notes in a file how this process's Python ends, and what exception was on its way when it was
+    asked to stop, as lines of JSON: torshrun/failure/ending.py reads them.
+    """
+
+    def __init__(self, path: str, before: "Any") -> None:
+        from _thread import get_ident
+
+        self._path, self._before = path, before
+        self._own, self._get_ident, self._main = os.getpid(), get_ident, get_ident()
+        self._has_raised = False
 
     def excepthook(
-        kind: "type[BaseException]", error: BaseException, trace: "TracebackType | None"
+        self,
+        kind: "type[BaseException]",
+        error: BaseException,
+        trace: "TracebackType | None",
     ) -> None:
         try:
-            if os.getpid() == own and isinstance(error, Exception):
-                load("torsh_runtime.error_file").leave_account(error)
+            if os.getpid() == self._own:
+                self._on_exception(error, trace)
         except Exception:
             pass
-        before(kind, error, trace)
+        self._before(kind, error, trace)
 
-    sys.excepthook = excepthook
+    def at_end(self) -> None:
+        """Python ends in its own way: at the script's end, by SystemExit or by an exception."""
+        try:
+            if os.getpid() != self._own or self._has_raised:
+                return
+            error = getattr(sys, "last_value", None)
+            if error is not None:  # a hook of the script's own has shown it
+                self._on_exception(error, error.__traceback__)
+            else:
+                own = "true" if self._is_own() else "false"
+                self._write('{"how": "exit", "own": ' + own + "}")
+        except Exception:
+            return
+
+    def on_request(self, _signo: int, frame: "FrameType | None") -> None:
+        """It is to stop: which exception has not got to its end yet?"""
+        try:
+            if os.getpid() == self._own:
+                error = sys.exc_info()[1]
+                if error is None:
+                    self._write('{"how": "asked"}')
+                else:
+                    self._note("asked", error, handled(error, frame))
+        except Exception:
+            return
+
+    def _on_exception(self, error: BaseException, trace: "TracebackType | None") -> None:
+        if self._has_raised or self._get_ident() != self._main or is_called_by_script():
+            return
+        self._has_raised = True
+        if isinstance(error, KeyboardInterrupt):
+            return  # what is imported now would change what Python ends with
+        self._note("exception", error.with_traceback(trace), {})
+        if isinstance(error, Exception):
+            load("torsh_runtime.error_file").leave_account(error)
+
+    def _note(self, how: str, error: BaseException, facts: "dict[str, Any]") -> None:
+        import json
+        import time
+
+        facts = dict(facts, how=how, at=time.monotonic(), own=self._is_own())
+        facts.update(shown(error))
+        self._write(json.dumps(facts))
+
+    def _is_own(self) -> bool:
+        """Whether this is the worker itself, and no process that it has started."""
+        return os.getsid(0) == self._own
+
+    def _write(self, line: str) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        file = os.open(self._path, flags, 0o600)
+        try:
+            os.write(file, (line + "\n").encode("utf-8", "backslashreplace"))
+        finally:
+            os.close(file)
+
+
+def is_called_by_script() -> bool:
+    """Whether an excepthook was called as a function, of an exception that ends nothing: below one
+    that Python calls there is no frame of the program.
+    """
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code.co_name == "<module>" or frame.f_globals.get("__name__") == "runpy"
+
+
+def shown(error: BaseException) -> "dict[str, Any]":
+    """What is told of an exception that ends Python."""
+    import traceback
+
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    if len(text) > MOST_CHARS:
+        half = MOST_CHARS // 2
+        text = text[:half] + "\n" + text[-half:]
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    facts = {"trace": text, "errors": [said(each) for each in chain(error)]}
+    if trace is not None:
+        facts["frame"] = trace.tb_frame.f_code.co_filename + ":" + str(trace.tb_lineno)
+    return dict(facts, code=exit_code(error))
+
+
+def chain(error: "BaseException | None") -> "list[BaseException]":
+    """What Python shows of it, the first one in front."""
+    found, seen = [], set()  # type: list[BaseException], set[int]
+    while error is not None and id(error) not in seen and len(found) < MOST_PLACES:
+        seen.add(id(error))
+        found.insert(0, error)
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return found
+
+
+def said(error: BaseException) -> str:
+    """An exception with its message and its notes, as Python shows it."""
+    import traceback
+
+    lines = traceback.format_exception_only(type(error), error)
+    if isinstance(error, SyntaxError):  # its place stands before it
+        lines = [each for each in lines if not each.startswith(" ")]
+    return "".join(lines)[:MOST_CHARS].strip()
+
+
+def exit_code(error: BaseException) -> int:
+    """What Python ends with because of it."""
+    if not isinstance(error, SystemExit):
+        return 1
+    value = error.code
+    return 0 if value is None else value & 255 if isinstance(value, int) else 1
+
+
+def handled(error: "BaseException | None", frame: "FrameType | None") -> "dict[str, Any]":
+    """Where the exceptions on their way are being handled, the one that came first in front."""
+    lines = {}
+    while frame is not None:
+        lines[id(frame)] = frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
+    places = []  # type: list[tuple[str, int]]
+    while error is not None and len(places) < MOST_PLACES:
+        trace = error.__traceback__
+        if trace is not None and id(trace.tb_frame) in lines:
+            places.insert(0, lines[id(trace.tb_frame)])
+        error = error.__context__
+    return {"places": places}
 
 
 def rest_at_end() -> None:

@@ -416,6 +416,38 @@ def test_a_node_that_was_lost_is_the_cause_if_nothing_else_is() -> None:
 def test_a_node_whose_workers_connections_did_not_end_may_be_cut_off() -> None:
     finding = found(stopped(0, IN_ALL_REDUCE), silent=(LOST,))
     assert (finding.nodes, finding.reading.kind) == ((1,), Kind.UNREACHABLE)
+    assert finding.certainty == "likely"
+
+
+def test_where_nobody_waited_for_a_lost_node_nothing_tells_that_it_was_cut_off() -> None:
+    finding = found(stopped(0, AWAY), stopped(1), silent=(LOST,))
+    assert (finding.nodes, finding.reading.kind) == ((1,), Kind.NODE_LOST)
+    assert "was stopped or killed, or the network" in finding.reading.why
+
+
+def test_what_is_said_of_a_rank_can_be_said_of_several() -> None:
+    finding = found(blames(0, 2), done(1), done(2), done(3), stopped(4, is_frozen=True))
+    assert "ranks 1-3: ended unasked with exit code 0" in finding.evidence
+    assert "rank 4: the process was stopped (state T)" in finding.evidence
+
+
+def test_words_that_may_be_of_something_else_make_nobody_sure() -> None:
+    sure, unsure = raised(0, Kind.NAN), raised(0, Kind.DISK_FULL, is_unsure=True)
+    assert verdict(found(unsure, stopped(1)))[1] == "likely"
+    assert verdict(found(sure))[1] == "certain"
+    assert verdict(found(raised(0, Kind.EXIT_CODE, is_unsure=True)))[1] == "certain"
+
+
+def test_how_torch_tells_more_of_a_mismatch_is_told_where_its_groups_are_used() -> None:
+    odd: dict[str, Any] = {"how": "mismatch", "blame": {"came": 8, "room": 4}}
+    with_torch = found(blames(0, **odd, versions="python 3.11, torch 2.13"), stopped(1))
+    without = found(blames(0, **odd, versions="python 3.11"), stopped(1))
+    assert "TORCH_DISTRIBUTED_DEBUG" in with_torch.reading.advice
+    assert "TORCH_DISTRIBUTED_DEBUG" not in without.reading.advice
+    calls = {0: "all_reduce(float32[4])", 1: "barrier()"}
+    ours = found(differs(0, calls, versions="torch 2.13"), stopped(1))
+    assert ours.reading.kind is Kind.MISMATCH
+    assert "TORCH_DISTRIBUTED_DEBUG" not in ours.reading.advice
 
 
 def test_a_node_that_cannot_run_workers_says_why() -> None:

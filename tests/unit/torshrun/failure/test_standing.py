@@ -183,3 +183,15 @@ Current thread 0x00007f03 (most recent call first):
     assert standing is not None
     assert standing.waits_for == "another process"
     assert standing.place == "train.py:11"
+
+
+def test_where_the_start_hook_runs_nobody_stood() -> None:
+    hook = "/lib/site-packages/torshrun/workers/startup/sitecustomize.py"
+    head = "Current thread 0x1 (most recent call first):\n"
+    ends = from_stack(f'{head}  File "{hook}", line 5 in rest\n')
+    starts = f'{head}  File "{hook}", line 9 in park\n  File "<frozen site>", line 7 in main\n'
+    asked = f'{head}  File "{hook}", line 9 in on_request\n  File "t.py", line 7 in load\n'
+    assert (ends, from_stack(starts)) == (None, None)
+    standing = from_stack(asked)
+    assert standing is not None
+    assert (standing.place, standing.waits_for) == ("load (t.py:7)", "")
