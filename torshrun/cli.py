@@ -15,6 +15,7 @@ from torshrun.config.options import HEADINGS, Option
 from torshrun.config.request import Request, gather
 from torshrun.config.resolve import resolve
 from torshrun.config.surroundings import look_around, look_around_for_hosts
+from torshrun.debugger import follows_processes
 from torshrun.exit_codes import PREEMPTED, USAGE
 
 _ABOUT = (
@@ -78,7 +79,7 @@ def _answer(line: CommandLine) -> int:
         job, notes = resolve(request, os.environ, new_id=lambda: CHOSEN_AT_START)
         _tell(*notes)
         return _print(plan(job, os.environ))
-    job, notes = resolve(request, os.environ)
+    job, notes = resolve(request, os.environ, is_debugged=follows_processes())
     _tell(*notes)
     from torshrun.launch import launch
 
@@ -93,6 +94,8 @@ def _on_hosts(request: Request) -> int:
     shown = request["print_config"]
     job = plan(request, os.environ, needs_target=not shown)
     _tell(*job.notes)
+    if follows_processes():
+        _tell("the debugger does not reach other hosts: --debugpy PORT serves one in each worker")
     if shown:
         from torshrun.config.print_config import show
 

@@ -82,8 +82,9 @@ class Agent:
         self._dead_man = DeadManTimer(self._group, config.agent_timeout, self._on_renewal)
         self._diagnosis = Diagnosis(config.output, self.folder, config.rendezvous is not None)
         self._found = Findings()
+        timers, say = self.spec.timer_file, self._tell.say
         self._hangs = HangMonitor(
-            config.hang_timeout, self._group, self._post, self.spec.timer_file, self._on_timer
+            config.hang_timeout, self._group, self._post, timers, self._on_timer, say
         )
         self._time_limit = TimeLimit(config.time_limit, self._loop)
         self._round: Round | None = None

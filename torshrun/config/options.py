@@ -124,6 +124,9 @@ Output:
 Watching:
 --metrics-port [HOST:]PORT = (not served)
     Serve Prometheus metrics: PORT to this host only, :PORT on every address.
+--debugpy [HOST:]PORT = (not served)
+    Serve debugpy, VS Code's debugger, in each worker, at PORT plus its local rank, to the same. See
+    docs/debugging.md.
 --events FILE|- = (not written)
     Add the job's events to FILE as lines of JSON; - is stdout.
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from torshrun.debugger import followed
 from torshrun.procfs import handles
 from torshrun.workers import keeper as reports
 from torshrun.workers.logs.pump import LogPump
@@ -256,7 +257,8 @@ class WorkerGroup:
                 return False
         worker_id = next(self._ids)
         try:
-            self.keeper.spawn(worker_id, assignment.argv, environ, "", fds, assignment.cpus)
+            argv = followed(assignment.argv)
+            self.keeper.spawn(worker_id, argv, environ, "", fds, assignment.cpus)
         finally:
             _close_all(ends)
         self._present[worker_id] = worker
