@@ -176,6 +176,7 @@ def _check_target(target: str, kind: Kind, environ: Mapping[str, str]) -> str:
     if not target:
         raise ConfigError("the script's name must not be empty")
     if kind == "module":
+        _check_module(target)
         return target
     if kind == "program":
         return _find_program(target, environ.get("PATH", os.defpath))
@@ -185,6 +186,15 @@ def _check_target(target: str, kind: Kind, environ: Mapping[str, str]) -> str:
     if not script.exists():
         raise ConfigError(f"script {target} does not exist (looked in {Path.cwd()})")
     return target
+
+
+def _check_module(name: str) -> None:
+    """A file's name is none, though x.py could be the module py of a package x."""
+    if "/" not in name and name.endswith(".py") and Path(name).is_file():
+        module = name.removesuffix(".py")
+        raise ConfigError(
+            f"{name} is a file, and -m takes a module's name: give {module}, or leave -m out"
+        )
 
 
 def _find_program(name: str, path: str) -> str:

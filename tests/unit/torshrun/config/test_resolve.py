@@ -103,6 +103,13 @@ def test_refusals(made: Made, option: str, text: str, said: str) -> None:
         made(**{option: text})
 
 
+def test_a_file_is_no_module(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(script).parent)
+    asked = gather({"module": "true"}, "train.py", (), {})
+    with pytest.raises(ConfigError, match="-m takes a module's name: give train, or leave -m out"):
+        resolve(asked, {})
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
