@@ -30,6 +30,10 @@ _OTHER = (
     ("--version", "Print the version and exit."),
     ("-h, --help", "Show this message and exit."),
 )
+_NO_MORE_TASKS = (
+    "torshrun may start no more processes or threads: raise the limit, which is ulimit -u or, in a "
+    "container or cgroup, pids.max, or end what else this user runs here"
+)
 _SPACE = "\N{NO-BREAK SPACE}"
 _WIDEST = 30  # columns for an option's name; what is longer has a line of its own
 
@@ -50,8 +54,12 @@ def run(argv: Sequence[str]) -> int:
     except BrokenPipeError:  # nobody reads the answer, nor what is still in the buffer
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
-    except (TorshError, OSError) as error:  # a place one may not look at, a name too long
-        _tell(f"error: {error}")
+    except (TorshError, OSError, RuntimeError) as error:
+        # OSError: a place one may not look at, a name too long
+        if isinstance(error, RuntimeError) and "start new thread" not in str(error):
+            raise
+        is_limit = isinstance(error, BlockingIOError | RuntimeError)
+        _tell(f"error: {_NO_MORE_TASKS if is_limit else error}")
         return USAGE
 
 
