@@ -463,3 +463,22 @@ def test_too_few_processes_are_told_in_words(torshrun: Launcher, tasks: int) -> 
     out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (2, "")
     assert err.startswith("torshrun: error: torshrun may start no more processes or threads: raise")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"#!/bin/sh\r\necho ran\r\n", "its lines end as on Windows"),
+        (b"#!/no/such/sh -e\n", "No such file or directory: '/no/such/sh', the interpreter in its"),
+        (b"echo ran\n", "it has no first line like #!/bin/sh"),
+    ],
+)
+def test_a_program_that_cannot_be_one_is_explained(
+    torshrun: Launcher, text: bytes, said: str
+) -> None:
+    program = torshrun.folder / "run.sh"
+    program.write_bytes(text)
+    program.chmod(0o700)
+    code, out, err = torshrun.run("--no-python", "./run.sh")
+    assert (code in (126, 127), out) == (True, "")
+    assert f"cannot start ./run.sh: {said}" in err

@@ -32,6 +32,7 @@ from torshrun.workers.group import Worker, WorkerGroup
 from torshrun.workers.keeper import Keeper, SpawnFailed
 from torshrun.workers.logs.pump import LogPump
 from torshrun.workers.processes import kill_descendants, reap_orphans
+from torshrun.workers.refused_start import describe
 from torshrun.workers.spec import WorkerSpec, assign
 
 KEEPER_BOUND = 5.0
@@ -217,7 +218,8 @@ class Agent:
     def on_not_started(self, worker: Worker, report: SpawnFailed) -> None:
         if self._complained_in != self._tell.round:  # the other ranks have the same reason
             self._complained_in = self._tell.round
-            program, why = worker.assignment.argv[0], os.strerror(report.errno)
+            program = worker.assignment.argv[0]
+            why = describe(program, report.errno)
             reason = f"rank {worker.rank}: cannot start {program}: {why} ({report.stage})"
             self._diagnosis.no_start = reason
             self._tell.start_failed(reason)
