@@ -73,6 +73,10 @@ def _answer(line: CommandLine) -> int:
 
         return _print(f"torshrun {version('torshrun')}\n")
     request = gather(line.given, line.script, line.arguments, os.environ)
+    if request["print_completion"]:
+        from torshrun.completion import completion
+
+        return _print(completion(request["print_completion"]))
     if request["hostfile"]:
         return _on_hosts(request)
     request = look_around(request, os.environ, RealMachine())
