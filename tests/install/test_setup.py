@@ -157,8 +157,8 @@ def test_what_takes_minutes_is_said_before_and_after(machine: Machine, tmp_path:
     done = subprocess.run([script], env=environ, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr.splitlines() == [
-        "scripts/setup: making .venv with torshrun in it: packages are fetched and C++ is compiled, "
-        "for some minutes",
+        "scripts/setup: making .venv with torshrun in it: packages are fetched and C++ is "
+        "compiled, for some minutes",
         "scripts/setup: done; now type: . .venv/bin/activate",
     ]
 

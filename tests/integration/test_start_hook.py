@@ -5,8 +5,10 @@ JAX itself is in test_jax.py; here a package of the test's own has its place.
 
 from __future__ import annotations
 
+import ast
 import json
 import re
+import shutil
 import subprocess
 import sys
 import venv
@@ -323,3 +325,20 @@ def test_it_loads_nothing_that_takes_time(tmp_path: Path) -> None:
     with_hook = answer(code, [HOOK], TORSH_STACK_FILE=str(tmp_path / "stack"))
     compiled_in = {"atexit", "faulthandler", "fcntl", "time"}
     assert set(with_hook) - set(answer(code, [])) <= compiled_in
+
+
+def test_a_python_2_takes_no_notice(tmp_path: Path) -> None:
+    """It would complain of a file that it cannot parse, in each process that a worker starts."""
+    hook = HOOK / "sitecustomize.py"
+    newer = (ast.AnnAssign, ast.JoinedStr, ast.NamedExpr, ast.AsyncFunctionDef, ast.FunctionDef)
+    assert not [node for node in ast.walk(ast.parse(hook.read_text())) if isinstance(node, newer)]
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.theirs = 1")
+    for python in ("python2", "python2.7"):
+        if (
+            not shutil.which(python)
+            or subprocess.run([python, "-V"], capture_output=True).returncode
+        ):
+            continue  # a shim of pyenv's may stand for none
+        python = shutil.which(python) or python
+        done = run("import sys; print(sys.theirs)", [HOOK, tmp_path], python=python)
+        assert (done.stdout, done.stderr) == ("1\n", "")

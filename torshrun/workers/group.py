@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torshrun.workers.standbys import Standbys
 
 STACK_SIGNAL = 62
-"""Upon it the Python of a worker leaves its stack: startup/sitecustomize.py."""
+"""Upon it the Python of a worker leaves its stack: startup/torsh_start.py."""
 STACKS_BOUND = 0.2
 """Seconds that stacks are waited for."""
 SWEEP_BOUND = 5.0
