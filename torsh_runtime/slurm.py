@@ -60,7 +60,7 @@ def step(environ: Mapping[str, str]) -> Step | None:
         job=environ["SLURM_JOB_ID"],
         number=environ.get("SLURM_STEP_ID", "0"),
         nodelist=environ.get("SLURM_STEP_NODELIST", ""),
-        tasks=counts(environ.get("SLURM_STEP_TASKS_PER_NODE", "")),
+        tasks=_tasks(environ, "SLURM_STEP_TASKS_PER_NODE"),
         node_rank=_number(environ, "SLURM_NODEID"),
         rank=_number(environ, "SLURM_PROCID"),
         local_rank=_number(environ, "SLURM_LOCALID"),
@@ -80,6 +80,13 @@ def _number(environ: Mapping[str, str], name: str) -> int:
     if not re.fullmatch(r"[0-9]{1,9}", text):
         raise ConfigError(f"{name}={text!r} is not what Slurm sets in a job step: a number")
     return int(text)
+
+
+def _tasks(environ: Mapping[str, str], name: str) -> tuple[int, ...]:
+    try:
+        return counts(environ.get(name, ""))
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from None
 
 
 def counts(text: str) -> tuple[int, ...]:

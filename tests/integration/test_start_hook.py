@@ -5,8 +5,10 @@ JAX itself is in test_jax.py; here a package of the test's own has its place.
 
 from __future__ import annotations
 
+import ast
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -409,3 +411,20 @@ def test_an_exception_on_its_way_is_noted_when_a_worker_is_asked_for_its_stack(
     (note,) = notes
     assert (code, note["how"], note.get("errors")) == (-15, "asked", errors)
     assert note.get("places", []) == ([[f"{tmp_path}/train.py", line]] if line else [])
+
+
+def test_a_python_2_takes_no_notice(tmp_path: Path) -> None:
+    """It would complain of a file that it cannot parse, in each process that a worker starts."""
+    hook = HOOK / "sitecustomize.py"
+    newer = (ast.AnnAssign, ast.JoinedStr, ast.NamedExpr, ast.AsyncFunctionDef, ast.FunctionDef)
+    assert not [node for node in ast.walk(ast.parse(hook.read_text())) if isinstance(node, newer)]
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.theirs = 1")
+    for python in ("python2", "python2.7"):
+        if (
+            not shutil.which(python)
+            or subprocess.run([python, "-V"], capture_output=True).returncode
+        ):
+            continue  # a shim of pyenv's may stand for none
+        python = shutil.which(python) or python
+        done = run("import sys; print(sys.theirs)", [HOOK, tmp_path], python=python)
+        assert (done.stdout, done.stderr) == ("1\n", "")

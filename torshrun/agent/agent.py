@@ -32,6 +32,7 @@ from torshrun.workers.group import Worker, WorkerGroup
 from torshrun.workers.keeper import Keeper, SpawnFailed
 from torshrun.workers.logs.pump import LogPump
 from torshrun.workers.processes import kill_descendants, reap_orphans
+from torshrun.workers.refused_start import describe
 from torshrun.workers.spec import WorkerSpec, assign
 
 KEEPER_BOUND = 5.0
@@ -82,8 +83,9 @@ class Agent:
         self._dead_man = DeadManTimer(self._group, config.agent_timeout, self._on_renewal)
         self._diagnosis = Diagnosis(config.output, self.folder, config.rendezvous is not None)
         self._found = Findings()
+        timers, say = self.spec.timer_file, self._tell.say
         self._hangs = HangMonitor(
-            config.hang_timeout, self._group, self._post, self.spec.timer_file, self._on_timer
+            config.hang_timeout, self._group, self._post, timers, self._on_timer, say
         )
         self._time_limit = TimeLimit(config.time_limit, self._loop)
         self._round: Round | None = None
@@ -216,7 +218,8 @@ class Agent:
     def on_not_started(self, worker: Worker, report: SpawnFailed) -> None:
         if self._complained_in != self._tell.round:  # the other ranks have the same reason
             self._complained_in = self._tell.round
-            program, why = worker.assignment.argv[0], os.strerror(report.errno)
+            program = worker.assignment.argv[0]
+            why = describe(program, report.errno)
             reason = f"rank {worker.rank}: cannot start {program}: {why} ({report.stage})"
             self._diagnosis.no_start = reason
             self._tell.start_failed(reason)

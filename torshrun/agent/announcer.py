@@ -129,6 +129,8 @@ class Announcer:
             if not alone:
                 self._sequel = verdict.sequel
                 self.say(f"the job is over ({verdict.outcome}): {printable(verdict.reason)}")
+                if verdict.outcome == "succeeded" and not self._was_in_round:
+                    self.say("no worker has run on this node: it was a spare until the end")
             elif verdict.outcome == "lost" and verdict.reason:
                 self.start_failed(verdict.reason)
         elif not alone:

@@ -124,6 +124,9 @@ Output:
 Watching:
 --metrics-port [HOST:]PORT = (not served)
     Serve Prometheus metrics: PORT to this host only, :PORT on every address.
+--debugpy [HOST:]PORT = (not served)
+    Serve debugpy, VS Code's debugger, in each worker, at PORT plus its local rank, to the same. See
+    docs/debugging.md.
 --events FILE|- = (not written)
     Add the job's events to FILE as lines of JSON; - is stdout.
 
@@ -167,6 +170,8 @@ Configuration:
     Print every value and where it comes from, and start nothing.
 --dry-run
     Print each worker's command and environment, and start nothing.
+--print-completion bash|zsh|fish
+    Print a script by which that shell completes torshrun's options; its head says how.
 """
 """By the headings of --help and in its order, for each option: how it is called, what stands for
 its value (nothing for a flag), after = the default as it would be given, or (in words) where no

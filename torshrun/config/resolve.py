@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from torsh_runtime.errors import ConfigError
+from torshrun.config.debugging import debugged, debugging_notes
 from torshrun.config.job import (
     Access,
     Address,
@@ -46,11 +47,15 @@ def resolve(
     *,
     new_id: Callable[[], str] = lambda: os.urandom(8).hex(),
     needs_target: bool = True,
+    is_debugged: bool = False,
 ) -> Resolution:
     """Make the job. `environ` is torshrun's own; `new_id` names a job that is to have a name of
-    its own. Raises ConfigError naming the option, variable or line of a file that is wrong.
+    its own; `is_debugged`: whether a debugger follows torshrun into the workers. Raises
+    ConfigError naming the option, variable or line of a file that is wrong.
     """
     fields = _check(request, environ, new_id)
+    workers = fields["nproc_per_node"]
+    fields |= debugged(request, workers, is_debugged=is_debugged)
     target = ""
     if request.target is not None:
         target = _check_target(request.target.text or "", fields["kind"], environ)
@@ -59,7 +64,10 @@ def resolve(
             "SCRIPT is missing: name it after the options, or in a --config file as script:, "
             "module: or program: (torshrun --help lists the options)"
         )
-    said = tuple(_notes(request, fields["nproc_per_node"]))
+    said = (
+        *_notes(request, workers),
+        *debugging_notes(request, workers, is_debugged=is_debugged),
+    )
     return Resolution(LaunchConfig(target=target, **fields), said)
 
 
@@ -168,6 +176,7 @@ def _check_target(target: str, kind: Kind, environ: Mapping[str, str]) -> str:
     if not target:
         raise ConfigError("the script's name must not be empty")
     if kind == "module":
+        _check_module(target)
         return target
     if kind == "program":
         return _find_program(target, environ.get("PATH", os.defpath))
@@ -177,6 +186,15 @@ def _check_target(target: str, kind: Kind, environ: Mapping[str, str]) -> str:
     if not script.exists():
         raise ConfigError(f"script {target} does not exist (looked in {Path.cwd()})")
     return target
+
+
+def _check_module(name: str) -> None:
+    """A file's name is none, though x.py could be the module py of a package x."""
+    if "/" not in name and name.endswith(".py") and Path(name).is_file():
+        module = name.removesuffix(".py")
+        raise ConfigError(
+            f"{name} is a file, and -m takes a module's name: give {module}, or leave -m out"
+        )
 
 
 def _find_program(name: str, path: str) -> str:

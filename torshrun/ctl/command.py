@@ -75,14 +75,20 @@ def _waiting(command: Command) -> Command:
 @click.group(
     "torshctl",
     help=_HELP,
+    invoke_without_command=True,
     context_settings={
         "token_normalize_func": lambda name: name.replace("_", "-"),
         "max_content_width": 100,
         "help_option_names": ["-h", "--help"],
     },
 )
-def command() -> None:
+@click.version_option(package_name="torshrun", message="torshctl %(version)s")
+@click.pass_context
+def command(context: click.Context) -> None:
     """See _HELP."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help(), err=True)
+        context.exit(USAGE)
 
 
 @command.command(short_help="Show a run and its nodes.")

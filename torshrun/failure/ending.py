@@ -1,7 +1,7 @@
 """How a worker's Python ended, as its start hook noted it: read from lines of JSON. Pure.
 
 {"how": "exception" | "exit" | "asked", "own", "at", "trace", "errors", "frame", "code", "places"};
-torshrun/workers/startup/sitecustomize.py writes them. Workers write what they like, so everything
+torshrun/workers/startup/torsh_start.py writes them. Workers write what they like, so everything
 is checked here.
 """
 

@@ -18,12 +18,14 @@ DUMP_BOUND = 5.0
 """Seconds that one run of py-spy may take."""
 _LOOK_BELOW = 4
 """Processes of a worker that are tried until one is Python: a script may have started it."""
-_MISSING = "py-spy is not installed: pip install 'torshrun[debug]' for Python stacks here"
+_MISSING = "py-spy is not installed: pip install py-spy for Python stacks here"
 _FORBIDDEN = (
     "py-spy may not look into the workers: run as root, or with the capability SYS_PTRACE "
     "(in a container: --cap-add SYS_PTRACE)"
 )
 _NOT_PYTHON = "no Python process"
+_AT_BREAKPOINT = re.compile(r"\binteraction \((?:\S*/)?pdb\.py:|\b_?do_wait_suspend \(")
+"""pdb, and what is made of it, and pydevd, while somebody types or looks on."""
 _THREAD = re.compile(r'^Thread \S+ \((?P<state>\w+).*?\)(?:: "(?P<name>.*)")?$', re.MULTILINE)
 
 
@@ -54,6 +56,11 @@ async def collect(pids: Sequence[int], timeout: float) -> Stacks:
                 group.create_task(dump(pid))
     hints = dict.fromkeys(hint for _, hint in found.values() if hint)
     return Stacks({pid: text for pid, (text, _) in found.items()}, "; ".join(hints))
+
+
+def is_at_breakpoint(text: str) -> bool:
+    """Whether the process with this stack stands in a debugger."""
+    return bool(_AT_BREAKPOINT.search(text))
 
 
 def find_program() -> str:

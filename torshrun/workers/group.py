@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from torshrun.debugger import followed
 from torshrun.procfs import handles, read_text
 from torshrun.workers import keeper as reports
 from torshrun.workers.logs.pump import LogPump
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from torshrun.workers.standbys import Standbys
 
 STACK_SIGNAL = 62
-"""Upon it the Python of a worker leaves its stack: startup/sitecustomize.py."""
+"""Upon it the Python of a worker leaves its stack: startup/torsh_start.py."""
 STACKS_BOUND = 0.2
 """Seconds that stacks are waited for."""
 NOTES_BOUND = 0.5
@@ -271,7 +272,8 @@ class WorkerGroup:
                 return False
         worker_id = next(self._ids)
         try:
-            self.keeper.spawn(worker_id, assignment.argv, environ, "", fds, assignment.cpus)
+            argv = followed(assignment.argv)
+            self.keeper.spawn(worker_id, argv, environ, "", fds, assignment.cpus)
         finally:
             _close_all(ends)
         self._present[worker_id] = worker

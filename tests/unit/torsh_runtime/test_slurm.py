@@ -35,6 +35,14 @@ def test_lists_of_nodes(text: str, names: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "name", ["SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID"]
+)
+def test_an_empty_variable_is_named(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{name}"):
+        slurm.step({**STEP, name: ""})
+
+
+@pytest.mark.parametrize(
     "text",
     ["n[", "n[1-", "n[a]", "n[2-1]", "n[]", "a b", "a,,b", "n[1-9999999]", "n[0-999][0-999]"],
 )

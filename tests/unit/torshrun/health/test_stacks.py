@@ -92,7 +92,7 @@ def test_a_process_that_is_not_python_says_so() -> None:
 def test_without_py_spy_it_says_what_to_install(py_spy: Path) -> None:
     found = collected([1, 2], 20)
     assert found.texts == {1: "", 2: ""}
-    assert "pip install 'torshrun[debug]'" in found.hint
+    assert "pip install py-spy" in found.hint
 
 
 def test_equal_places_of_different_processes_read_alike(py_spy: Path) -> None:
@@ -149,3 +149,19 @@ def test_a_late_one_is_killed(py_spy: Path) -> None:
 
 def test_no_processes_no_stacks() -> None:
     assert collected([], 1).texts == {}
+
+
+@pytest.mark.parametrize(
+    ("frame", "stands"),
+    [
+        ("Pdb.interaction (pdb.py:433)", True),
+        ("TerminalPdb.interaction (/x/lib/python3.11/pdb.py:433)", True),
+        ("PyDB._do_wait_suspend (pydevd.py:2200)", True),
+        ("PyDB.do_wait_suspend (/x/pydevd.py:2133)", True),
+        ("PyDB.run (pydevd.py:2821)", False),  # below whatever runs in it
+        ("interaction (model.py:3)", False),
+    ],
+)
+def test_who_stands_in_a_debugger(frame: str, stands: bool) -> None:
+    text = f"MainThread (idle)\n  {frame}\n  <module> (train.py:5)"
+    assert stacks.is_at_breakpoint(text) is stands
