@@ -51,6 +51,22 @@ class Begun(NamedTuple, Generic[T]):
     contents: Contents
 
 
+class _Own(NamedTuple):
+    """What this rank has to keep, or why it cannot."""
+
+    contents: Contents
+    held: list[Held]
+    error: Exception | None
+
+
+class _Told(NamedTuple):
+    """The same of any rank, as it has told it."""
+
+    held: list[Held]
+    by_pieces: list[str]
+    node: str
+
+
 class Planner(Generic[T]):
     """Agrees with the other ranks on who keeps what, anew only when that changes."""
 
@@ -63,20 +79,16 @@ class Planner(Generic[T]):
         """lay_out: the plan, of what each rank has, and of each rank's node."""
         self._ranks, self._lay_out, self._node = ranks, lay_out, node
         self._held: list[Held] = []
+        self._by_pieces: frozenset[str] = frozenset()
+        """See Contents.agreed."""
         self._plan: T | None = None
 
     def begin(self, step: int, state: Mapping[str, Any], async_op: bool) -> Begun[T]:
         """CheckpointError on all ranks if they save different steps or one cannot save its
         state."""
-        contents, held, error = Contents(), list[Held](), None
-        try:
-            contents = contents_of(state, self._ranks.rank)
-            held = _held(contents)
-        except Exception as reason:  # also of the program's own state_dict()
-            error = reason
-        is_new = held != self._held or self._plan is None or error is not None
-        own = [step, async_op, is_new, secrets.randbits(62)]
-        told = self._ranks.numbers(own)
+        own = self._look(state)
+        is_new = own.held != self._held or self._plan is None or own.error is not None
+        told = self._ranks.numbers([step, async_op, is_new, secrets.randbits(62)])
         if len({(each[0], each[1]) for each in told}) > 1:
             raise CheckpointError(
                 f"ranks save different steps, or only some of them with async_op: "
@@ -84,21 +96,40 @@ class Planner(Generic[T]):
             )
         plan = self._plan
         if plan is None or any(each[2] for each in told):
-            plan = self._agree(held, error)
-        return Begun(told[0][3], plan, contents)
+            own, plan = self._agree(state, own)
+        return Begun(told[0][3], plan, own.contents)
 
-    def _agree(self, own_held: list[Held], error: Exception | None) -> T:
+    def _look(self, state: Mapping[str, Any]) -> _Own:
+        try:
+            contents = contents_of(state, self._ranks.rank, self._by_pieces)
+            return _Own(contents, _held(contents), None)
+        except Exception as reason:  # also of the program's own state_dict()
+            return _Own(Contents(), [], reason)
+
+    def _agree(self, state: Mapping[str, Any], own: _Own) -> tuple[_Own, T]:
+        """What this rank has, and the plan. What one rank keeps by pieces, all ranks do."""
         self._plan = None
-        own = json.dumps([[asdict(each) for each in own_held], said(error), self._node])
-        told = [json.loads(each) for each in self._ranks.texts(own)]
-        for rank, (_, failed, _) in enumerate(told):
-            if failed:
-                raise CheckpointError(f"rank {rank} cannot save: {failed}") from error
-        held = [[_told(each) for each in all_of_rank] for all_of_rank, *_ in told]
+        told = self._tell(own)
+        by_pieces = frozenset(name for each in told for name in each.by_pieces)
+        if by_pieces != self._by_pieces:
+            self._by_pieces = by_pieces
+            own = self._look(state)
+            told = self._tell(own)
+        held = [each.held for each in told]
         check_whole(held)
-        plan = self._plan = self._lay_out(held, [node for *_, node in told])
-        self._held = own_held
-        return plan
+        plan = self._plan = self._lay_out(held, [each.node for each in told])
+        self._held = own.held
+        return own, plan
+
+    def _tell(self, own: _Own) -> list[_Told]:
+        """What each rank has. CheckpointError if one cannot save it."""
+        held, by_pieces = [asdict(each) for each in own.held], sorted(own.contents.by_pieces)
+        text = json.dumps([held, by_pieces, said(own.error), self._node])
+        told = [json.loads(each) for each in self._ranks.texts(text)]
+        for rank, (_, _, failed, _) in enumerate(told):
+            if failed:
+                raise CheckpointError(f"rank {rank} cannot save: {failed}") from own.error
+        return [_Told([*map(_told, own)], names, node) for own, names, _, node in told]
 
 
 class Saver:

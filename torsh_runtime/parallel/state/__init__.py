@@ -8,7 +8,8 @@ from typing import Any
 
 from torsh_runtime.errors import CheckpointError, ConfigError
 from torsh_runtime.mesh.mesh import DeviceMesh
-from torsh_runtime.parallel.state.contents import Contents, NotedReads, Source, merged_values
+from torsh_runtime.parallel.state.contents import Contents, NotedReads, Source
+from torsh_runtime.parallel.state.merging import merged_values
 from torsh_runtime.parallel.state.models import ModelState, is_model
 from torsh_runtime.parallel.state.optimizers import OptimizerState, is_optimizer
 from torsh_runtime.parallel.state.plain import decode, encode
@@ -33,9 +34,11 @@ class PerRank:
         self.thing = thing
 
 
-def contents_of(state: Mapping[str, Any], rank: int) -> Contents:
-    """All of it, as the rank has it. ConfigError for what cannot be kept."""
-    contents = Contents()
+def contents_of(
+    state: Mapping[str, Any], rank: int, agreed: frozenset[str] = frozenset()
+) -> Contents:
+    """All of it, as the rank has it. agreed: see Contents. ConfigError for what cannot be kept."""
+    contents = Contents(agreed=agreed)
     for name, thing in _named(state, rank):
         if not isinstance(thing, ModelState | OptimizerState):
             tree = thing.state_dict() if _is_stateful(thing) else thing
