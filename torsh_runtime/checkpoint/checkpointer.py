@@ -170,7 +170,7 @@ class Checkpointer:
         damage = ""
         try:
             with CheckpointReader(path) as reader:
-                values = restore(state, reader, self._ranks.rank)
+                values = restore(state, reader, self._ranks)
         except DamagedCheckpoint as error:
             damage = str(error)
         except Exception as error:  # of whatever has a load_state_dict(); all ranks are told

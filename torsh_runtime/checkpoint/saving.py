@@ -101,7 +101,7 @@ class Planner(Generic[T]):
 
     def _look(self, state: Mapping[str, Any]) -> _Own:
         try:
-            contents = contents_of(state, self._ranks.rank, self._by_pieces)
+            contents = contents_of(state, self._ranks, self._by_pieces)
             return _Own(contents, _held(contents), None)
         except Exception as reason:  # also of the program's own state_dict()
             return _Own(Contents(), [], reason)

@@ -193,7 +193,7 @@ class Commits:
         landings: list[Landing] = []
         values: dict[str, Any] = {}
         try:
-            plan = Restoration(state, whole, self._ranks.rank)
+            plan = Restoration(state, whole, self._ranks)
             for name, target in plan.reads:
                 landing = Landing(target, whole.kind(name)[0])
                 landings.append(landing)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from torsh_runtime.errors import CheckpointError, ConfigError
 from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.parallel.state.contents import Contents, NotedReads, Source
+from torsh_runtime.parallel.state.loaders import LoaderState, is_loader
 from torsh_runtime.parallel.state.merging import merged_values
 from torsh_runtime.parallel.state.models import ModelState, is_model
 from torsh_runtime.parallel.state.optimizers import OptimizerState, is_optimizer
@@ -25,6 +26,13 @@ __all__ = [
 ]
 
 
+class Place(Protocol):
+    """Which rank this is, of how many."""
+
+    rank: int
+    world_size: int
+
+
 class PerRank:
     """Something with a state that each rank has for itself, such as residuals of compression or a
     generator of random numbers. A rank gets back what the rank of its number had, if there was
@@ -35,12 +43,12 @@ class PerRank:
 
 
 def contents_of(
-    state: Mapping[str, Any], rank: int, agreed: frozenset[str] = frozenset()
+    state: Mapping[str, Any], ranks: Place, agreed: frozenset[str] = frozenset()
 ) -> Contents:
     """All of it, as the rank has it. agreed: see Contents. ConfigError for what cannot be kept."""
     contents = Contents(agreed=agreed)
-    for name, thing in _named(state, rank):
-        if not isinstance(thing, ModelState | OptimizerState):
+    for name, thing in _named(state, ranks):
+        if not isinstance(thing, ModelState | OptimizerState | LoaderState):
             tree = thing.state_dict() if _is_stateful(thing) else thing
             contents.values[name] = encode(tree, name, contents.tensors)
         else:
@@ -48,14 +56,14 @@ def contents_of(
     return contents
 
 
-def restore(state: Mapping[str, Any], source: Source, rank: int) -> dict[str, Any]:
+def restore(state: Mapping[str, Any], source: Source, ranks: Place) -> dict[str, Any]:
     """Give everything in `state` what was kept of it. Returns what nobody there takes: plain
     values, by name, with arrays in memory of their own, also those that `state` does not name.
 
     CheckpointError for what was not kept, or in another shape or dtype, before anything is
     changed.
     """
-    plan = Restoration(state, source, rank)
+    plan = Restoration(state, source, ranks)
     for name, target in plan.reads:
         source.read(name, target)
     return plan.finish()
@@ -64,13 +72,13 @@ def restore(state: Mapping[str, Any], source: Source, rank: int) -> dict[str, An
 class Restoration:
     """restore() in two steps, for those who read all of `reads` in between by themselves."""
 
-    def __init__(self, state: Mapping[str, Any], source: Source, rank: int) -> None:
+    def __init__(self, state: Mapping[str, Any], source: Source, ranks: Place) -> None:
         """Changes nothing yet. CheckpointError as restore()."""
         self._source = noted = NotedReads(source)
         self._state = state
         self._loads: list[Callable[[], None]] = []
         self._found: dict[str, Any] = {}
-        for name, thing in _named(state, rank):
+        for name, thing in _named(state, ranks):
             self._plan(name, thing)
         for name in noted.values.keys() - state.keys():
             if "/" not in name:
@@ -89,7 +97,7 @@ class Restoration:
         if isinstance(thing, ModelState):
             self._loads += thing.restore(noted)
         elif name in noted.values:
-            if isinstance(thing, OptimizerState):
+            if isinstance(thing, OptimizerState | LoaderState):
                 self._loads.append(thing.restore(noted))
             elif _is_stateful(thing):
                 loaded = decode(noted.values[name], None, noted)
@@ -101,7 +109,7 @@ class Restoration:
             raise CheckpointError(f"nothing was kept as {name!r}; there are {kept or 'no tensors'}")
 
 
-def _named(state: Mapping[str, Any], rank: int) -> Iterator[tuple[str, Any]]:
+def _named(state: Mapping[str, Any], ranks: Place) -> Iterator[tuple[str, Any]]:
     """What each part is kept by."""
     mesh = _mesh(state)
     models = {name: ModelState(name, each, mesh) for name, each in state.items() if is_model(each)}
@@ -116,7 +124,9 @@ def _named(state: Mapping[str, Any], rank: int) -> Iterator[tuple[str, Any]]:
         elif is_optimizer(thing):
             yield name, OptimizerState(name, thing, pieces)
         elif isinstance(thing, PerRank):
-            yield f"{name}/rank-{rank}", thing.thing
+            yield f"{name}/rank-{ranks.rank}", thing.thing
+        elif is_loader(thing):
+            yield name, LoaderState(name, thing, ranks.rank, ranks.world_size)
         else:
             yield name, thing
 
