@@ -21,7 +21,6 @@ from torsh_runtime.checkpoint.directory import (
     held_alone,
     opened,
     publish,
-    retire,
     temporary,
 )
 from torsh_runtime.checkpoint.manifest import (
@@ -33,6 +32,7 @@ from torsh_runtime.checkpoint.manifest import (
 )
 from torsh_runtime.checkpoint.plan import Held, check_whole, share_out
 from torsh_runtime.checkpoint.ranks import Ranks
+from torsh_runtime.checkpoint.retention import Retention
 from torsh_runtime.checkpoint.tensor_file import ITEMSIZES, check_dtype
 from torsh_runtime.checkpoint.writer import FileLayout, Snapshot
 from torsh_runtime.errors import CheckpointError, TorshError
@@ -171,7 +171,7 @@ class Save:
     refused: list[OSError] = field(default_factory=list)
     """There, why others that ought to be removed stay."""
 
-    def write(self, directory: Path, ranks: Ranks, keep_last: int | None) -> Path:
+    def write(self, directory: Path, ranks: Ranks, retention: Retention) -> Path:
         """Write it, with all ranks. Returns where it is.
 
         CheckpointError on all ranks if one cannot write; then nothing of it stays.
@@ -180,7 +180,7 @@ class Save:
         with ExitStack() as alone:
             try:
                 self._begin(written, ranks, alone)
-                return self._write(written, ranks, keep_last)
+                return self._write(written, ranks, retention)
             except CheckpointError:
                 shutil.rmtree(written, ignore_errors=True)
                 raise
@@ -198,7 +198,7 @@ class Save:
         written.mkdir(exist_ok=True)
         return {}
 
-    def _write(self, written: Path, ranks: Ranks, keep_last: int | None) -> Path:
+    def _write(self, written: Path, ranks: Ranks, retention: Retention) -> Path:
         own = outcome(lambda: self._write_own(written), written.parent)
         told = [json.loads(each) for each in ranks.texts(json.dumps(own))]
         _check(told)
@@ -207,7 +207,7 @@ class Save:
         aliases = {name: other for each in told for name, other in each["aliases"].items()}
         own = {}
         if ranks.rank == 0:
-            publish = partial(self._publish, written, files, values, aliases, keep_last)
+            publish = partial(self._publish, written, files, values, aliases, retention)
             own = outcome(publish, written.parent)
         told = [json.loads(each) for each in ranks.texts(json.dumps(own))]
         _check(told)
@@ -229,7 +229,7 @@ class Save:
         files: Mapping[str, StoredFile],
         values: Mapping[str, Any],
         aliases: Mapping[str, str],
-        keep_last: int | None,
+        retention: Retention,
     ) -> dict[str, Any]:
         missing = [name for name in files if not (written / name).exists()]
         if missing:
@@ -254,7 +254,7 @@ class Save:
             file.flush()
             os.fsync(file.fileno())
         final = publish(written, self.step)
-        left, refused = retire(written.parent, keep_last)
+        left, refused = retention.retire(final)
         self.retired.extend(left)
         self.refused.extend(refused)
         return {"path": str(final)}
