@@ -19,9 +19,9 @@ from torsh_runtime.checkpoint.pieces import DamagedCheckpoint
 from torsh_runtime.checkpoint.ranks import Ranks
 from torsh_runtime.checkpoint.reader import CheckpointReader
 from torsh_runtime.checkpoint.retention import Retention
-from torsh_runtime.checkpoint.saving import Save, Saver, outcome
+from torsh_runtime.checkpoint.saving import Save, Saver, outcome, said
 from torsh_runtime.errors import CheckpointError, ConfigError, TorshError
-from torsh_runtime.parallel.state import restore
+from torsh_runtime.parallel.state import check_state, restore
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,8 @@ class Checkpointer:
             was saved before is taken.
 
         Raises CheckpointError on all ranks if all are damaged, and if one does not fit: tensors of
-        other names, shapes or dtypes. What the state then holds is undefined.
+        other names, shapes or dtypes. What the state then holds is undefined. So it does where
+        there is none, for a model that save() could not save.
         """
         step = None if step is None else _step(step)
         self.wait()
@@ -145,6 +146,7 @@ class Checkpointer:
             if self._ranks.rank == 0:
                 warnings.warn(f"passed over a checkpoint: {outcome}", RuntimeWarning, stacklevel=2)
         if not passed_over and step is None:
+            self._check(dict(state or {}))
             return None
         raise CheckpointError(
             f"{self._directory} has no checkpoint {'' if step is None else f'of step {step} '}that "
@@ -166,6 +168,16 @@ class Checkpointer:
 
     def _listed(self) -> dict[str, Any]:
         return {"listed": [[step, path.name] for step, path in checkpoints(self._directory)]}
+
+    def _check(self, state: dict[str, Any]) -> None:
+        error: Exception | None = None
+        try:
+            check_state(state, self._ranks)
+        except Exception as reason:  # also of the program's own models
+            error = reason
+        for rank, failed in enumerate(self._ranks.texts(said(error))):
+            if failed:
+                raise CheckpointError(f"rank {rank} could not save: {failed}") from error
 
     def _try(self, path: Path, state: dict[str, Any]) -> dict[str, Any] | str:
         """The values, or why all ranks pass it over."""

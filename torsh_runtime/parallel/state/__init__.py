@@ -20,6 +20,7 @@ __all__ = [
     "PerRank",
     "Restoration",
     "Source",
+    "check_state",
     "contents_of",
     "merged_values",
     "restore",
@@ -54,6 +55,13 @@ def contents_of(
         else:
             thing.keep(contents)
     return contents
+
+
+def check_state(state: Mapping[str, Any], ranks: Place) -> None:
+    """ConfigError for models that cannot be kept, as far as that is known before there is anything
+    to keep."""
+    for _ in _named(state, ranks):
+        pass
 
 
 def restore(state: Mapping[str, Any], source: Source, ranks: Place) -> dict[str, Any]:
