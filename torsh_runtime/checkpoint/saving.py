@@ -33,6 +33,7 @@ from torsh_runtime.checkpoint.manifest import (
 from torsh_runtime.checkpoint.plan import Held, check_whole, share_out
 from torsh_runtime.checkpoint.ranks import Ranks
 from torsh_runtime.checkpoint.retention import Retention
+from torsh_runtime.checkpoint.sameness import as_number, difference, digests
 from torsh_runtime.checkpoint.tensor_file import ITEMSIZES, check_dtype
 from torsh_runtime.checkpoint.writer import FileLayout, Snapshot
 from torsh_runtime.errors import CheckpointError, TorshError
@@ -56,6 +57,8 @@ class _Own(NamedTuple):
 
     contents: Contents
     held: list[Held]
+    digests: dict[str, str]
+    """See sameness."""
     error: Exception | None
 
 
@@ -84,11 +87,12 @@ class Planner(Generic[T]):
         self._plan: T | None = None
 
     def begin(self, step: int, state: Mapping[str, Any], async_op: bool) -> Begun[T]:
-        """CheckpointError on all ranks if they save different steps or one cannot save its
-        state."""
+        """CheckpointError on all ranks if they save different steps, have different states of what
+        is kept once for all, or one cannot save its state."""
         own = self._look(state)
         is_new = own.held != self._held or self._plan is None or own.error is not None
-        told = self._ranks.numbers([step, async_op, is_new, secrets.randbits(62)])
+        numbers = [step, async_op, is_new, secrets.randbits(62), as_number(own.digests)]
+        told = self._ranks.numbers(numbers)
         if len({(each[0], each[1]) for each in told}) > 1:
             raise CheckpointError(
                 f"ranks save different steps, or only some of them with async_op: "
@@ -97,14 +101,21 @@ class Planner(Generic[T]):
         plan = self._plan
         if plan is None or any(each[2] for each in told):
             own, plan = self._agree(state, own)
+        if len({each[4] for each in told}) > 1:
+            self._check_same(own.digests)
         return Begun(told[0][3], plan, own.contents)
+
+    def _check_same(self, own: Mapping[str, str]) -> None:
+        failed = difference([json.loads(each) for each in self._ranks.texts(json.dumps(own))])
+        if failed:
+            raise CheckpointError(f"nothing was kept: {failed}")
 
     def _look(self, state: Mapping[str, Any]) -> _Own:
         try:
             contents = contents_of(state, self._ranks, self._by_pieces)
-            return _Own(contents, _held(contents), None)
+            return _Own(contents, _held(contents), digests(contents), None)
         except Exception as reason:  # also of the program's own state_dict()
-            return _Own(Contents(), [], reason)
+            return _Own(Contents(), [], {}, reason)
 
     def _agree(self, state: Mapping[str, Any], own: _Own) -> tuple[_Own, T]:
         """What this rank has, and the plan. What one rank keeps by pieces, all ranks do."""
@@ -274,12 +285,12 @@ def _held(contents: Contents) -> list[Held]:
         dtype = dtype_name(tensor.values)
         check_dtype(name, dtype)
         if tensor.piece.size or tensor.piece.is_whole:
-            held.append(Held(name, dtype, tensor.piece))
+            held.append(Held(name, dtype, tensor.piece, name in contents.of_first))
     return held
 
 
 def _told(each: Mapping[str, Any]) -> Held:
-    return Held(each["name"], each["dtype"], piece_from(each["piece"]))
+    return Held(each["name"], each["dtype"], piece_from(each["piece"]), each["is_of_first"])
 
 
 def tensors_of(layouts: Sequence[FileLayout]) -> dict[str, StoredTensor]:

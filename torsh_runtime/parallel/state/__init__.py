@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from torsh_runtime.errors import CheckpointError, ConfigError
+from torsh_runtime.layout import ShardedTensor
 from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.parallel.state.contents import Contents, NotedReads, Source
 from torsh_runtime.parallel.state.loaders import LoaderState, is_loader
@@ -50,11 +51,20 @@ def contents_of(
     contents = Contents(agreed=agreed)
     for name, thing in _named(state, ranks):
         if not isinstance(thing, ModelState | OptimizerState | LoaderState):
-            tree = thing.state_dict() if _is_stateful(thing) else thing
-            contents.values[name] = encode(tree, name, contents.tensors)
+            _keep(name, thing, contents)
         else:
             thing.keep(contents)
     return contents
+
+
+def _keep(name: str, thing: Any, contents: Contents) -> None:
+    before = {*contents.tensors}
+    tree = thing.state_dict() if _is_stateful(thing) else thing
+    contents.values[name] = encode(tree, name, contents.tensors)
+    if _is_stateful(thing) and "/" not in name:  # or it is in PerRank
+        contents.stateful.add(name)
+    if not isinstance(thing, ShardedTensor):
+        contents.of_first |= contents.tensors.keys() - before
 
 
 def check_state(state: Mapping[str, Any], ranks: Place) -> None:

@@ -25,6 +25,11 @@ class Contents:
     """What JSON can tell."""
     aliases: dict[str, str] = field(default_factory=dict)
     """Further names of parameters that modules share, to the names that they have here."""
+    of_first: set[str] = field(default_factory=set)
+    """Names of tensors that ranks may have differently, of which the first rank's counts: all but
+    parameters and what is cut as they are."""
+    stateful: set[str] = field(default_factory=set)
+    """Names of things with a state_dict(), of which there is one state for all ranks."""
     agreed: frozenset[str] = frozenset()
     """Names of optimizers' states of parameters that all ranks keep by pieces."""
     by_pieces: set[str] = field(default_factory=set)

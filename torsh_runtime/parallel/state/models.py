@@ -26,6 +26,8 @@ class ModelState:
         self.pieces: dict[int, tuple[str, Piece]] = {}
         """By the id() of each parameter: its name, and what this rank has of it."""
         self._tensors: dict[str, ShardedTensor] = {}
+        self._buffers: set[str] = set()
+        """The names of those that are buffers."""
         self._aliases: dict[str, str] = {}
         self._extra: dict[str, Any] = {}
         """Modules of torch with a get_extra_state(), by the name of what it gives."""
@@ -37,6 +39,7 @@ class ModelState:
     def keep(self, contents: Contents) -> None:
         """Add it to what is kept."""
         contents.tensors.update(self._tensors)
+        contents.of_first |= self._buffers
         for name, module in self._extra.items():
             contents.values[name] = encode(module.get_extra_state(), name, contents.tensors)
         contents.aliases.update(self._aliases)
@@ -73,6 +76,7 @@ class ModelState:
                 whole = Piece.whole(adapter.shape(buffer))
                 name = f"{self._name}/{_without_compiler(key)}"
                 self._tensors[name] = ShardedTensor(adapter.values(buffer), whole)
+                self._buffers.add(name)
         for key in [each for each in unknown if each.rpartition(".")[2] == "_extra_state"]:
             unknown.discard(key)
             module = model.get_submodule(key.rpartition(".")[0])
