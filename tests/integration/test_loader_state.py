@@ -51,3 +51,14 @@ def check_elsewhere(kind: str, told: list[tuple[str, Any]], found: list[dict[str
         assert "'loader' was kept by 2 ranks within an epoch, and there are 3" in said
         assert "ElasticSampler(...).ahead()" in said
         assert len(after) == (12 if kind == "random" else 4)  # of all samples, or of a third
+
+
+def test_a_sampler_of_torchdatas_goes_on_or_is_refused(tmp_path: Path) -> None:
+    def on_ranks(ranks: int, start: int) -> list[tuple[str, list[int]]]:
+        alone = partial(training.sampler_alone, ranks=ranks, directory=tmp_path, start=start)
+        return passed(run_processes(ranks, alone))
+
+    left = on_ranks(2, 5)
+    assert on_ranks(2, 0) == left
+    for said, _ in on_ranks(3, 0):
+        assert "'sampler' was kept by 2 ranks within an epoch, and there are 3" in said

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
+from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
 import torsh_runtime as tr
 from torsh_runtime.checkpoint import Checkpointer
@@ -95,3 +96,21 @@ def load_elsewhere(kind: str, rank: int, ranks: int, directory: Path) -> tuple[s
     except tr.CheckpointError as error:
         return str(error), after
     return "", within.epoch(1) + after
+
+
+def sampler_alone(rank: int, ranks: int, directory: Path, start: int) -> tuple[str, list[int]]:
+    """Why a sampler of torchdata's that took `start` samples is refused, or what it gives then; 0
+    is one that loads."""
+    sampler = StatefulDistributedSampler(range(SAMPLES), ranks, rank)
+    state = {"sampler": sampler}
+    if start:
+        samples = iter(sampler)
+        for _ in range(start):
+            next(samples)
+        Checkpointer(directory).save(1, state)
+        return "", list(samples)
+    try:
+        Checkpointer(directory).load(state)
+    except tr.CheckpointError as error:
+        return str(error), []
+    return "", list(sampler)

@@ -61,7 +61,9 @@ class Training:
         self.schedules = {name: make(self.optimizers[name]) for name, make in SCHEDULES.items()}
         self.schedules["all"] = schedules.MultiStepLR(self.optimizers["all"], [3, 6])
         self.scaler = tr.ShardedGradScaler(init_scale=1024.0, growth_interval=3)
+        self.torchs = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=3)
         self.state: dict[str, Any] = {"scaler": self.scaler, "noise": PerRank(Noise())}
+        self.state["torch's scaler"] = self.torchs
         self.state |= {"model": self.model, "small": small}
         self.state |= {f"{name} optimizer": each for name, each in self.optimizers.items()}
         self.state |= {f"{name} schedule": each for name, each in self.schedules.items()}
@@ -71,7 +73,7 @@ class Training:
         told: list[Any] = []
         for step in range(start, end):
             self._step(step)
-            told.append(self.scaler.get_scale())
+            told += [self.scaler.get_scale(), self.torchs.get_scale()]
             told += [each.param_groups[0]["lr"] for each in self.optimizers.values()]
         return [told, [each.numpy().copy() for each in self.model.state_dict().values()]]
 
@@ -87,8 +89,10 @@ class Training:
             if name != "all":
                 (parameter,) = self.optimizers[name].param_groups[0]["params"]
                 parameter.grad = torch.ones_like(parameter)
-                self.optimizers[name].step()
+                self.torchs.scale(parameter.detach())
+                self.torchs.step(self.optimizers[name])
             schedule.step(*([1.0] if name == "ReduceLROnPlateau" else []))
+        self.torchs.update()
 
 
 def go_on(

@@ -14,8 +14,10 @@ _OWN_MEMORY = (torch.Tensor, torch.nn.Parameter)
 
 
 def is_subclass(value: object) -> bool:
-    """Whether it is a tensor that its elements alone do not make again."""
-    return isinstance(value, torch.Tensor) and type(value) not in _OWN_MEMORY
+    """Whether it is a tensor that its elements alone do not make again. A result of a functional
+    collective is none: its elements come when they are wanted."""
+    is_own = type(value) in _OWN_MEMORY or hasattr(value, "trigger_wait")
+    return isinstance(value, torch.Tensor) and not is_own
 
 
 def is_made_of_others(tensor: torch.Tensor) -> bool:

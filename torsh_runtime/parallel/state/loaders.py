@@ -1,4 +1,4 @@
-"""torchdata's loaders, of which each rank's stands in a share of the dataset of its own."""
+"""torchdata's loaders and samplers, each rank's of which stands in a share of the dataset."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torsh_runtime.parallel.state.plain import decode, encode
 
 
 class LoaderState:
-    """A StatefulDataLoader. Each rank has its own state, as samplers and workers have it."""
+    """A StatefulDataLoader or StatefulDistributedSampler. Each rank has its own state."""
 
     def __init__(self, name: str, loader: Any, rank: int, num_ranks: int) -> None:
         self._name, self._loader = name, loader
@@ -43,7 +43,7 @@ class LoaderState:
         raise CheckpointError(
             f"{self._name!r} was kept by {saved} ranks within an epoch, and there are "
             f"{self._num_ranks}, whose shares of the dataset are others: load it with as many "
-            f"ranks, give the loader batch_sampler=tr.elastic.ElasticSampler(...).ahead(), which "
+            f"ranks, give a loader batch_sampler=tr.elastic.ElasticSampler(...).ahead(), which "
             f"goes on with any number, or leave {self._name!r} out of the state"
         )
 
@@ -51,13 +51,19 @@ class LoaderState:
         return partial(self._loader.load_state_dict, decode(kept, None, source))
 
     def _fits_other_ranks(self) -> bool:
-        return bool(getattr(self._loader.batch_sampler, "fits_other_ranks", False))
+        batches = getattr(self._loader, "batch_sampler", None)
+        return bool(getattr(batches, "fits_other_ranks", False))
 
 
 def is_loader(thing: object) -> bool:
-    """Whether it is a StatefulDataLoader of torchdata's."""
-    module = sys.modules.get("torchdata.stateful_dataloader")
-    return module is not None and isinstance(thing, module.StatefulDataLoader)
+    """Whether it is a StatefulDataLoader of torchdata's, or a DistributedSampler of torch's that
+    has a state."""
+    loaders = sys.modules.get("torchdata.stateful_dataloader")
+    if loaders is not None and isinstance(thing, loaders.StatefulDataLoader):
+        return True
+    samplers = sys.modules.get("torch.utils.data.distributed")
+    is_sampler = samplers is not None and isinstance(thing, samplers.DistributedSampler)
+    return is_sampler and hasattr(thing, "load_state_dict")
 
 
 def _is_over(kept: Any) -> bool:
