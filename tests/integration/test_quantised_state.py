@@ -52,7 +52,7 @@ def assert_goes_on(ends: list[dict[str, Any]]) -> None:
         assert_alike(own["commit"], own["undisturbed"])
 
 
-@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+@pytest.mark.parametrize("way", ["ddp", "fsdp", "zero"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_training_goes_on_exactly_or_is_refused(kind: str, way: str, tmp_path: Path) -> None:
     needs(kind)
@@ -61,7 +61,7 @@ def test_a_training_goes_on_exactly_or_is_refused(kind: str, way: str, tmp_path:
     for ranks in (1, 3):
         elsewhere = partial(training.load_elsewhere, kind, way, ranks=ranks, directory=tmp_path)
         for said, end in passed(run_processes(ranks, elsewhere)):
-            if way == "ddp":
+            if way != "fsdp":
                 assert_alike(end, ends[0]["undisturbed"], rtol=0.2)  # sums of other parts
             else:
                 assert "'optimizer' has state of '" in said

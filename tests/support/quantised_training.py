@@ -62,16 +62,19 @@ class Blockwise(torch.optim.Optimizer):
         return moment.view(-1)[: parameter.numel()].view(parameter.shape)
 
 
-def optimizer_of(kind: str, parameters: Any) -> Any:
-    if kind == "blockwise":
-        return Blockwise(parameters)
+def optimizer_of(kind: str, parameters: Any, way: str) -> Any:
+    made, rate = Blockwise, 0.1
     if kind == "bitsandbytes":
         import bitsandbytes
 
-        return bitsandbytes.optim.AdamW8bit(parameters, lr=0.01)
-    import torchao.optim
+        made, rate = bitsandbytes.optim.AdamW8bit, 0.01
+    elif kind != "blockwise":
+        import torchao.optim
 
-    return getattr(torchao.optim, kind.removeprefix("torchao "))(parameters, lr=0.01)
+        made, rate = getattr(torchao.optim, kind.removeprefix("torchao ")), 0.01
+    if way == "zero":
+        return tr.DistributedOptimizer(parameters, made, lr=rate)
+    return made(parameters, lr=rate)
 
 
 class Training:
@@ -81,11 +84,12 @@ class Training:
         torch.manual_seed(0)
         self._rows = slice(BATCH // ranks * rank, BATCH // ranks * (rank + 1))
         first, second = (nn.Linear(*sizes, bias=False) for sizes in ((64, 128), (128, 64)))
-        wrap = {"ddp": tr.DistributedDataParallel, "fsdp": tr.FullyShardedDataParallel}
+        wrap: dict[str, Any] = dict.fromkeys(("ddp", "zero"), tr.DistributedDataParallel)
+        wrap |= {"fsdp": tr.FullyShardedDataParallel}
         layers = [first, nn.Tanh(), second, nn.Tanh(), nn.Linear(WIDTH, 4)]
         model = nn.Sequential(*layers)
         self.model: Any = wrap[way](model) if way in wrap else model
-        self.optimizer = optimizer_of(kind, self.model.parameters())
+        self.optimizer = optimizer_of(kind, self.model.parameters(), way)
         self.schedule = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, [2, 4])
         self.state = {"model": self.model, "optimizer": self.optimizer, "schedule": self.schedule}
 
@@ -104,7 +108,7 @@ class Training:
         """The classes, dtypes and shapes of the optimizer's state of what this rank has."""
         return [
             sorted((key, type(each).__name__, _kind(each)) for key, each in state.items())
-            for parameter, state in self.optimizer.state.items()
+            for parameter, state in getattr(self.optimizer, "local", self.optimizer).state.items()
             if parameter.numel()
         ]
 
