@@ -81,10 +81,10 @@ class Checkpointer:
         """Save the state that follows `step` steps.
 
         state: by name, models, optimizers, whatever else has state_dict() and load_state_dict(),
-            and values: numbers, texts, arrays, and lists, tuples and dicts of them. For other
-            things than models and optimizers rank 0's counts, unless they are in PerRank. Models
-            whose parameters have layouts on a mesh take that DeviceMesh beside them, by any name;
-            it is loaded on any other mesh.
+            and values: numbers, texts, arrays, and lists, tuples and dicts of them. Of values rank
+            0's count; what has a state_dict() must have the same on all ranks, unless it is in
+            PerRank or a loader of torchdata's. Models whose parameters have layouts on a mesh take
+            that DeviceMesh beside them, by any name; it is loaded on any other mesh.
         async_op: only the copying in memory is waited for; see wait(). A save before that is
             still being written is waited for first. Old checkpoints are removed in any case
             beside what follows.
