@@ -210,6 +210,19 @@ def test_mpiexec_on_several_hosts_meets_on_the_schedulers_first() -> None:
     assert alone.master_addr is None
 
 
+def test_tasks_of_an_array_do_not_meet_in_one_place() -> None:
+    """Also where they have the same first host."""
+    for one, other in (
+        ({**LSF, "LSB_JOBINDEX": "3"}, {**LSF, "LSB_JOBINDEX": "4"}),
+        ({**PBS, "PBS_JOBID": "8[3].server"}, {**PBS, "PBS_JOBID": "8[4].server"}),
+        ({**BATCH, "SLURM_JOB_ID": "17"}, {**BATCH, "SLURM_JOB_ID": "18"}),
+    ):
+        first, second = (texts(found({**job, **OPEN_MPI})) for job in (one, other))
+        assert first["master_addr"] == second["master_addr"]
+        assert first["master_port"] != second["master_port"]
+        assert first["run_id"] != second["run_id"]
+
+
 def test_mpiexec_inside_slurm_is_no_step() -> None:
     """Its processes have the variables of the step of its own daemons, but where it forked them."""
     step = {"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_NODEID": "0"}
