@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from torshrun.procfs import handles
+from torshrun.procfs import handles, holds_back
 from torshrun.workers import keeper as reports
 from torshrun.workers.logs.pump import LogPump
 from torshrun.workers.logs.stream import Stream
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 STACK_SIGNAL = 62
 """Upon it the Python of a worker leaves its stack: startup/sitecustomize.py."""
+REACH_BOUND = 1.0
+"""Seconds that a scheduler may take from the first of a job's processes to signal them all."""
 STACKS_BOUND = 0.2
 """Seconds that stacks are waited for."""
 SWEEP_BOUND = 5.0
@@ -177,6 +179,17 @@ class WorkerGroup:
             self.keeper.signal(reports.ALL, signal.SIGCONT)  # a stopped one cannot obey
             self._flush()
             self._kill_timer = self.loop.call_later(grace, self._sweep)
+
+    async def have_got(self, signo: int) -> bool:
+        """Whether a scheduler that signals all processes of the job sends this signal: then the
+        keeper gets it, too, which blocks all, and nobody else sends it one.
+        """
+        deadline = self.loop.time() + REACH_BOUND
+        while not holds_back(self.keeper.pid, signo):
+            if self.loop.time() >= deadline:
+                return False
+            await asyncio.sleep(REACH_BOUND / 100)
+        return True
 
     def send(self, signo: int) -> None:
         """To all workers and what they have started."""
