@@ -302,7 +302,11 @@ def test_two_torshruns_on_a_node_are_an_error_that_says_what_to_type(
     assert "ended with 2" in job.output
     assert "sum" not in job.output
     assert "SLURM_LOCALID=1" in job.output
-    assert "srun --ntasks=2 --ntasks-per-node=1 torshrun --nproc-per-node=2" in job.output
+    advice = "srun --cpus-per-task=2 --ntasks=2 --ntasks-per-node=1 torshrun --nproc-per-node=2"
+    assert f"{advice} …" in job.output
+    job = cluster.submit(f"{BATCH}{advice} train.py\n", "--ntasks-per-node=2")
+    assert job.end() == "COMPLETED", job.told()
+    assert job.output.count("sum 4 of ranks [0, 1, 2, 3]") == 4
 
 
 def test_explicit_options_switch_it_off(cluster: SlurmCluster) -> None:

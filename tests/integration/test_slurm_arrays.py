@@ -125,7 +125,19 @@ def test_in_an_interactive_shell_torshrun_is_alone_and_says_what_starts_it_on_al
     assert "place is {}" in seen
     assert "place 0 2 0 0" in seen
     assert "place 1 2 0 0" in seen
-    assert "srun --overlap --ntasks=2 --ntasks-per-node=1 torshrun --nproc-per-node=2 …" in seen
+    options = "--cpus-per-task=2 --ntasks=2 --ntasks-per-node=1"
+    assert f"srun --overlap {options} torshrun --nproc-per-node=2 …" in seen
+
+
+@pytest.mark.parametrize("command", [("torshrun", "train.py"), ("bash", "script.sh")])
+def test_with_a_terminal_that_no_shell_has_a_step_is_a_step(
+    cluster: SlurmCluster, command: tuple[str, ...]
+) -> None:
+    cluster.script(LOCAL_RANK)
+    cluster.script("torshrun train.py | cat\n", "script.sh")
+    seen = typed(cluster, ("srun", "--nodes=2", "--ntasks-per-node=1", "--pty", *command))
+    assert "round 0: node 0 of 2, 2 workers in all" in seen
+    assert "place 0 2 0 0" in seen
 
 
 def test_ranks_that_srun_starts_with_pmi2_or_without_have_their_place(

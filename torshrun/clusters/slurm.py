@@ -59,18 +59,26 @@ def _outside_steps(environ: Environ) -> Iterator[str]:
         yield f"on {here} only, of the job's {nodes} nodes, as srun did not start it ({srun})"
 
 
-def _srun(nodes: object, *options: str, overlap: bool = False) -> str:
+def _srun(nodes: object, *options: str, overlap: bool = False, cpus: int = 0) -> str:
     """What starts one torshrun on each of so many nodes. In a shell that is itself a step's task
     srun waits for ever for what the shell has, unless both are to have it.
     """
     shared = " --overlap" if overlap else ""
+    own = f" --cpus-per-task={cpus}" if cpus else ""
     words = " ".join([*options, "…"])
-    return f"srun{shared} --ntasks={nodes} --ntasks-per-node=1 torshrun {words}"
+    return f"srun{shared}{own} --ntasks={nodes} --ntasks-per-node=1 torshrun {words}"
 
 
 def _several(step: slurm.Step, environ: Environ) -> str:
     most = max(step.tasks)
-    srun = _srun(len(step.tasks), f"--nproc-per-node={most}", overlap="SLURM_PTY_PORT" in environ)
+    each = environ.get("SLURM_CPUS_PER_TASK", "1")
+    is_even = min(step.tasks) == most and NUMBER.fullmatch(each)
+    srun = _srun(
+        len(step.tasks),
+        f"--nproc-per-node={most}",
+        overlap="SLURM_PTY_PORT" in environ,
+        cpus=most * int(each) if is_even else 0,  # those that all tasks of a node have now
+    )
     return (
         f"Slurm has started {step.world_size} torshruns on {len(step.tasks)} node(s) "
         f"(SLURM_STEP_TASKS_PER_NODE; this one has SLURM_LOCALID={step.local_rank}), and a node "

@@ -15,8 +15,6 @@ from torsh_runtime import slurm
 from torshrun.clusters.hints import NUMBER, Machine
 from torshrun.text import printable
 
-_RUNNING = ("RUNNING", "SIGNALING", "RESIZING")
-"""States of a job that is neither over nor about to be; the latter two come with RUNNING."""
 _TIME_LIMIT = re.compile(r"[0-9:-]+")
 _FACT = re.compile(r"([A-Za-z][\w/:.]*)=(\S*)")
 _JOB_NAME = re.compile(r"\bJobName=.*")
@@ -42,7 +40,7 @@ def requeue(job: str, machine: Machine) -> str:
     if state is None:
         why = f": {reply.error}" if reply.error else ""
         return f"error: Slurm's job {job} is not requeued: scontrol does not tell its state{why}"
-    if state not in _RUNNING:
+    if state != "RUNNING":
         return f"Slurm's job {name} is not requeued: it is {state}"
     if facts.get("Requeue") == "0":
         return f"error: Slurm's job {name} cannot be requeued: submit it with sbatch --requeue"

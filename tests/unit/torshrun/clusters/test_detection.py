@@ -158,6 +158,12 @@ def test_several_torshruns_on_a_node_are_a_mistake() -> None:
     hints = found({**STEP, **wrong, "SLURM_PROCID": "3", "SLURM_LOCALID": "1"})
     assert "SLURM_LOCALID=1" in hints.mistake
     assert hints.nnodes is None
+    for more, advice in (
+        ({"SLURM_CPUS_PER_TASK": "4"}, "srun --cpus-per-task=8 --ntasks=2 --ntasks-per-node=1"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "3,1"}, "srun --ntasks=2 --ntasks-per-node=1"),
+        ({"SLURM_PTY_PORT": "1"}, "srun --overlap --cpus-per-task=2 --ntasks=2"),
+    ):
+        assert advice in found({**STEP, **wrong, **more, "SLURM_LOCALID": "1"}).mistake
 
 
 def test_pbs() -> None:
@@ -281,7 +287,6 @@ def test_one_cluster_alone_can_be_asked_for() -> None:
 def test_a_job_is_requeued_only_while_it_runs() -> None:
     for told, said in (
         ("JobId=17 JobState=RUNNING Requeue=1", "asked to requeue job 17"),
-        ("JobId=17 JobState=SIGNALING Requeue=1", "asked to requeue job 17"),
         ("JobId=17 JobState=CANCELLED Requeue=1", "is CANCELLED"),
         ("JobId=17 JobState=RUNNING Requeue=0", "sbatch --requeue"),
         ("JobId=18 JobState=RUNNING Requeue=1", "does not tell its state"),
