@@ -129,6 +129,18 @@ def test_in_an_interactive_shell_torshrun_is_alone_and_says_what_starts_it_on_al
     assert f"srun --overlap {options} torshrun --nproc-per-node=2 …" in seen
 
 
+def test_a_requeue_that_slurm_refuses_is_told_with_its_reason(cluster: SlurmCluster) -> None:
+    cluster.script(
+        "import os, signal, subprocess, sys, time\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))\n"
+        "subprocess.run(['scancel', '--signal=USR1', os.environ['SLURM_JOB_ID']])\n"
+        "time.sleep(120)\n"
+    )
+    seen = typed(cluster, ("srun", "--ntasks=1", "torshrun", "--requeue-on-preempt", "train.py"))
+    assert re.search(r"error: asking Slurm to requeue job \d+ has failed: Only batch jobs", seen)
+    assert "has been asked" not in seen
+
+
 @pytest.mark.parametrize("command", [("torshrun", "train.py"), ("bash", "script.sh")])
 def test_with_a_terminal_that_no_shell_has_a_step_is_a_step(
     cluster: SlurmCluster, command: tuple[str, ...]
