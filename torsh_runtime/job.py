@@ -32,7 +32,6 @@ from torsh_runtime.errors import (
 from torsh_runtime.store.client import StoreClient
 from torsh_runtime.store.endpoint import parse_endpoint
 from torsh_runtime.store.keys import KEY_BYTES, derive
-from torsh_runtime.store.sockets import await_name
 from torsh_runtime.store.user import Store
 
 if TYPE_CHECKING:
@@ -356,7 +355,7 @@ def key_by_hand(env: WorkerEnv) -> bytes:
 
 
 def _host(endpoint: str, secret: bytes, deadline: float) -> HostedStore:
-    from torsh_runtime.store.hosted import HostedStore  # loads asyncio, which few workers need
+    from torsh_runtime.store.hosted import HostedStore, await_name  # load what few workers need
 
     await_name(parse_endpoint(endpoint), deadline)
     return HostedStore.start(endpoint, secret)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 import time
 
-from torsh_runtime.store.endpoint import Endpoint, TcpEndpoint, UnixEndpoint
+from torsh_runtime.store.endpoint import Endpoint, UnixEndpoint
 
-_PAUSES = (0.05, 1.0)  # seconds between two look-ups of a name, the first and the longest
-_log = logging.getLogger("torsh_runtime")
 FULL_PAUSE = 0.005
 """Seconds between attempts at a Unix socket where too many connections wait to be accepted."""
 
@@ -23,22 +20,6 @@ def remaining(deadline: float) -> float:
     if seconds <= 0:
         raise TimeoutError("the deadline has passed")
     return min(seconds, 1e6)
-
-
-def await_name(endpoint: Endpoint, deadline: float) -> None:
-    """Wait until the host's name is known, or the deadline: the names of Kubernetes' pods come some
-    time after the pods. After a deadline who uses the name says what is wrong.
-    """
-    pause = _PAUSES[0]
-    while isinstance(endpoint, TcpEndpoint) and time.monotonic() + pause < deadline:
-        try:
-            socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
-            break
-        except socket.gaierror as error:
-            if pause == _PAUSES[0]:
-                _log.warning("waiting for the address of %s: %s", endpoint.host, error.strerror)
-        time.sleep(pause)
-        pause = min(2 * pause, _PAUSES[1])
 
 
 def connect(endpoint: Endpoint, deadline: float) -> socket.socket:
