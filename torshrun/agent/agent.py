@@ -49,6 +49,7 @@ NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
 """Signals that are for the workers, unless the user names them as ones that stop the job."""
 _LOOKED_INTO = ("failure", "hang", "closing", "verdict")
 """Why workers are stopped, where it may matter where they stood."""
+_BY_OTHERS = ("signal", "closing", "verdict")  # which may be a scheduler's wish
 
 
 @dataclass(kw_only=True, eq=False)
@@ -347,7 +348,7 @@ class Agent:
             endings = list(self._group.endings)
         alive = self._group.alive()
         self._tell.stopping(stop, alive, self._last_signal)
-        is_shared = self.config.signals_reach_workers and stop.cause in ("signal", "verdict")
+        is_shared = self.config.signals_reach_workers and stop.cause in _BY_OTHERS
         is_known = is_shared and stop.grace > 0 and await self._group.have_got(stop.signo)
         self._group.stop(0 if is_known else stop.signo, stop.grace)  # handlers are to run once
         if stop.cause == "failure" and alive:
