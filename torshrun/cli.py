@@ -122,7 +122,7 @@ def _on_hosts(request: Request) -> int:
 def _ended(code: int, job: LaunchConfig) -> int:
     """The job's exit code, once Slurm has been asked to run it again if that is wanted."""
     if code == PREEMPTED and job.requeues:
-        from torshrun.clusters.slurm import requeue
+        from torshrun.clusters.slurm_job import requeue
 
         _tell(requeue(job.requeues, RealMachine()))
         sys.stderr.flush()

@@ -50,6 +50,7 @@ NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
 """Signals that are for the workers, unless the user names them as ones that stop the job."""
 _LOOKED_INTO = ("failure", "hang", "closing", "verdict")
 """Why workers are stopped, where it may matter where they stood."""
+_BY_OTHERS = ("signal", "closing", "verdict")  # which may be a scheduler's wish
 
 
 @dataclass(kw_only=True, eq=False)
@@ -350,7 +351,9 @@ class Agent:
             endings = list(self._group.endings)
         alive = self._group.alive()
         self._tell.stopping(stop, alive, self._last_signal)
-        self._group.stop(stop.signo, stop.grace)
+        is_shared = self.config.signals_reach_workers and stop.cause in _BY_OTHERS
+        is_known = is_shared and stop.grace > 0 and await self._group.have_got(stop.signo)
+        self._group.stop(0 if is_known else stop.signo, stop.grace)  # handlers are to run once
         if stop.cause == "failure" and alive:
             cause = (await self._diagnosis.findings(endings)).cause
             self._tell.stopping_others(stop, alive, cause)

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from torshrun.health.detector import Hang
     from torshrun.health.stacks import Stacks
 
+_LOST = (
+    "{} of its {} nodes did not stay to the end: srun, or what else has started their torshruns, "
+    "may end with their exit codes, 137 of one that was killed, although the job has succeeded"
+)
 COMPLAINTS = 60.0
 """Seconds between two complaints of the same kind, at least."""
 
@@ -44,7 +48,7 @@ class Announcer:
         self._config = config
         self._say = say
         self._record = record
-        self._node_rank, self._num_nodes = 0, 1
+        self._node_rank, self._num_nodes, self._most_nodes = 0, 1, 1
         self._began = time.monotonic()
         self._sequel = ""
         self._lost: set[str] = set()
@@ -110,6 +114,7 @@ class Announcer:
         self.round, self._was_in_round, self._has_found = place.round, True, False
         self._own_finding = None
         self._node_rank, self._num_nodes = place.node_rank, place.num_nodes
+        self._most_nodes = max(self._most_nodes, place.num_nodes)
         if self._config.rendezvous is not None:
             self.say(
                 f"round {place.round}: node {place.node_rank} of {place.num_nodes}, "
@@ -131,6 +136,8 @@ class Announcer:
                 self.say(f"the job is over ({verdict.outcome}): {printable(verdict.reason)}")
                 if verdict.outcome == "succeeded" and not self._was_in_round:
                     self.say("no worker has run on this node: it was a spare until the end")
+                if verdict.outcome == "succeeded" and self._num_nodes < self._most_nodes:
+                    self.say(_LOST.format(self._most_nodes - self._num_nodes, self._most_nodes))
             elif verdict.outcome == "lost" and verdict.reason:
                 self.start_failed(verdict.reason)
         elif not alone:

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from torsh_runtime.errors import ConfigError
+from torshrun.clusters.hints import Hints
 from torshrun.config.debugging import debugged, debugging_notes
 from torshrun.config.job import (
     Access,
@@ -24,7 +25,7 @@ from torshrun.config.request import Request
 from torshrun.config.secret import read_secret
 from torshrun.config.surroundings import account
 from torshrun.config.values import CONF_WITHOUT_EFFECT, Endpoint, Nodes
-from torshrun.topology.cpus import usable_cpus
+from torshrun.topology.cpus import allowed_cpus, told_of_binding, usable_cpus
 
 _PORTS: Mapping[Backend, int] = {"static": 29500, "tcp": 29400, "etcd": 2379}
 """As torchrun and etcd have it."""
@@ -65,7 +66,7 @@ def resolve(
             "module: or program: (torshrun --help lists the options)"
         )
     said = (
-        *_notes(request, workers),
+        *_notes(request, workers, environ),
         *debugging_notes(request, workers, is_debugged=is_debugged),
     )
     return Resolution(LaunchConfig(target=target, **fields), said)
@@ -331,15 +332,13 @@ def _secret(request: Request, environ: Mapping[str, str]) -> str:
 # ---- what was given and comes to nothing: said in a line each, never an error
 
 
-def _notes(request: Request, workers: int) -> Iterator[str]:
+def _notes(request: Request, workers: int, environ: Mapping[str, str]) -> Iterator[str]:
     """A line about each option that has no effect, or that is missed. What says in many words that
     there is one node (--nnodes 1, --node-rank 0, a rendezvous' endpoint) deserves none.
     """
-    alone, hints = is_alone(request), request.hints
-    if hints:
-        yield account(request)
-    if hints and hints.no_secret and not alone:
-        yield f"the job has no secret of its own ({hints.no_secret}): give --secret-file"
+    alone = is_alone(request)
+    if request.hints:
+        yield from _of_cluster(request, request.hints, environ)
     if request["rdzv_backend"] == "etcd" and not alone and not request.knows("run_id"):
         yield (
             "--rdzv-id is not given: this job is one with any other at this etcd that has none "
@@ -355,6 +354,14 @@ def _notes(request: Request, workers: int) -> Iterator[str]:
     for key, ranks in numbered.items():
         if request[key] and min(request[key]) >= workers:
             yield f"{request.name(key)} names no worker: their {ranks} are 0 to {workers - 1}"
+
+
+def _of_cluster(request: Request, hints: Hints, environ: Mapping[str, str]) -> Iterator[str]:
+    yield account(request)
+    if hints.cluster == "slurm" and (binding := told_of_binding(environ, allowed_cpus())):
+        yield binding
+    if hints.no_secret and not is_alone(request):
+        yield f"the job has no secret of its own ({hints.no_secret}): give --secret-file"
 
 
 def _idle(request: Request) -> Iterator[tuple[str, str]]:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from torshrun.debugger import followed
-from torshrun.procfs import handles, read_text
+from torshrun.procfs import handles, holds_back, read_text
 from torshrun.workers import keeper as reports
 from torshrun.workers.logs.pump import LogPump
 from torshrun.workers.logs.stream import Stream
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 STACK_SIGNAL = 62
 """Upon it the Python of a worker leaves its stack: startup/torsh_start.py."""
+REACH_BOUND = 1.0
+"""Seconds that a scheduler may take from the first of a job's processes to signal them all."""
 STACKS_BOUND = 0.2
 """Seconds that stacks are waited for."""
 NOTES_BOUND = 0.5
@@ -182,6 +184,17 @@ class WorkerGroup:
             self.keeper.signal(reports.ALL, signal.SIGCONT)  # a stopped one cannot obey
             self._flush()
             self._kill_timer = self.loop.call_later(grace, self._sweep)
+
+    async def have_got(self, signo: int) -> bool:
+        """Whether a scheduler that signals all processes of the job sends this signal: then the
+        keeper gets it, too, which blocks all, and nobody else sends it one.
+        """
+        deadline = self.loop.time() + REACH_BOUND
+        while not holds_back(self.keeper.pid, signo):
+            if self.loop.time() >= deadline:
+                return False
+            await asyncio.sleep(REACH_BOUND / 100)
+        return True
 
     def send(self, signo: int) -> None:
         """To all workers and what they have started."""
