@@ -69,8 +69,8 @@ def last_words(exit_: Exit) -> Words:
     trace = find_trace(lines) if crashed or not exit_.signo or exit_.raised else None
     if stack and trace and not stack.frame:  # it crashed while it was ending
         stack = None
-    heading = "the last lines of its stderr" if lines else ""
-    tail = Words(heading=heading, lines=tuple(lines[-TAIL_LINES:]))
+    heading = f"the last lines of its {'output' if exit_.has_stdout else 'stderr'}"
+    tail = Words(heading=heading if lines else "", lines=tuple(lines[-TAIL_LINES:]))
     return stack or trace or _accounted(exit_.account.text) or tail
 
 

@@ -110,6 +110,7 @@ class _Run:
         hosts = [link.host for link in nodes]
         for rank, link in enumerate(nodes):
             told = self.job.told(rank, hosts, endpoint, time.monotonic() - self._planned)
+            told["one_output"] = self.pump.is_one
             link.send(frames.message(frames.JOB, told))
         return nodes
 

@@ -104,8 +104,9 @@ class Link:
         kind, content = await self._next()
         if kind != frames.HELLO:
             raise HostLost(_STRANGE)
-        out, err = self.pump.open_shown(f"{self.host.label}: ")
-        self._sinks = {frames.STDOUT: out.source.end, frames.STDERR: err.source.end}
+        shown = self.pump.open_shown(f"{self.host.label}: ")
+        ends = shown[0].source.end, shown[-1].source.end
+        self._sinks = dict(zip((frames.STDOUT, frames.STDERR), ends, strict=True))
         for fd in self._sinks.values():
             os.set_blocking(fd, False)
         return _facts(content)
@@ -156,7 +157,7 @@ class Link:
             await self._has_ended(_END_BOUND)
         if self._listening:
             self._listening.cancel()
-        for fd in self._sinks.values():
+        for fd in set(self._sinks.values()):
             os.close(fd)
         self._sinks = {}
 

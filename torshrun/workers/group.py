@@ -40,8 +40,8 @@ class Worker:
     """One worker, from its start on."""
 
     assignment: Assignment
-    streams: tuple[Stream, Stream]
-    """Its stdout and its stderr."""
+    streams: tuple[Stream, ...]
+    """Its stdout and its stderr; one stream where both are read together."""
     started: float = field(default_factory=time.monotonic)
     pid: int = 0
     """0 while it is being started."""
@@ -234,7 +234,7 @@ class WorkerGroup:
 
     def _spawn(self, assignment: Assignment) -> None:
         streams = self.pump.open(assignment.worker, assignment.folder)
-        ends = [stream.source.end for stream in streams]
+        ends = [streams[0].source.end, streams[-1].source.end]
         worker = Worker(assignment, streams)
         self.workers.append(worker)
         if not self._begin(worker, ends):
@@ -357,5 +357,5 @@ def _stack_size(worker: Worker) -> int:
 
 
 def _close_all(descriptors: Iterable[int]) -> None:
-    for descriptor in descriptors:
+    for descriptor in set(descriptors):
         os.close(descriptor)
