@@ -180,7 +180,12 @@ def blamed(exit_: Exit) -> Blame | None:
             return None
         if blame or not _WITHIN_LIBRARIES.match(error):
             return blame
-    return None if words.errors else from_words(reversed(words.lines[-_LAST:]))
+    return None if words.errors else from_words(reversed(_last_lines(words)))
+
+
+def _last_lines(words: Words) -> tuple[str, ...]:
+    """Those that count where there is no traceback."""
+    return (words.complaints or words.lines)[-_LAST:]
 
 
 def _standing(exit_: Exit, words: Words, end: End) -> Standing | None:
@@ -215,7 +220,7 @@ def _diagnose(exit_: Exit) -> Reading:
     if exit_.hung:
         return Reading(Kind.HUNG, exit_.hung)
     words = last_words(exit_)
-    said = "\n".join(words.errors[-1:] or words.lines[-_LAST:])
+    said = "\n".join(words.errors[-1:] or _last_lines(words))
     if exit_.stopped and not exit_.raised:
         return Reading(Kind.STOPPED)
     if exit_.oom and (exit_.signo == 9 or exit_.code == 137 or _LOST_CHILD.search(said)):

@@ -39,6 +39,12 @@ _NOISE = re.compile(
 )
 _FATAL = re.compile(r"^Fatal Python error: ")
 _CRASHED_THREAD = re.compile(r"^(?:Current t|T)hread .*\(most recent call first\):")
+_COMPLAINT = re.compile(
+    r"error|fail|fatal|exception|cannot|can't|could not|unable|denied|invalid|refused|no such|"
+    r"not found|abort|panic|killed|out of|timed? ?out",
+    re.IGNORECASE,
+)
+_MOST_COMPLAINTS = 5
 _MESSAGE_LINES = 25
 _MESSAGE_UNINDENTED = 5
 _BEFORE_FATAL = 3
@@ -56,6 +62,8 @@ class Words:
     """The exceptions in it with their messages, the last one raised last; () if it has none."""
     frame: str = ""
     """The innermost frame as "path:line"; "" is unknown."""
+    complaints: tuple[str, ...] = ()
+    """Of plain lines with those of stdout among them, the ones that count for the cause."""
     innermost_first: bool = False
     """Whether the lines that matter most are the first ones."""
 
@@ -69,9 +77,24 @@ def last_words(exit_: Exit) -> Words:
     trace = find_trace(lines) if crashed or not exit_.signo or exit_.raised else None
     if stack and trace and not stack.frame:  # it crashed while it was ending
         stack = None
-    heading = f"the last lines of its {'output' if exit_.has_stdout else 'stderr'}"
-    tail = Words(heading=heading if lines else "", lines=tuple(lines[-TAIL_LINES:]))
+    tail = _mixed_tail(lines) if exit_.has_stdout else _tail(lines, "stderr")
     return stack or trace or _accounted(exit_.account.text) or tail
+
+
+def _tail(lines: Sequence[str], stream: str) -> Words:
+    heading = f"the last lines of its {stream}" if lines else ""
+    return Words(heading=heading, lines=tuple(lines[-TAIL_LINES:]))
+
+
+def _mixed_tail(lines: Sequence[str]) -> Words:
+    """Of both streams in one: with lines that complain, though more was printed after them."""
+    complaints = [n for n, line in enumerate(lines) if _COMPLAINT.search(line)][-_MOST_COMPLAINTS:]
+    shown = {*complaints, *range(len(lines))[len(complaints) - TAIL_LINES :]}
+    return replace(
+        _tail(lines, "output"),
+        lines=tuple(lines[n] for n in sorted(shown)),
+        complaints=tuple(lines[n] for n in complaints),
+    )
 
 
 def find_thread_error(exit_: Exit) -> str:
