@@ -71,7 +71,7 @@ def leave_account(error: BaseException) -> None:
     try:
         with open(path, encoding="utf-8") as file:  # noqa: PTH123  (Path would be one import more)
             document = json.load(file)
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         document = {"message": _message(error)}
     if not isinstance(document, dict) or "torsh" in document:
         return

@@ -423,8 +423,9 @@ def test_a_stopped_keeper_does_not_hold_up_the_end(torshrun: Launcher) -> None:
     os.kill(keeper, signal.SIGSTOP)
     process.terminate()
     _, err = process.communicate(timeout=30)
-    assert process.returncode == exit_codes.LOST
-    assert "keeper" in err
+    assert process.returncode == exit_codes.PREEMPTED
+    assert "the keeper (torsh-keeper, pid " in err
+    assert "it is resumed" in err
 
 
 def test_a_nested_job_leaves_nothing_when_the_outer_agent_is_killed(torshrun: Launcher) -> None:

@@ -30,6 +30,8 @@ from torshrun.signals import signal_name
 from torshrun.workers.commit_memory import CommitMemory
 from torshrun.workers.group import Worker, WorkerGroup
 from torshrun.workers.keeper import Keeper, SpawnFailed
+from torshrun.workers.keeper_watch import KeeperWatch
+from torshrun.workers.leftovers import Stage, describe
 from torshrun.workers.logs.pump import LogPump
 from torshrun.workers.processes import kill_descendants, reap_orphans
 from torshrun.workers.refused_start import describe
@@ -82,6 +84,7 @@ class Agent:
         self._telemetry = Telemetry(config, self._group)
         self._tell = Announcer(config, self.pump.say, self._telemetry.record)
         self._dead_man = DeadManTimer(self._group, config.agent_timeout, self._on_renewal)
+        self._keeper_watch = KeeperWatch(self.keeper, config.agent_timeout, self._tell.say)
         self._diagnosis = Diagnosis(config.output, self.folder, config.rendezvous is not None)
         self._found = Findings()
         timers, say = self.spec.timer_file, self._tell.say
@@ -115,7 +118,7 @@ class Agent:
             if isinstance(event, base.RoundClosing | base.JobOver):
                 self._tell.decided(event)
             if isinstance(event, protocol.KeeperLost):
-                self._tell.keeper_lost(self.keeper.pid, self._clean_up())
+                self._tell.keeper_lost(self.keeper, self._clean_up())
             state, instructions = machine.handle(self.config, state, event)
             if isinstance(event, protocol.Noticed) and not event.handled_only:
                 self._tell.noticed(event.signo, bool(instructions))
@@ -201,6 +204,7 @@ class Agent:
         """Once a second or so."""
         if not self._hangs.inquires:  # that starts processes of its own
             reap_orphans(self.keeper.pid)
+        self._keeper_watch.tick()
         self._tell.output_lost(self.pump.lost)
         if standbys := self._group.standbys:
             standbys.tick()
@@ -235,6 +239,10 @@ class Agent:
     def on_killed(self) -> None:
         self._tell.emit("workers_killed", ranks=list(self._group.alive()))
 
+    def on_leftovers(self, stage: Stage, names: Sequence[str], seconds: float) -> None:
+        self._tell.say(describe(stage, names, seconds))
+        self._tell.emit("processes_left", stage=stage, processes=list(names), seconds=seconds)
+
     def on_stopped(self, unkillable: tuple[str, ...]) -> None:
         self._diagnosing = self._start(self._diagnose(unkillable))
 
@@ -246,6 +254,9 @@ class Agent:
 
     def on_dead_man(self) -> None:
         self._post(protocol.DeadManFired(self._tell.round))
+
+    def on_keeper_answer(self) -> None:
+        self._keeper_watch.answered()
 
     def on_keeper_lost(self) -> None:
         self._post(protocol.KeeperLost())
@@ -339,6 +350,9 @@ class Agent:
 
     async def _stop_workers(self, stop: protocol.StopWorkers) -> None:
         self._hangs.stop()
+        if stop.cause == "done":
+            self._group.finish(stop.signo, stop.grace)
+            return
         if stop.cause == "hang" and self._hangs.finding:
             hang, stacks = self._hangs.finding
             self._diagnosis.hang = self._tell.hung(hang, stacks)

@@ -19,6 +19,7 @@ from torshrun.rendezvous.base import JobOver, Place, RoundClosing, Verdict
 from torshrun.signals import exit_code, signal_name
 from torshrun.text import printable
 from torshrun.workers.group import Worker
+from torshrun.workers.keeper import Keeper
 
 if TYPE_CHECKING:
     from torshrun.failure.exits import Exit
@@ -257,18 +258,26 @@ class Announcer:
                 f"(ulimit -n), or see who opens so many to this host"
             )
 
-    def keeper_lost(self, pid: int, left: Sequence[object]) -> None:
+    def keeper_lost(self, keeper: Keeper, left: Sequence[object]) -> None:
         """The keeper died; `left` are processes that could not be killed without it."""
         remains = f"; these are left: {', '.join(map(str, left))}" if left else ""
-        self.say(
-            f"error: the keeper (torsh-keeper, pid {pid}) has died, so all workers were "
-            f"killed{remains}. It is what keeps them from being left behind; look for who or "
-            f"what killed it (the kernel's log, if memory ran out)."
-        )
-        self.emit("keeper_lost", pid=pid)
+        who = f"the keeper (torsh-keeper, pid {keeper.pid})"
+        if keeper.given_up:
+            said = (
+                f"{who} {keeper.given_up}, so this process killed it, and by that all workers"
+                f"{remains}. Look for who stopped it: a debugger does, and repeated SIGSTOP."
+            )
+        else:
+            said = (
+                f"{who} has died, so all workers were killed{remains}. It is what keeps them from "
+                f"being left behind; look for who or what killed it (the kernel's log, if memory "
+                f"ran out)."
+            )
+        self.say(f"error: {said}")
+        self.emit("keeper_lost", pid=keeper.pid)
         from torshrun.failure.kinds import Kind
 
-        self.found_of_job("the keeper has died", Kind.AGENT)
+        self.found_of_job(f"the keeper {keeper.given_up or 'has died'}", Kind.AGENT)
 
     def round_ended(self, cause: protocol.Cause, over: protocol.Diagnosed) -> None:
         report, left = over.report, list(over.unkillable)

@@ -202,7 +202,8 @@ class Diagnosis:
             at=ending.started + ending.seconds,
             stopped=ending.stopped or ending.alive,
             is_left=ending.alive,
-            stderr=ending.streams[1].tail or b"",
+            stderr=ending.streams[-1].tail or b"",
+            has_stdout=len(ending.streams) == 1,
             log=ending.assignment.folder if self.output.kept(place) else "",
             program=ending.assignment.argv[0],
             peak_rss_kib=ending.peak_rss_kib,
@@ -283,7 +284,7 @@ def _left_stack(ending: Worker) -> str:
     if not ending.stopped:
         return ""
     if ending.status & 0x7F == signal.SIGABRT:  # as workers that hang may be ended
-        return (ending.streams[1].tail or b"").decode(errors="replace")
+        return (ending.streams[-1].tail or b"").decode(errors="replace")
     path = ending.assignment.worker.stack_file
     return read_text(path, STACK_BYTES) if path else ""
 

@@ -73,7 +73,8 @@ Failure and end:
 --retry-same-start
     Restart also when workers failed at their start in the same way as the time before.
 --shutdown-timeout SECONDS = 30
-    Between asking workers to stop (SIGTERM) and killing them (SIGKILL); 0 kills at once.
+    Between asking workers to stop (SIGTERM) and killing them (SIGKILL); 0 kills at once. After
+    success, time for what they have left running to end by itself.
 --signals-to-handle NAMES = SIGTERM,SIGINT,SIGHUP,SIGQUIT
     Signals that stop the job in an orderly way.
 --hang-timeout SECONDS = 0

@@ -214,7 +214,7 @@ def blamed(exit_: Exit) -> Blame | None:
             return blame
     if words.errors:
         return None
-    return from_words(reversed(words.lines[-_LAST:])) or _blamed_before(exit_)
+    return from_words(reversed(_last_lines(words))) or _blamed_before(exit_)
 
 
 def _blamed_before(exit_: Exit) -> Blame | None:
@@ -222,6 +222,11 @@ def _blamed_before(exit_: Exit) -> Blame | None:
     trace = find_trace(stderr_lines(exit_)) if not exit_.signo else None
     blames = [from_words([error]) for error in trace.errors] if trace else []
     return blames[0] if blames and blames[0] and not blames[0].weak else None
+
+
+def _last_lines(words: Words) -> tuple[str, ...]:
+    """Those that count where there is no traceback."""
+    return (words.complaints or words.lines)[-_LAST:]
 
 
 def _standing(exit_: Exit, words: Words, end: End) -> Standing | None:

@@ -38,6 +38,9 @@ class Exit:
     stopped: bool
     """Whether it had been asked to stop before it ended."""
     stderr: bytes = b""
+    """The end of its stderr."""
+    has_stdout: bool = False
+    """Whether `stderr` is the end of both its streams, which were one."""
     account: Account = NO_ACCOUNT
     """What it left in its error file."""
     ending: Ending = NO_ENDING

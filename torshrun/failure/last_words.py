@@ -54,8 +54,14 @@ _BESIDE = re.compile(
 )
 """What says nothing of an end: what libraries log and warn of, and what is indented below it."""
 _IN_THREAD = "Exception in thread "
-_LAST_TRACE = "the last traceback in its stderr"
-_HANDLED = "earlier in its stderr, an exception that it seems to have handled"
+_LAST_TRACE = "the last traceback in its {}"
+_HANDLED = "earlier in its {}, an exception that it seems to have handled"
+_COMPLAINT = re.compile(
+    r"error|fail|fatal|exception|cannot|can't|could not|unable|denied|invalid|refused|no such|"
+    r"not found|abort|panic|killed|out of|timed? ?out",
+    re.IGNORECASE,
+)
+_MOST_COMPLAINTS = 5
 _MESSAGE_LINES = 25
 _MESSAGE_UNINDENTED = 5
 _BEFORE_FATAL = 3
@@ -73,6 +79,8 @@ class Words:
     """The exceptions in it with their messages, the last one raised last; () if it has none."""
     frame: str = ""
     """The innermost frame as "path:line"; "" is unknown."""
+    complaints: tuple[str, ...] = ()
+    """Of plain lines with those of stdout among them, the ones that count for the cause."""
     innermost_first: bool = False
     """Whether the lines that matter most are the first ones."""
     is_handled: bool = False
@@ -96,9 +104,7 @@ def last_words(exit_: Exit) -> Words:
         stack = None
     if trace and accounted and trace.is_handled:
         trace = None
-    heading = "the last lines of its stderr" if lines else ""
-    tail = Words(heading=heading, lines=tuple(lines[-TAIL_LINES:]))
-    return stack or trace or accounted or tail
+    return stack or trace or accounted or _tail(exit_, lines)
 
 
 def _written(exit_: Exit, lines: Sequence[str]) -> Words | None:
@@ -110,7 +116,11 @@ def _written(exit_: Exit, lines: Sequence[str]) -> Words | None:
         return None
     if not exit_.ending.is_watched or exit_.raised:
         is_end = _is_at_end(lines, found)
-        return found if is_end else replace(found, heading=_LAST_TRACE, is_handled=True)
+        return (
+            found
+            if is_end
+            else replace(found, heading=_LAST_TRACE.format(_stream(exit_)), is_handled=True)
+        )
     if found.lines[0] not in (_HEADER, _GROUP):  # of a thread, or of what Python ignored
         return None
     error, *more = found.errors[-1].split("\n")
@@ -119,7 +129,7 @@ def _written(exit_: Exit, lines: Sequence[str]) -> Words | None:
     kept = len(found.lines) - sum(not line.startswith(" ") for line in more)
     return replace(
         found,
-        heading=_LAST_TRACE,
+        heading=_LAST_TRACE.format(_stream(exit_)),
         lines=found.lines[:kept],
         errors=(*found.errors[:-1], error),
         is_handled=True,
@@ -153,8 +163,8 @@ def _told(lines: Sequence[str]) -> list[str]:
 
 def said_last(words: Words) -> list[str]:
     """Of lines without an exception those that it seems to have ended with, the last one last."""
-    lines = _told(words.lines)
-    return lines or [line for line in words.lines if line.strip()]
+    last = words.complaints or words.lines
+    return _told(last) or [line for line in last if line.strip()]
 
 
 def beside(exit_: Exit, words: Words) -> list[Words]:
@@ -165,11 +175,34 @@ def beside(exit_: Exit, words: Words) -> list[Words]:
     trace = find_trace(lines) if not words.errors and not exit_.stopped else None
     found = []
     if trace and not set(trace.lines[1:]) <= set(words.lines):
-        found.append(replace(trace, heading=_HANDLED))
+        found.append(replace(trace, heading=_HANDLED.format(_stream(exit_))))
     if words.errors and lines and lines[-1] not in words.lines:
         tail = _after(lines, words.lines[-1])[-BESIDE_LINES:]
-        found.append(Words(heading="the last lines of its stderr", lines=tuple(tail)))
+        heading = f"the last lines of its {_stream(exit_)}"
+        found.append(Words(heading=heading, lines=tuple(tail)))
     return found
+
+
+def _stream(exit_: Exit) -> str:
+    return "output" if exit_.has_stdout else "stderr"
+
+
+def _tail(exit_: Exit, lines: Sequence[str]) -> Words:
+    """The last lines; of both streams in one those that complain, too, if more was printed after
+    them."""
+    heading = f"the last lines of its {_stream(exit_)}" if lines else ""
+    tail = Words(heading=heading, lines=tuple(lines[-TAIL_LINES:]))
+    return _mixed(tail, lines) if exit_.has_stdout else tail
+
+
+def _mixed(tail: Words, lines: Sequence[str]) -> Words:
+    complaints = [n for n, line in enumerate(lines) if _COMPLAINT.search(line)][-_MOST_COMPLAINTS:]
+    shown = {*complaints, *range(len(lines))[len(complaints) - TAIL_LINES :]}
+    return replace(
+        tail,
+        lines=tuple(lines[n] for n in sorted(shown)),
+        complaints=tuple(lines[n] for n in complaints),
+    )
 
 
 def find_thread_error(exit_: Exit) -> str:

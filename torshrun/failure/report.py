@@ -77,7 +77,8 @@ def _words(cause: Exit, finding: Finding) -> list[str]:
     words = last_words(cause)
     follows = cause.rank not in finding.ranks and bool(words.errors)
     whose = f"rank {cause.rank}: " if follows or finding.ranks != (cause.rank,) else ""
-    heading = "its error" if follows else words.heading or "it wrote nothing to stderr"
+    nothing = "it wrote nothing" if cause.has_stdout else "it wrote nothing to stderr"
+    heading = "its error" if follows else words.heading or nothing
     shown = words.errors[-1].split("\n") if follows else _cut(words, SHOWN_LINES)
     lines = _quoted(f"{whose}{heading}", shown)
     for more in () if follows else beside(cause, words):

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Mapping
 
-_CALL = re.compile(r"^(\w+)\((\w+?)(\d+)\[([\d, ]*)\]")
+_CALL = re.compile(r"^(\w+)\((\w+?)(\d{1,3})\[((?:\d{1,18}(?:, ?|(?=\])))*)\]")
 _NEAR = 0.02
 OTHER = "something of another size"
 

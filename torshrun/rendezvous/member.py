@@ -110,6 +110,7 @@ class Member:
 
     def _fresh_row(self, state: NodeState = "waiting", **changes: Any) -> NodeRow:
         changes |= _fields(self._facts, _OF_ITSELF) | self._ports()
+        changes |= {"ttl": self._settings.ttl, "outage_timeout": self._settings.outage_timeout}
         changes.setdefault("standbys", self._standbys)
         return NodeRow(state=state, sequence=next(self._versions), **changes)
 

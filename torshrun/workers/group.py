@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Protocol
 from torshrun.debugger import followed
 from torshrun.procfs import handles, holds_back, read_text
 from torshrun.workers import keeper as reports
+from torshrun.workers.leftovers import Leftovers, Stage
 from torshrun.workers.logs.pump import LogPump
 from torshrun.workers.logs.stream import Stream
-from torshrun.workers.processes import kill
+from torshrun.workers.processes import named
 from torshrun.workers.spec import Assignment
 
 if TYPE_CHECKING:
@@ -47,8 +48,8 @@ class Worker:
     """One worker, from its start on."""
 
     assignment: Assignment
-    streams: tuple[Stream, Stream]
-    """Its stdout and its stderr."""
+    streams: tuple[Stream, ...]
+    """Its stdout and its stderr; one stream where both are read together."""
     started: float = field(default_factory=time.monotonic)
     pid: int = 0
     """0 while it is being started."""
@@ -94,6 +95,11 @@ class Listener(Protocol):
     def on_killed(self) -> None:
         """The grace is over: workers that still run are killed."""
 
+    def on_leftovers(self, stage: Stage, names: Sequence[str], seconds: float) -> None:
+        """All workers have ended well, but not these processes of theirs, as a person would name
+        them: so they stand, for so many seconds.
+        """
+
     def on_stopped(self, unkillable: tuple[str, ...]) -> None:
         """No process of the round is left, but for those that outlived SIGKILL, as a person would
         name them. Some output may still be on its way: see drain().
@@ -101,6 +107,9 @@ class Listener(Protocol):
 
     def on_dead_man(self) -> None:
         """The keeper killed all workers, because the agent did not renew its lease in time."""
+
+    def on_keeper_answer(self) -> None:
+        """The keeper answers, whom KeeperWatch has asked."""
 
     def on_keeper_lost(self) -> None:
         """The keeper is gone, and direct workers with it. Nothing more is told."""
@@ -126,6 +135,7 @@ class WorkerGroup:
         self.standbys: Standbys | None = None
         self._num_starting = 0
         self._kill_timer: asyncio.TimerHandle | None = None
+        self._leftovers: Leftovers | None = None
         self._closed = False
         self.begin()
         self.loop.add_reader(self.keeper.fileno(), self._receive)
@@ -196,6 +206,25 @@ class WorkerGroup:
             await asyncio.sleep(REACH_BOUND / 100)
         return True
 
+    def finish(self, signo: int, grace: float) -> None:
+        """End a round whose workers have all ended well: what they left running may end by itself
+        for `grace` seconds, or not at all after SIGKILL, and gets SIGTERM then, or now if that is
+        the signal.
+        """
+        if self.standbys:
+            self.standbys.pause()
+        self._stopping = True
+        if signo == signal.SIGKILL:
+            self._sweep()
+        elif self._leftovers is None and not self._sweeping:
+            tell = self._tell_leftovers
+            self._leftovers = Leftovers(self.keeper, self.loop, grace, tell, self._sweep)
+        if self._leftovers and signo == signal.SIGTERM:
+            self._leftovers.terminate()
+
+    def _tell_leftovers(self, stage: Stage, pids: Sequence[int], seconds: float) -> None:
+        self.listener.on_leftovers(stage, named(pids), seconds)
+
     def send(self, signo: int) -> None:
         """To all workers and what they have started."""
         if not self._closed:
@@ -258,12 +287,13 @@ class WorkerGroup:
         self.loop.remove_reader(self.keeper.fileno())
         self.loop.remove_writer(self.keeper.fileno())
         self._cancel_timer()
+        self._forget_leftovers()
         if self.standbys:
             self.standbys.close()
 
     def _spawn(self, assignment: Assignment) -> None:
         streams = self.pump.open(assignment.worker, assignment.folder)
-        ends = [stream.source.end for stream in streams]
+        ends = [streams[0].source.end, streams[-1].source.end]
         worker = Worker(assignment, streams)
         self.workers.append(worker)
         if not self._begin(worker, ends):
@@ -327,11 +357,19 @@ class WorkerGroup:
             elif isinstance(report, reports.Swept):
                 self._cancel_timer()
                 self.listener.on_stopped(report.unkillable)
+            elif isinstance(report, reports.Left):
+                self._on_left(report)
             elif isinstance(report, reports.DeadManFired):
                 self.listener.on_dead_man()
             else:
                 self.close()
                 self.listener.on_keeper_lost()
+
+    def _on_left(self, report: reports.Left) -> None:
+        if report.tag == reports.PING:
+            self.listener.on_keeper_answer()
+        elif self._leftovers:
+            self._leftovers.take(report.pids)
 
     def _on_gone(self, report: reports.SpawnFailed | reports.Exited) -> None:
         worker = self._present.pop(report.worker_id)
@@ -356,6 +394,7 @@ class WorkerGroup:
 
     def _sweep(self) -> None:
         self._cancel_timer()
+        self._forget_leftovers()
         if not self._sweeping:
             self._sweeping = True
             if self.alive():
@@ -364,8 +403,14 @@ class WorkerGroup:
             bound = ENDING_BOUND if are_ending else SWEEP_BOUND
             self.keeper.sweep(0, bound)
             self._flush()
-            # One that does not answer was stopped: without it the agent can go on to the end.
-            self._kill_timer = self.loop.call_later(bound + 2, kill, self.keeper.pid)
+            # Without one that does not answer the agent can go on to the end.
+            give_up = partial(self.keeper.give_up, f"did not end the workers in {bound + 2:g} s")
+            self._kill_timer = self.loop.call_later(bound + 2, give_up)
+
+    def _forget_leftovers(self) -> None:
+        if self._leftovers is not None:
+            self._leftovers.stop()
+            self._leftovers = None
 
     def _cancel_timer(self) -> None:
         if self._kill_timer is not None:
@@ -401,5 +446,5 @@ def _has_noted(worker: Worker) -> bool:
 
 
 def _close_all(descriptors: Iterable[int]) -> None:
-    for descriptor in descriptors:
+    for descriptor in set(descriptors):
         os.close(descriptor)

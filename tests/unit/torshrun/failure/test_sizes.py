@@ -19,6 +19,7 @@ SMALL, LARGE = "all_gather(float32[1000])", "all_gather(float64[10, 100])"
         (0, 0, {1: SMALL}, ""),
         (8, 4, {1: "barrier()", 2: SMALL}, ""),
         (8, 4, {1: "all_gather(float32[0])"}, ""),
+        (8, 4, {1: "all_gather(float32[1 2])"}, ""),  # as a worker's file may have it
     ],
 )
 def test_by_the_ratio_of_bytes(came: int, room: int, calls: dict[int, str], expected: str) -> None:
