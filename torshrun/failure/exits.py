@@ -48,6 +48,10 @@ class Exit:
     child: str = ""
     """How a process that it had started ended badly, if it has taken no notice, or for what that
     waits; "" is none."""
+    awaits: str = ""
+    """What its main thread waited for in the kernel when it was asked to stop; "" is unknown."""
+    holder: int = -1
+    """The rank that had that, or whose process had; -1 is none that is known."""
     is_left: bool = False
     """Whether it has not ended, even of SIGKILL; then status says nothing."""
     raised: bool = False

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 _NONE: Mapping[int, int] = MappingProxyType({})
 WAITS = ("a lock", "a lock file", "another process", "a file", "a connection", "compiled code")
+_MOST_LOCKS = 4
 LINE_CHARS = 120
 """Characters of a line of source that are kept."""
 
@@ -33,6 +34,8 @@ class Standing:
     waits_for: str = ""
     """What it waited for there outside of any collective, by its code: one of WAITS; "" is nothing
     that can be told."""
+    locks: str = ""
+    """Where threads of it waited for locks, if several did: "load (train.py:5): with CACHE:"."""
     last: str = ""
     """The collective that it entered last, if it has left that one or not, with its arguments."""
     group: int = -1
@@ -43,6 +46,8 @@ class Standing:
     """For each group of its own, the number of the last operation that it entered."""
     awaited: int = -1
     """The rank whose message it waited for; -1 is none that is known."""
+    instead: int = -1
+    """The tag of another message that has come from there, which nobody takes; -1 is none."""
     mesh: str = ""
     """Where it stands in a mesh: "pp 1, tp 0"; "" is in none."""
     doing: str = ""
@@ -50,6 +55,8 @@ class Standing:
 
     def __str__(self) -> str:
         where = f"in {self.full or self.call}" if self.call else "in no collective"
+        if self.instead >= 0:
+            where += f", while a message with tag={self.instead} had come"
         doing = self.doing if self.awaited < 0 else ""
         where = ", ".join(filter(None, (where, doing, self.mesh and f"at {self.mesh}")))
         line = f": {self.line}" if self.line and not self.call else ""
@@ -94,6 +101,12 @@ _NAMES = {
     "next": "init_process_group",
 }
 _LOCK = re.compile(r"^with |\.acquire\(|\b(?:flock|lockf|FileLock)\(")
+_WORK = re.compile(r"\.wait\(")
+_MESSAGE = re.compile(
+    r"\b(?P<call>i?(?:send|recv))\([^(),=]+(?:\([^()]*\)[^(),=]*)?,"
+    r"\s*(?:(?:src|dst)\s*=\s*(?P<named>[0-9]{1,7})|(?P<peer>[0-9]{1,7}))(?P<rest>\s*(?:,[^()]*)?\))"
+)
+_TAG = re.compile(r"\btag\s*=\s*([0-9]{1,9})\b")
 _AWAITED = (  # by the library that the innermost call is in, or by the program's own line
     (
         "a lock file",
@@ -148,8 +161,10 @@ def from_stack(text: str) -> Standing | None:
         return None
     whole = [frames for frames in threads if frames[0].function == "<module>"]
     standing = _standing((whole or threads)[-1])
-    if standing and not standing.call and sum(map(_takes_lock, threads)) > 1:
-        return replace(standing, waits_for="a lock")
+    locked = [frames[-1] for frames in threads if _takes_lock(frames)]
+    if standing and not standing.call and len(locked) > 1:
+        places = [f"{_place(frame)}: {frame.source}" for frame in locked[:_MOST_LOCKS]]
+        return replace(standing, waits_for="a lock", locks="; ".join(places))
     return standing
 
 
@@ -184,11 +199,14 @@ def _standing(frames: Sequence[_Frame]) -> Standing | None:
     """`frames` are outermost first."""
     if not frames:
         return None
-    own = [frame for frame in frames if not _LIBRARY.search(frame.path)]
+    own = [frame for frame in frames if _is_own(frame)]
     last = (own or frames)[-1]
-    call = _call(frames)
+    call = _call(frames) or _waited_work(frames[-1])
+    awaited, full = _message(call, last.source)
     return Standing(
         call=call,
+        full=full,
+        awaited=awaited,
         place=_place(last),
         line=_CLEANUP.sub("", last.source),
         cleanup=next((found[1] for each in own if (found := _CLEANUP.search(each.source))), ""),
@@ -215,6 +233,29 @@ def _call(frames: Sequence[_Frame]) -> str:
             return _NAMES.get(name, name)
     gradients = any(_GRADIENTS.search(frame.path) for frame in frames[-3:])
     return "backward" if gradients else ""
+
+
+def _waited_work(innermost: _Frame) -> str:
+    """ "wait" if the program itself waits for what it began before: of torch's Work there is no
+    frame."""
+    return "wait" if _WORK.search(innermost.source) and _is_own(innermost) else ""
+
+
+def _message(call: str, source: str) -> tuple[int, str]:
+    """The rank at the other end of a message, and the call with its arguments, where the program's
+    line has them as numbers; -1 and "" where not.
+    """
+    calls = [found for found in _MESSAGE.finditer(source) if found["call"] == call]
+    if len(calls) != 1:
+        return -1, ""
+    peer = int(calls[0]["named"] or calls[0]["peer"])
+    tag = _TAG.search(calls[0]["rest"])
+    side = "dst" if "send" in call else "src"
+    return peer, f"{call}({side}={peer}{f', tag={int(tag[1])}' if tag else ''})"
+
+
+def _is_own(frame: _Frame) -> bool:
+    return not _LIBRARY.search(frame.path)
 
 
 def _place(frame: _Frame) -> str:

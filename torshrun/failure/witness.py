@@ -53,6 +53,11 @@ class Witness:
     child: str = ""
     """How a process that it had started ended badly, if it has taken no notice, or for what that
     waits; "" is none."""
+    awaits: str = ""
+    """What its main thread waited for in the kernel, outside of collectives: "the lock of
+    /data/build.lock, which python (pid 812) holds"; "" is unknown."""
+    holder: int = -1
+    """The rank that had that; -1 is none that is known."""
     mutters: Blame | None = None
     """Whom it complained about while it still ran; None: nobody."""
     is_frozen: bool = False

@@ -46,12 +46,20 @@ def told(case: Case, kind: Kind, ranks: Collection[int], what: str = "") -> Read
     waiting = [each for rank, each in sorted(others.items()) if rank not in ranks]
     call = next((_full(each) for each in waiting if call_of(each)), "a collective")
     who = format_ranks([each.rank for each in waiting]) if waiting else "others"
+    if kind is Kind.HUNG and waiting:
+        what = f"{what}. Meanwhile {who} waited in {call} for it"
     return of_ranks(kind, format_ranks(ranks), call, who, what)
 
 
 def differ(ranks: Collection[int], calls: Mapping[int, str]) -> Reading:
     """What is said of ranks that called different things."""
     return of_ranks(Kind.MISMATCH, format_ranks(ranks) if ranks else "", listed(calls), "")
+
+
+def where_it_waits(witness: Witness) -> str:
+    """ "recv(src=1, tag=7) at load (train.py:12)"."""
+    place = witness.standing.place if witness.standing else ""
+    return f"{_full(witness)} at {place}" if place else _full(witness)
 
 
 def _full(witness: Witness) -> str:
@@ -94,6 +102,8 @@ def _versions(case: Case) -> Iterable[str]:
 def _testimony(witness: Witness, is_culprit: bool, verdict: Verdict) -> Iterable[str]:
     yield from _place(witness)
     yield from filter(None, (witness.mutters.text if witness.mutters else "", witness.child))
+    if witness.awaits and witness.awaits not in verdict.reading.why:
+        yield f"waited for {witness.awaits}"
     is_mismatch = verdict.reading.kind is Kind.MISMATCH
     if witness.blame and witness.blame.text:
         if not witness.blame.calls or not is_mismatch:

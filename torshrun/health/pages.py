@@ -12,8 +12,9 @@ from torsh_runtime import status
 from torshrun.text import printable
 
 _TRIES = 8  # how often a record is read that its worker goes on changing
-_RECORD_WORDS = 5
+_RECORD_WORDS = 8
 _MOST_RANKS = 1 << 24
+_MOST_TAGS = 1 << 32
 _PAGE_WORDS = status.PAGE_BYTES // 8
 _REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 _TO_ROOT = ("reduce", "gather")
@@ -46,6 +47,8 @@ class Collective:
     """False if the worker went on while it was read: what it is may then be of two operations."""
     axis: str = ""
     """The axis of a mesh that the group is along; "" is none that is known."""
+    arrays: int = 0
+    """Length of the list of arrays that it was given; 0 is an array that is no list's."""
 
     def __str__(self) -> str:
         if not self.sequence and self.operation == "barrier":
@@ -60,6 +63,8 @@ class Collective:
         if self.operation == "barrier":
             return ""
         words = [f"{self.dtype}[{self.count}]"]
+        if self.arrays:
+            words = [f"{self.arrays} arrays of {self.count} {self.dtype} in all"]
         if self.operation in _REDUCING:
             words.append(self.reduction)
         if self.root >= 0:
@@ -74,6 +79,10 @@ class Awaited(NamedTuple):
     """Who is to send it."""
     what: str
     """Such as "waits for F5 of stage 0"."""
+    call: str = ""
+    """The message that it waits for: "recv(src=1, tag=7)"; "" is another thing."""
+    instead: int = -1
+    """The tag of another message that has come from there instead; -1 is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,23 +150,25 @@ def _read_page(words: memoryview, later: memoryview, page: int) -> WorkerStatus:
     begin = page * _PAGE_WORDS
     step, awaited = words[begin + status.STEP], words[begin + status.AWAITED]
     doing = _text(later, begin + status.DOING)
+    waits = Awaited(awaited - 1, doing) if 0 < awaited <= _MOST_RANKS else None
     first, size = begin + status.FIRST_RECORD, status.RECORD_WORDS
-    found = (
-        _collective(
-            words[start : start + _RECORD_WORDS].tolist(),
-            later[start],
-            _text(later, start + status.AXIS),
-        )
+    records = [
+        (words[start : start + _RECORD_WORDS].tolist(), start)
         for start in range(first, first + status.RECORDS * size, size)
         if words[start]
+    ]
+    found = (
+        _collective(record, later[start], _text(later, start + status.AXIS))
+        for record, start in records
     )
+    messages = (_message(record) for record, _ in records)
     return WorkerStatus(
         initialised=words[begin + status.INITIALISED] != 0,
         step=step - 1 if step else None,
         collectives=tuple(sorted(found, key=lambda each: each.group)),
         place=_text(later, begin + status.PLACE),
         doing=doing,
-        awaited=Awaited(awaited - 1, doing) if 0 < awaited <= _MOST_RANKS else None,
+        awaited=waits or next(filter(None, messages), None),
     )
 
 
@@ -167,7 +178,7 @@ def _text(words: memoryview, word: int) -> str:
 
 
 def _collective(record: list[int], turn_later: int, axis: str) -> Collective:
-    turn, call, count, group, rounds = record
+    turn, call, count, group, rounds, *_ = record
     root = call >> 32
     return Collective(
         group=group & 0xFFFFFFFF,
@@ -182,7 +193,21 @@ def _collective(record: list[int], turn_later: int, axis: str) -> Collective:
         root=root - (1 << 32) if root >> 31 else root,
         whole=turn == turn_later and turn % 4 != status.WRITING,
         axis=axis,
+        arrays=call >> 24 & 0xFF,
     )
+
+
+def _message(record: list[int]) -> Awaited | None:
+    """A message that the worker waits for; None if for none."""
+    *_, message, tag, instead = record
+    rank, operation = message >> 32, _name(status.OPERATIONS, message & 0xFF, "operation")
+    if operation not in ("send", "recv") or rank >= _MOST_RANKS:
+        return None
+    tagged = f", tag={tag}" if message & status.HAS_TAG else ", tag=any"
+    call = f"{operation}({'dst' if operation == 'send' else 'src'}={rank}{tagged})"
+    other = instead if message & status.HAS_INSTEAD and instead < _MOST_TAGS else -1
+    more = f", where one with tag={other} has come," if other >= 0 else ""
+    return Awaited(rank, f"waits in {call}{more}", call, other)
 
 
 def _name(names: tuple[str, ...], number: int, kind: str) -> str:

@@ -711,3 +711,81 @@ def test_who_stood_in_a_clean_up_before_the_others_had_an_exception() -> None:
 def test_what_keeps_a_rank_from_a_collective(waits_for: str, child: str, kind: Kind) -> None:
     kept = stopped(1, Standing(place="train.py:3", waits_for=waits_for), child=child)
     assert verdict(found(waits(0, 1), kept)) == ((1,), "likely", kind)
+
+
+def receiving(rank: int, peer: int, call: str = "recv", **facts: Any) -> Witness:
+    side = "src" if call == "recv" else "dst"
+    full = f"{call}({side}={peer})"
+    return stopped(rank, Standing(call=call, full=full, awaited=peer, place="t.py:5", **facts))
+
+
+IN_BARRIER = Standing(call="barrier", place="train.py:9")
+
+
+def test_a_message_without_a_counterpart_is_between_two_and_no_waiting_rank_is_blamed() -> None:
+    finding = found(
+        receiving(0, 1, "send"),
+        receiving(1, 2),
+        *(stopped(rank, IN_BARRIER) for rank in (2, 3)),
+        hang="no progress",
+    )
+    assert verdict(finding) == ((1, 2), "undecided", Kind.DEADLOCK)
+    why = "rank 1 waited in recv(src=2) at t.py:5 for rank 2, which waited in barrier at train.py:9"
+    assert why in finding.reading.why
+    assert "Others (ranks 0, 3) only wait for them." in finding.reading.why
+
+
+def test_a_message_with_another_tag_is_a_disagreement_of_two() -> None:
+    def inside(sequence: int) -> Standing:
+        return Standing(
+            call="barrier",
+            full="barrier()",
+            place="t.py:7",
+            group=0,
+            sequence=sequence,
+            entered={0: sequence},
+        )
+
+    waits_in_vain = receiving(0, 1, group=0, sequence=1, entered={0: 1}, instead=8)
+    others = (stopped(rank, inside(2)) for rank in (1, 2, 3))
+    finding = found(waits_in_vain, *others, hang="no progress")
+    assert verdict(finding) == ((0, 1), "undecided", Kind.MISMATCH)
+    assert "for rank 1, which had sent a message with tag=8, and waited in" in finding.reading.why
+
+
+def test_messages_of_unknown_ends_are_told_apart_from_ranks_that_only_wait() -> None:
+    lost = stopped(1, Standing(call="recv", place="t.py:5"))
+    finding = found(*(stopped(rank, IN_BARRIER) for rank in (0, 2, 3)), lost, hang="no progress")
+    assert finding.ranks == (1,)
+    two = (
+        stopped(rank, Standing(call=call, place="t.py:5"))
+        for rank, call in ((0, "send"), (1, "recv"))
+    )
+    finding = found(*two, *(stopped(rank, IN_BARRIER) for rank in (2, 3)), hang="no progress")
+    assert verdict(finding) == ((0, 1), "undecided", Kind.DEADLOCK)
+    assert "ranks 2-3 called barrier" in finding.reading.why
+
+
+def test_a_lock_that_another_rank_holds_is_a_deadlock_of_both() -> None:
+    lock = "the lock of /data/build.lock, which python (pid 7) holds"
+    wants = stopped(1, Standing(place="t.py:5", waits_for="a lock"), awaits=lock, holder=0)
+    finding = found(wants, *(stopped(rank, IN_BARRIER) for rank in (0, 2)), hang="no progress")
+    assert verdict(finding) == ((0, 1), "undecided", Kind.DEADLOCK)
+    assert f"rank 1 waited for {lock}" in finding.reading.why
+
+
+def test_a_lock_that_no_rank_holds_is_named_and_nobody_else() -> None:
+    lock = "the lock of /data/build.lock, which python (pid 7) holds"
+    wants = stopped(1, Standing(place="t.py:5", waits_for="a lock"), awaits=lock)
+    finding = found(wants, *(stopped(rank, IN_BARRIER) for rank in (0, 2)), hang="no progress")
+    assert verdict(finding) == ((1,), "likely", Kind.HUNG)
+    assert finding.reading.why == (
+        f"rank 1 made no progress, and waited for {lock}. Meanwhile ranks 0, 2 waited in barrier "
+        "for it."
+    )
+
+
+def test_who_alone_goes_on_has_made_a_call_too_many() -> None:
+    alone = blames(0, op="barrier", standing=IN_BARRIER)
+    assert verdict(found(alone, done(1), done(2))) == ((0,), "likely", Kind.MISSING)
+    assert verdict(found(alone, done(1))) == ((1,), "likely", Kind.EARLY_EXIT)

@@ -183,3 +183,44 @@ Current thread 0x00007f03 (most recent call first):
     assert standing is not None
     assert standing.waits_for == "another process"
     assert standing.place == "train.py:11"
+
+
+@pytest.mark.parametrize(
+    ("source", "awaited", "full"),
+    [
+        ("if rank == 1: dist.recv(x, 2)", 2, "recv(src=2)"),
+        ("dist.recv(torch.ones(4), src=12, tag=7)", 12, "recv(src=12, tag=7)"),
+        ("dist.recv(x[0], 3 , group=g)", 3, "recv(src=3)"),
+        ("dist.recv(x, rank - 1)", -1, ""),
+        ("dist.recv(x, 1) if rank else dist.recv(x, 2)", -1, ""),
+        ("dist.recv(x)", -1, ""),
+        ("dist.send(x, 1); dist.recv(x, 2)", 2, "recv(src=2)"),
+    ],
+)
+def test_the_other_end_of_a_message_as_the_line_has_it(
+    source: str, awaited: int, full: str
+) -> None:
+    library = (f"{TORCH}/distributed/distributed_c10d.py", 9, "recv", "")
+    standing = from_stack(stack(library, ("train.py", 5, "main", source)))
+    assert standing is not None
+    assert (standing.call, standing.awaited, standing.full) == ("recv", awaited, full)
+
+
+def test_work_that_is_waited_for_is_a_call() -> None:
+    work = from_stack(stack(("train.py", 5, "main", "for work in works: work.wait()")))
+    event = from_stack(
+        stack(("/usr/lib/python3.11/threading.py", 1, "wait", ""), ("t.py", 5, "main", "e.wait()"))
+    )
+    assert work is not None
+    assert event is not None
+    assert (work.call, event.call) == ("wait", "")
+
+
+def test_locks_are_told_with_the_lines_of_all_threads() -> None:
+    threads = [
+        stack(("train.py", 5, "refresh", "with CACHE:")).replace("0x01", "0x02"),
+        stack(("train.py", 9, "<module>", "with INDEX:")),
+    ]
+    standing = from_stack("\n".join(threads))
+    assert standing is not None
+    assert standing.locks == "refresh (train.py:5): with CACHE:; train.py:9: with INDEX:"
