@@ -211,6 +211,7 @@ class Diagnosis:
             oom=oom,
             hung=self.hung.get(place.rank, ""),
             stack=with_sources(_left_stack(ending) or self.stacks.get(place.rank, "")),
+            spied=self.stacks.get(place.rank, ""),
             child=moment.children.get(place.rank, "") if moment else "",
             awaits=wait.what if wait else "",
             holder=holder,

@@ -195,6 +195,9 @@ def _standing(exit_: Exit, words: Words, end: End) -> Standing | None:
     else:
         left = "\n".join(printable_lines(exit_.stack))
         seen = from_stack(left) or from_stack("\n".join(words.lines))
+    spied = from_stack(exit_.spied) if seen and not seen.full else None
+    if seen and spied and spied.call == seen.call:
+        seen = replace(seen, full=spied.full, awaited=spied.awaited)
     if noted is None or seen is None:
         return noted or seen
     call = noted.call or seen.call

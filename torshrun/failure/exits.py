@@ -43,6 +43,8 @@ class Exit:
     """What it had noted of its collectives when it ended or was asked to stop; None is nothing."""
     stack: str = ""
     """Where it stood when it was asked to stop, as faulthandler or py-spy shows it."""
+    spied: str = ""
+    """The same as py-spy has shown it when it hung, perhaps with arguments."""
     state: str = ""
     """The state of its process, as in /proc, when it was asked to stop; "" is unknown."""
     child: str = ""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Mapping
 
 from torshrun.failure.case import Case, call_of
+from torshrun.failure.disagreement import odd_one
 from torshrun.failure.kinds import Kind, Reading, of_ranks
-from torshrun.failure.wording import Verdict
+from torshrun.failure.wording import Verdict, full_call, listed
 from torshrun.text import format_ranks
 
 NOT_MET = "they do not reach the store at the port that MASTER_ADDR and MASTER_PORT name there"
@@ -20,7 +22,7 @@ def meeting(case: Case) -> Verdict | None:
     if len(there) < len(case.witnesses) or case.silent or not calls <= _MEETING:
         return None
     if "init_process_group" not in calls:
-        return Verdict(there, "undecided", _of_groups(there))
+        return _different_groups(case)
     complaints = [each.blame or each.mutters for each in case.witnesses]
     if all(each and each.weak and each.how == "late" for each in complaints):
         said = next((each.said for each in case.followers), "")
@@ -35,6 +37,36 @@ def meeting(case: Case) -> Verdict | None:
     return None
 
 
+def _different_groups(case: Case) -> Verdict:
+    """Of ranks that all stand in new_group."""
+    groups = {each.rank: full_call(each) for each in case.waiting}
+    is_known = any(full != "new_group" for full in groups.values())
+    reading = _of_groups(groups, listed(groups) if is_known else "")
+    odd = odd_one(groups)
+    apart = _passed_by(groups) if odd is None else {odd}
+    if len(apart) == 1:
+        return Verdict(apart, "likely", reading)
+    return Verdict(apart or groups, "undecided", reading)
+
+
+_GROUP = re.compile(r"\(ranks=\[(?P<members>[0-9, ]+)\]\) as its group (?P<number>[0-9]{1,9})")
+
+
+def _passed_by(groups: Mapping[int, str]) -> set[int]:
+    """Ranks that wait in a group for members that have gone on to a later one, and did not count
+    themselves among that one's.
+    """
+    found = {rank: match for rank, full in groups.items() if (match := _GROUP.search(full))}
+    numbers = {rank: int(match["number"]) for rank, match in found.items()}
+    return {
+        rank
+        for rank, match in found.items()
+        if any(
+            numbers.get(other, 0) > numbers[rank] for other in map(int, match["members"].split(","))
+        )
+    }
+
+
 def _of_address(said: str) -> Reading:
     return Reading(
         Kind.NETWORK,
@@ -45,11 +77,11 @@ def _of_address(said: str) -> Reading:
     )
 
 
-def _of_groups(ranks: Collection[int]) -> Reading:
+def _of_groups(ranks: Collection[int], calls: str) -> Reading:
     return Reading(
         Kind.MISSING,
         f"{format_ranks(ranks)} waited for each other in new_group: they have not all made the "
-        "same groups before.",
+        f"same groups before{': ' * bool(calls)}{calls}.",
         "Every rank has to call new_group() for every group, in the same order, also for those "
         "that it is no member of.",
     )

@@ -67,11 +67,15 @@ class _Frame(NamedTuple):
     path: str
     line: str
     function: str
+    arguments: str = ""
+    """As far as they are shown: "src=2, tag=5"."""
     source: str = ""
 
 
 _TRACE = re.compile(r'^[ |]*File "(?P<path>[^"]+)", line (?P<line>\d+),? in (?P<function>\S+)')
-_PY_SPY = re.compile(r"^ +(?P<function>[^( ]+) \((?P<path>[^():]+):(?P<line>\d+)\)$")
+_PY_SPY = re.compile(
+    r"^ +(?P<function>[^( ]+) \((?P<path>[^():]+):(?P<line>\d+)\)(?: \[(?P<arguments>.*)\])?$"
+)
 _SOURCE = re.compile(r"^ {4,}(?=[^ ~^])")
 _CLEANUP = re.compile(r"  # in (finally|except)$")
 _THREAD = re.compile(r"^(?:Current t|T)hread ", re.MULTILINE)
@@ -106,6 +110,8 @@ _MESSAGE = re.compile(
     r"\b(?P<call>i?(?:send|recv))\([^(),=]+(?:\([^()]*\)[^(),=]*)?,"
     r"\s*(?:(?:src|dst)\s*=\s*(?P<named>[0-9]{1,7})|(?P<peer>[0-9]{1,7}))(?P<rest>\s*(?:,[^()]*)?\))"
 )
+_END = re.compile(r"\b(?<!group_)(?:src|dst)=([0-9]{1,7})\b")
+_GROUP = re.compile(r'\bgroup_name="([0-9]+)"')
 _TAG = re.compile(r"\btag\s*=\s*([0-9]{1,9})\b")
 _AWAITED = (  # by the library that the innermost call is in, or by the program's own line
     (
@@ -191,7 +197,8 @@ def _frames(lines: Sequence[str]) -> list[_Frame]:
         if found:
             is_source = _SOURCE.match(after) and not _PY_SPY.match(after)
             source = after.strip()[:LINE_CHARS] if is_source else ""
-            frames.append(_Frame(**found.groupdict(), source=source))
+            shown = {name: text or "" for name, text in found.groupdict().items()}
+            frames.append(_Frame(**shown, source=source))
     return frames
 
 
@@ -201,8 +208,10 @@ def _standing(frames: Sequence[_Frame]) -> Standing | None:
         return None
     own = [frame for frame in frames if _is_own(frame)]
     last = (own or frames)[-1]
-    call = _call(frames) or _waited_work(frames[-1])
+    call, arguments = _call(frames) or (_waited_work(frames[-1]), "")
     awaited, full = _message(call, last.source)
+    if arguments:
+        awaited, full = _other_end(call, arguments), f"{call}({arguments}){_number(frames)}"
     return Standing(
         call=call,
         full=full,
@@ -225,14 +234,28 @@ def _awaited(frames: Sequence[_Frame], own: _Frame) -> str:
     return ""
 
 
-def _call(frames: Sequence[_Frame]) -> str:
-    """What the program called of a library of collectives, by the name that it has there."""
+def _call(frames: Sequence[_Frame]) -> tuple[str, str] | None:
+    """What the program called of a library of collectives, by the name that it has there, with its
+    arguments as far as they are shown; None if nothing.
+    """
     for frame in frames:
         if _COLLECTIVE.search(frame.path) and frame.function not in _WRAPPERS:
             name = frame.function.rpartition(".")[2]
-            return _NAMES.get(name, name)
+            return _NAMES.get(name, name), frame.arguments
     gradients = any(_GRADIENTS.search(frame.path) for frame in frames[-3:])
-    return "backward" if gradients else ""
+    return ("backward", "") if gradients else None
+
+
+def _number(frames: Sequence[_Frame]) -> str:
+    """Which group it makes, as torch counts those of a process."""
+    found = next(filter(None, (_GROUP.search(frame.arguments) for frame in frames)), None)
+    return f" as its group {found[1]}" if found else ""
+
+
+def _other_end(call: str, arguments: str) -> int:
+    """The rank at the other end of a message; -1 is unknown."""
+    found = _END.search(arguments)
+    return int(found[1]) if found and call in ("send", "recv") else -1
 
 
 def _waited_work(innermost: _Frame) -> str:

@@ -12,7 +12,7 @@ from torshrun.failure.kinds import Kind, Reading, of_ranks
 from torshrun.failure.nodes import lost, ranks_of
 from torshrun.failure.signs import by_words
 from torshrun.failure.witness import Witness
-from torshrun.failure.wording import Verdict, differ, listed, told, where_it_waits
+from torshrun.failure.wording import Verdict, differ, full_call, listed, told, where_it_waits
 from torshrun.procfs import UNREAD
 from torshrun.text import format_ranks
 
@@ -125,11 +125,22 @@ def _mutual(case: Case, ranks: Collection[int], calls: Mapping[int, str]) -> Ver
         return Verdict(ranks, "undecided", differ(ranks, told_calls))
     if len(names) > 1 and not names & MESSAGES:
         return Verdict(ranks, "undecided", differ(ranks, calls))
+    seen = {each.rank: full_call(each) for each in case.of(ranks) if _is_seen(each)}
+    if len(names) == 1 and seen.keys() == {*ranks} and len({*map(comparable, seen.values())}) > 1:
+        odd = odd_one(seen)
+        unlike = ranks if odd is None else {odd}
+        return Verdict(unlike, "undecided" if odd is None else "likely", differ(unlike, seen))
     alike = case.do_the_same(ranks)
     if alike and not names <= MESSAGES:
         return Verdict(ranks, "undecided", of_ranks(Kind.NETWORK, who, "", "", _IN_VAIN))
     deadlock = of_ranks(Kind.DEADLOCK, who, "", "each other", what)
     return Verdict(ranks, "likely" if alike else "undecided", deadlock)
+
+
+def _is_seen(witness: Witness) -> bool:
+    """Whether its call is known with what all ranks give to it alike, by its stack."""
+    standing = witness.standing
+    return bool(standing and standing.group < 0 and comparable(standing.full) == standing.full)
 
 
 _IN_VAIN = "they were in the same collective, and what they send does not arrive, or too slowly"

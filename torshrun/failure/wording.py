@@ -44,7 +44,7 @@ def told(case: Case, kind: Kind, ranks: Collection[int], what: str = "") -> Read
     """What is said of ranks to blame by what others did; `what` they did themselves."""
     others = {each.rank: each for each in [*case.followers, *case.waiting]}
     waiting = [each for rank, each in sorted(others.items()) if rank not in ranks]
-    call = next((_full(each) for each in waiting if call_of(each)), "a collective")
+    call = next((full_call(each) for each in waiting if call_of(each)), "a collective")
     who = format_ranks([each.rank for each in waiting]) if waiting else "others"
     if kind is Kind.HUNG and waiting:
         what = f"{what}. Meanwhile {who} waited in {call} for it"
@@ -59,10 +59,11 @@ def differ(ranks: Collection[int], calls: Mapping[int, str]) -> Reading:
 def where_it_waits(witness: Witness) -> str:
     """ "recv(src=1, tag=7) at load (train.py:12)"."""
     place = witness.standing.place if witness.standing else ""
-    return f"{_full(witness)} at {place}" if place else _full(witness)
+    return f"{full_call(witness)} at {place}" if place else full_call(witness)
 
 
-def _full(witness: Witness) -> str:
+def full_call(witness: Witness) -> str:
+    """The call that it waited in, with its arguments as far as they are known."""
     standing = witness.standing
     return (standing.full if standing else "") or call_of(witness)
 

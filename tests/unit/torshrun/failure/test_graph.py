@@ -789,3 +789,28 @@ def test_who_alone_goes_on_has_made_a_call_too_many() -> None:
     alone = blames(0, op="barrier", standing=IN_BARRIER)
     assert verdict(found(alone, done(1), done(2))) == ((0,), "likely", Kind.MISSING)
     assert verdict(found(alone, done(1))) == ((1,), "likely", Kind.EARLY_EXIT)
+
+
+def test_who_waits_in_a_group_that_its_members_have_passed_is_named_with_all_members() -> None:
+    made = {
+        0: "new_group(ranks=[0, 1]) as its group 1",
+        1: "new_group(ranks=[0, 1, 2, 3]) as its group 1",
+        2: "new_group(ranks=[0, 1, 2, 3]) as its group 2",
+        3: "new_group(ranks=[0, 1, 2, 3]) as its group 2",
+    }
+    at = {
+        rank: Standing(call="new_group", full=full, place="t.py:6") for rank, full in made.items()
+    }
+    finding = found(*(stopped(rank, each) for rank, each in at.items()), hang="no progress")
+    assert verdict(finding) == ((1,), "likely", Kind.MISSING)
+    assert all(full in finding.reading.why for full in made.values())
+
+
+def test_the_same_collective_with_another_root_is_a_disagreement() -> None:
+    roots = {rank: f"broadcast(src={2 if rank == 1 else 0})" for rank in range(4)}
+    at = {
+        rank: Standing(call="broadcast", full=full, place="t.py:6") for rank, full in roots.items()
+    }
+    finding = found(*(stopped(rank, each) for rank, each in at.items()), hang="no progress")
+    assert verdict(finding) == ((1,), "likely", Kind.MISMATCH)
+    assert "rank 1 called broadcast(src=2)" in finding.reading.why

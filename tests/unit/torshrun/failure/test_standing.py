@@ -224,3 +224,28 @@ def test_locks_are_told_with_the_lines_of_all_threads() -> None:
     standing = from_stack("\n".join(threads))
     assert standing is not None
     assert standing.locks == "refresh (train.py:5): with CACHE:; train.py:9: with INDEX:"
+
+
+SPIED_MESSAGE = """MainThread (idle)
+  {} (torch/distributed/distributed_c10d.py:2799) [{}]
+  wrapper (torch/distributed/c10d_logger.py:83)
+  <module> (train.py:7)
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments", "awaited"),
+    [
+        ("recv", "src=2, tag=5", 2),
+        ("send", "dst=3, tag=0", 3),
+        ("recv", "group_src=2", -1),
+        ("broadcast", "src=2", -1),
+    ],
+)
+def test_arguments_that_py_spy_shows_are_part_of_the_call(
+    call: str, arguments: str, awaited: int
+) -> None:
+    standing = from_stack(SPIED_MESSAGE.format(call, arguments))
+    assert standing is not None
+    assert (standing.call, standing.full) == (call, f"{call}({arguments})")
+    assert standing.awaited == awaited

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -23,7 +25,12 @@ def start(tmp_path: Path) -> Iterator[Start]:
     def run(code: str) -> subprocess.Popen[str]:
         pipe = subprocess.PIPE
         process = subprocess.Popen(
-            [sys.executable, "-c", code], stdin=pipe, stdout=pipe, text=True, cwd=tmp_path
+            [sys.executable, "-c", code],
+            stdin=pipe,
+            stdout=pipe,
+            text=True,
+            cwd=tmp_path,
+            start_new_session=True,
         )
         begun.append(process)
         assert process.stdout is not None
@@ -32,7 +39,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
     yield run
     for process in begun:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)  # what it has forked too
         process.communicate()
 
 
