@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from torshrun.agent.protocol import Cause
 from torshrun.agent.round import Round
 from torshrun.agent.sources import with_sources
 from torshrun.config.job import OutputConfig
@@ -33,6 +34,7 @@ Result = TypeVar("Result")
 STARTUP_SECONDS = 10.0
 """A worker that failed so soon, before any process group was initialised, failed at its start."""
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_LOOKED_INTO = ("failure", "hang", "closing", "verdict")
 KEPT_BYTES = 1 << 20
 """How much of a worker's error file is kept."""
 MOST_LOOKED_UP = 8
@@ -117,6 +119,8 @@ class Diagnosis:
         """What was found about ranks whose own timers ran out, in one line each."""
         self.hang = ""
         """The hang in one line; "" is none."""
+        self.stood_still = ""
+        """The same of workers that somebody stopped while they hung."""
         self.stacks: Mapping[int, str] = {}
         """Where ranks stood when they hung."""
         self.facts: dict[int, str] = {}
@@ -134,6 +138,10 @@ class Diagnosis:
         statuses = dict(zip(ranks, pages, strict=False))
         self.moment = Moment(now, statuses, states, children, _waits(group.workers))
 
+    def wants_stacks(self, cause: Cause) -> bool:
+        """Whether it matters where workers stand that are stopped for this."""
+        return cause in _LOOKED_INTO or bool(self.stood_still)
+
     async def findings(self, endings: Sequence[Worker], a_round: Round | None = None) -> Findings:
         """What is known of a round with these endings so far; more if it is over. Workers among
         them that live outlived SIGKILL.
@@ -146,6 +154,16 @@ class Diagnosis:
         pages = a_round.pages.read() if a_round else ()
         initialised = any(each.initialised for each in pages)
         return await _in_thread(partial(self._examine, endings, oom, initialised))
+
+    async def standing(self, endings: Sequence[Worker]) -> Finding | None:
+        """For whom workers waited that somebody stopped while they hung; None if nobody did."""
+        return await _in_thread(partial(self._find_standing, endings)) if self.stood_still else None
+
+    def _find_standing(self, endings: Sequence[Worker]) -> Finding | None:
+        from torshrun.failure.cause import explain
+
+        exits = [replace(self._exit(ending, None), stopped=True) for ending in endings]
+        return explain(exits, self.stood_still, self.node_rank).finding
 
     async def only_follow(self, endings: Sequence[Worker], ranks: Mapping[int, int]) -> bool:
         """Whether all workers that have failed blame others, so that one more may be about to.
