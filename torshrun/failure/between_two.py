@@ -43,7 +43,7 @@ def holding(case: Case) -> Verdict | None:
             continue
         why = f"A deadlock: rank {each.rank} waited for {each.awaits}: that is rank {holder.rank}, "
         why += f"which waited in {where_it_waits(holder)}."
-        return Verdict((each.rank, holder.rank), "undecided", Reading(Kind.DEADLOCK, why, _LOCKS))
+        return Verdict((each.rank, holder.rank), "likely", Reading(Kind.DEADLOCK, why, _LOCKS))
     return None
 
 

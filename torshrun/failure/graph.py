@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from torshrun.failure import between_two, disagreement, meeting, nodes, own, waiting
+from torshrun.failure import between_two, disagreement, meeting, nodes, own, unmade, waiting
 from torshrun.failure.case import Case, call_of
 from torshrun.failure.finding import Certainty, Finding
 from torshrun.failure.kinds import Kind, of_ranks
@@ -107,12 +107,14 @@ def _no_progress(case: Case) -> Verdict:
 
 
 _JUDGES: Sequence[Callable[[Case], Verdict | None]] = (
+    unmade.given_up,
     own.own_failure,
     _frozen,
     disagreement.disagreement,
     disagreement.unread,
     waiting.cleaning,
     between_two.holding,
+    unmade.unmade,
     waiting.pointed_at,
     _left,
     nodes.silent,

@@ -12,6 +12,9 @@ from typing import NamedTuple
 
 _NONE: Mapping[int, int] = MappingProxyType({})
 WAITS = ("a lock", "a lock file", "another process", "a file", "a connection", "compiled code")
+A_FILE = "a file to appear"
+KEYS = "store.wait"
+"""The call of a rank that waits for keys of a store."""
 _MOST_LOCKS = 4
 LINE_CHARS = 120
 """Characters of a line of source that are kept."""
@@ -32,8 +35,8 @@ class Standing:
     cleanup: str = ""
     """The clean-up that it was in, "finally" or "except"; "" is none that is known."""
     waits_for: str = ""
-    """What it waited for there outside of any collective, by its code: one of WAITS; "" is nothing
-    that can be told."""
+    """What it waited for there outside of any collective, by its code: A_FILE or one of WAITS; ""
+    is nothing that can be told."""
     locks: str = ""
     """Where threads of it waited for locks, if several did: "load (train.py:5): with CACHE:"."""
     last: str = ""
@@ -78,6 +81,8 @@ _PY_SPY = re.compile(
 )
 _SOURCE = re.compile(r"^ {4,}(?=[^ ~^])")
 _CLEANUP = re.compile(r"  # in (finally|except)$")
+_LOOP = re.compile(r"^(.*)  # in (while .*)$")
+_FOR_FILE = re.compile(r"\bwhile not .*\b(?:exists|is_file|is_dir|isfile|isdir)\(")
 _THREAD = re.compile(r"^(?:Current t|T)hread ", re.MULTILINE)
 _LIBRARY = re.compile(
     r"(?:^|/)(?:site|dist)-packages/|/lib/python\d|^<|(?:^|/)torsh_runtime/|/torshrun/workers/|"
@@ -105,12 +110,14 @@ _NAMES = {
     "next": "init_process_group",
 }
 _LOCK = re.compile(r"^with |\.acquire\(|\b(?:flock|lockf|FileLock)\(")
+_KEYS = re.compile(r"\.wait\((\[[^\[\]]*\])")
 _WORK = re.compile(r"\.wait\(")
 _MESSAGE = re.compile(
-    r"\b(?P<call>i?(?:send|recv))\([^(),=]+(?:\([^()]*\)[^(),=]*)?,"
+    r"\b(?P<call>i?(?:send|recv)|broadcast|reduce)\([^(),=]+(?:\([^()]*\)[^(),=]*)?,"
     r"\s*(?:(?:src|dst)\s*=\s*(?P<named>[0-9]{1,7})|(?P<peer>[0-9]{1,7}))(?P<rest>\s*(?:,[^()]*)?\))"
 )
 _END = re.compile(r"\b(?<!group_)(?:src|dst)=([0-9]{1,7})\b")
+_RANKS = re.compile(r"\branks=\[[0-9, ]+\]")
 _GROUP = re.compile(r'\bgroup_name="([0-9]+)"')
 _TAG = re.compile(r"\btag\s*=\s*([0-9]{1,9})\b")
 _AWAITED = (  # by the library that the innermost call is in, or by the program's own line
@@ -210,6 +217,8 @@ def _standing(frames: Sequence[_Frame]) -> Standing | None:
     last = (own or frames)[-1]
     call, arguments = _call(frames) or (_waited_work(frames[-1]), "")
     awaited, full = _message(call, last.source)
+    if call == KEYS:
+        full = f"{KEYS}({_KEYS.findall(last.source)[0]})"
     if arguments:
         awaited, full = _other_end(call, arguments), f"{call}({arguments}){_number(frames)}"
     return Standing(
@@ -217,7 +226,7 @@ def _standing(frames: Sequence[_Frame]) -> Standing | None:
         full=full,
         awaited=awaited,
         place=_place(last),
-        line=_CLEANUP.sub("", last.source),
+        line=_LOOP.sub(r"\2 \1", _CLEANUP.sub("", last.source)),
         cleanup=next((found[1] for each in own if (found := _CLEANUP.search(each.source))), ""),
         waits_for="" if call else _awaited(frames, last),
     )
@@ -226,6 +235,8 @@ def _standing(frames: Sequence[_Frame]) -> Standing | None:
 def _awaited(frames: Sequence[_Frame], own: _Frame) -> str:
     """By the library that the program had called there, the innermost first, or by its own line."""
     within = frames[::-1][: frames[::-1].index(own)]
+    if _FOR_FILE.search(own.source):
+        return A_FILE
     for what, library, line in _AWAITED:
         if any(library.search(frame.path) for frame in within):
             return what
@@ -241,9 +252,16 @@ def _call(frames: Sequence[_Frame]) -> tuple[str, str] | None:
     for frame in frames:
         if _COLLECTIVE.search(frame.path) and frame.function not in _WRAPPERS:
             name = frame.function.rpartition(".")[2]
-            return _NAMES.get(name, name), frame.arguments
+            name = _NAMES.get(name, name)
+            return name, frame.arguments or (_members(frames) if name == "new_group" else "")
     gradients = any(_GRADIENTS.search(frame.path) for frame in frames[-3:])
     return ("backward", "") if gradients else None
+
+
+def _members(frames: Sequence[_Frame]) -> str:
+    """Of the group that is made: new_group itself is told of none if all ranks are."""
+    found = next(filter(None, (_RANKS.search(frame.arguments) for frame in frames)), None)
+    return found[0] if found else ""
 
 
 def _number(frames: Sequence[_Frame]) -> str:
@@ -259,22 +277,26 @@ def _other_end(call: str, arguments: str) -> int:
 
 
 def _waited_work(innermost: _Frame) -> str:
-    """ "wait" if the program itself waits for what it began before: of torch's Work there is no
-    frame."""
-    return "wait" if _WORK.search(innermost.source) and _is_own(innermost) else ""
+    """ "wait" if the program itself waits for what it began before, or for keys of the store: of
+    torch's Work and Store there are no frames."""
+    if not _is_own(innermost):
+        return ""
+    return KEYS if _KEYS.search(innermost.source) else "wait" * bool(_WORK.search(innermost.source))
 
 
 def _message(call: str, source: str) -> tuple[int, str]:
     """The rank at the other end of a message, and the call with its arguments, where the program's
-    line has them as numbers; -1 and "" where not.
+    line has them as numbers; -1 and "" where not. Of collectives the call alone.
     """
     calls = [found for found in _MESSAGE.finditer(source) if found["call"] == call]
     if len(calls) != 1:
         return -1, ""
     peer = int(calls[0]["named"] or calls[0]["peer"])
     tag = _TAG.search(calls[0]["rest"])
-    side = "dst" if "send" in call else "src"
-    return peer, f"{call}({side}={peer}{f', tag={int(tag[1])}' if tag else ''})"
+    side = "dst" if "send" in call or call == "reduce" else "src"
+    is_message = call not in ("broadcast", "reduce")
+    full = f"{call}({side}={peer}{f', tag={int(tag[1])}' if tag else ''})"
+    return peer if is_message else -1, full
 
 
 def _is_own(frame: _Frame) -> bool:

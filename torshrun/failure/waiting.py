@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping
 
@@ -9,6 +10,7 @@ from torshrun.failure.between_two import NO_COUNTERPART, unmet
 from torshrun.failure.case import MESSAGES, Case, call_of, comparable
 from torshrun.failure.disagreement import odd_one
 from torshrun.failure.kinds import Kind, Reading, of_ranks
+from torshrun.failure.meeting import different_groups
 from torshrun.failure.nodes import lost, ranks_of
 from torshrun.failure.signs import by_words
 from torshrun.failure.witness import Witness
@@ -89,6 +91,8 @@ def _in_another(case: Case, ends: Mapping[int, str]) -> Verdict:
     calls = {**pointing, **ends}
     if MESSAGES & {*calls.values()}:
         return unmet(case) or _mutual(case, calls, calls)
+    if "new_group" in ends.values():
+        return different_groups(case)
     if set(ends.values()) <= set(pointing.values()):  # they came, and too late
         return Verdict(ends, "likely", _why_absent(case, ends.keys()))
     odd = odd_one(calls)
@@ -196,14 +200,41 @@ def elsewhere(case: Case) -> Verdict | None:
     calls = {each.rank: call_of(each) for each in behind}
     if len(calls) < 2:
         return None
+    if "new_group" in calls.values():  # who has left it is ahead, and not to blame for that
+        return different_groups(case)
     odd = odd_one(calls)
+    if odd is not None and _is_root(case.by_rank[odd]):
+        return _besides_root(case, calls.keys() - {odd})
+    in_messages = {rank: call for rank, call in calls.items() if call in MESSAGES}
+    if odd is not None and odd in in_messages and case.hang:
+        return Verdict(calls, "undecided", _without_counterpart(case, in_messages))
     if odd is not None:
         return Verdict({odd}, "likely", differ({odd}, calls))
-    in_messages = {rank: call for rank, call in calls.items() if call in MESSAGES}
     if 0 < len(in_messages) < len(calls) and case.hang:
         return Verdict(in_messages, "undecided", _without_counterpart(case, in_messages))
     waits = case.claims("late") or case.hang or len({*calls.values()}) > 1
     return _mutual(case, calls, calls) if waits else None
+
+
+def _is_root(witness: Witness) -> bool:
+    """Whether it is the root of what it waits in, so that it may well be there in time."""
+    root = _ROOT.search(witness.standing.full if witness.standing else "")
+    return root is not None and int(root[1]) == witness.rank
+
+
+_ROOT = re.compile(r"^(?!i?send|i?recv)\w+\((?:src|dst)=([0-9]{1,7})\b")
+
+
+def _besides_root(case: Case, ranks: Collection[int]) -> Verdict:
+    """Of ranks in one collective, while a root waits for one of them in another: who stands at
+    another place than the rest.
+    """
+    places = {each.rank: each.standing.place for each in case.of(ranks) if each.standing}
+    odd = odd_one(places)
+    calls = {each.rank: where_it_waits(each) for each in case.waiting}
+    if odd is None:
+        return Verdict(calls, "undecided", differ(calls, calls))
+    return Verdict({odd}, "likely", differ({odd}, calls))
 
 
 def _without_counterpart(case: Case, ranks: Collection[int]) -> Reading:

@@ -25,7 +25,7 @@ _FORBIDDEN = (
 )
 _NOT_PYTHON = "no Python process"
 _DEEPER = " " * 8
-_COLLECTIVE = re.compile(r"\(torch/distributed/distributed_c10d\.py:")
+_COLLECTIVE = re.compile(r"\((?:torch/distributed/distributed_c10d|torsh_runtime/comm/\w+)\.py:")
 _ARGUMENT = re.compile(
     r"^ {12}(?P<name>(?:group_)?(?:src|dst)|tag|ranks|group_name|(?:in|out)put_split_sizes): "
     r'(?P<value>-?[0-9]+|None|"[0-9]+"|\[[0-9, ]*(?:\.\.\.)?\])$'

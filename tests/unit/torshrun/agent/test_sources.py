@@ -85,3 +85,14 @@ def test_a_file_that_not_everybody_may_read_is_not_shown_to_who_names_it(tmp_pat
     secret.chmod(0o600)
     shown = "secret" in with_sources(frame(secret, 1))
     assert shown is (os.getuid() != 0)
+
+
+def test_it_is_told_what_belongs_to_a_loop_that_waits_for_a_file(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "while not os.path.exists(done):\n    if late():\n        stop()\n    time.sleep(1)\n"
+        "while not ready():\n    time.sleep(1)\n"
+    )
+    loop = "  # in while not os.path.exists(done):"
+    told = [with_sources(frame(script, line)).splitlines()[1].strip() for line in (3, 4, 6)]
+    assert told == [f"stop(){loop}", f"time.sleep(1){loop}", "time.sleep(1)"]

@@ -10,7 +10,7 @@ from torshrun.failure.blame import Blame, How
 from torshrun.failure.finding import MOST_EVIDENCE, Finding
 from torshrun.failure.graph import find
 from torshrun.failure.kinds import Kind, Reading
-from torshrun.failure.standing import Standing
+from torshrun.failure.standing import A_FILE, KEYS, Standing
 from torshrun.failure.witness import Silent, Witness
 from torshrun.procfs import UNREAD
 
@@ -756,7 +756,8 @@ def test_a_message_with_another_tag_is_a_disagreement_of_two() -> None:
 def test_messages_of_unknown_ends_are_told_apart_from_ranks_that_only_wait() -> None:
     lost = stopped(1, Standing(call="recv", place="t.py:5"))
     finding = found(*(stopped(rank, IN_BARRIER) for rank in (0, 2, 3)), lost, hang="no progress")
-    assert finding.ranks == (1,)
+    assert verdict(finding) == ((0, 1, 2, 3), "undecided", Kind.DEADLOCK)
+    assert "Messages had no counterpart: rank 1 in recv at t.py:5." in finding.reading.why
     two = (
         stopped(rank, Standing(call=call, place="t.py:5"))
         for rank, call in ((0, "send"), (1, "recv"))
@@ -770,7 +771,7 @@ def test_a_lock_that_another_rank_holds_is_a_deadlock_of_both() -> None:
     lock = "the lock of /data/build.lock, which python (pid 7) holds"
     wants = stopped(1, Standing(place="t.py:5", waits_for="a lock"), awaits=lock, holder=0)
     finding = found(wants, *(stopped(rank, IN_BARRIER) for rank in (0, 2)), hang="no progress")
-    assert verdict(finding) == ((0, 1), "undecided", Kind.DEADLOCK)
+    assert verdict(finding) == ((0, 1), "likely", Kind.DEADLOCK)
     assert f"rank 1 waited for {lock}" in finding.reading.why
 
 
@@ -814,3 +815,70 @@ def test_the_same_collective_with_another_root_is_a_disagreement() -> None:
     finding = found(*(stopped(rank, each) for rank, each in at.items()), hang="no progress")
     assert verdict(finding) == ((1,), "likely", Kind.MISMATCH)
     assert "rank 1 called broadcast(src=2)" in finding.reading.why
+
+
+FOR_FILE = Standing(place="t.py:7", line="while not path.exists(): pass", waits_for=A_FILE)
+FOR_KEY = Standing(call=KEYS, full="store.wait(['ready'])", place="t.py:7")
+
+
+def test_who_is_to_make_a_file_that_others_wait_for_is_named() -> None:
+    waiting = [stopped(rank, FOR_FILE) for rank in (1, 2, 3)]
+    finding = found(stopped(0, AWAY), *waiting, hang="no progress")
+    assert verdict(finding) == ((0,), "likely", Kind.MISSING)
+    assert "ranks 1-3 waited for a file to appear (while not path.exists()" in finding.reading.why
+    assert verdict(found(done(0), *waiting, hang="no progress")) == ((0,), "likely", Kind.MISSING)
+    everybody = found(*(stopped(rank, FOR_FILE) for rank in range(3)), hang="no progress")
+    assert verdict(everybody) == ((), "likely", Kind.HUNG)
+    in_barrier = found(stopped(0, IN_BARRIER), *waiting, hang="no progress")
+    assert verdict(in_barrier) == ((0, 1, 2, 3), "undecided", Kind.MISSING)
+
+
+def test_who_has_not_set_a_key_that_others_wait_for_is_named() -> None:
+    waiting = [stopped(rank, FOR_KEY) for rank in (1, 2)]
+    finding = found(stopped(0, IN_BARRIER), *waiting, hang="no progress")
+    assert verdict(finding) == ((0,), "likely", Kind.MISSING)
+    assert "ranks 1-2 waited in store.wait(['ready']) at t.py:7" in finding.reading.why
+
+
+def gave_up(rank: int, place: str = "t.py:11", said: str = "TimeoutError: not there") -> Witness:
+    return raised(rank, alike="same", said=said, standing=Standing(place=place))
+
+
+def test_who_was_still_at_work_is_named_where_all_others_gave_up_waiting() -> None:
+    others = [gave_up(rank) for rank in (1, 2, 3)]
+    finding = found(stopped(0, AWAY), *others)
+    assert verdict(finding) == ((0,), "likely", Kind.MISSING)
+    assert (
+        "ranks 1-3 gave up waiting (TimeoutError: not there), while rank 0" in finding.reading.why
+    )
+
+
+def test_who_gives_up_where_the_others_do_the_same_is_named_itself() -> None:
+    others = [gave_up(rank, AWAY.place) for rank in (1, 2, 3)]
+    assert found(stopped(0, AWAY), *others).ranks == (1, 2, 3)
+    others = [gave_up(rank, said="KeyError: 1") for rank in (1, 2, 3)]
+    assert found(stopped(0, AWAY), *others).ranks == (1, 2, 3)
+    assert found(stopped(0, AWAY), gave_up(1)).ranks == (1,)
+
+
+def test_a_root_that_waits_for_a_rank_is_not_the_odd_one() -> None:
+    root = stopped(0, Standing(call="broadcast", full="broadcast(src=0)", place="t.py:9"))
+    at = {1: "t.py:10", 2: "t.py:6", 3: "t.py:10"}
+    others = [stopped(rank, Standing(call="all_reduce", place=place)) for rank, place in at.items()]
+    finding = found(root, *others, hang="no progress")
+    assert verdict(finding) == ((2,), "likely", Kind.MISMATCH)
+    assert "rank 2 called all_reduce at t.py:6" in finding.reading.why
+
+
+def test_groups_of_which_each_has_the_other_rank_are_between_those_two() -> None:
+    made = {
+        0: "new_group(ranks=[0, 1])",
+        1: "new_group(ranks=[0, 1, 2])",
+        2: "new_group(ranks=[0, 1, 2])",
+    }
+    inside = [
+        stopped(rank, Standing(call="new_group", full=full, place="t.py:6"))
+        for rank, full in made.items()
+    ]
+    finding = found(*inside, stopped(3, IN_BARRIER), hang="no progress")
+    assert verdict(finding) == ((0, 1), "undecided", Kind.MISSING)

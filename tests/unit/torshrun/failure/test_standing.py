@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torshrun.failure.standing import Standing, from_stack, from_trace
+from torshrun.failure.standing import A_FILE, KEYS, Standing, from_stack, from_trace
 
 TORCH = "/venv/lib/python3.11/site-packages/torch"
 IN_GLOO = f"""Thread 0x00007f0 (most recent call first):
@@ -249,3 +249,32 @@ def test_arguments_that_py_spy_shows_are_part_of_the_call(
     assert standing is not None
     assert (standing.call, standing.full) == (call, f"{call}({arguments})")
     assert standing.awaited == awaited
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["while not path.exists(): pass", "time.sleep(1)  # in while not os.path.isfile(done):"],
+)
+def test_a_loop_that_waits_for_a_file_is_told_with_its_condition(source: str) -> None:
+    standing = from_stack(stack(("train.py", 5, "main", source)))
+    assert standing is not None
+    assert standing.waits_for == A_FILE
+    assert standing.line.startswith("while not ")
+
+
+def test_keys_that_are_waited_for_are_part_of_the_call() -> None:
+    standing = from_stack(stack(("train.py", 5, "main", "store.wait(['ready', 'set'])")))
+    assert standing is not None
+    assert (standing.call, standing.full) == (KEYS, "store.wait(['ready', 'set'])")
+
+
+def test_members_of_a_group_are_told_with_its_number() -> None:
+    made = """MainThread (idle)
+  _new_process_group_helper (torch/distributed/distributed_c10d.py:2169) [group_name="2"]
+  _new_group_with_tag (torch/distributed/distributed_c10d.py:6056) [ranks=[0, 1], group_name="2"]
+  new_group (torch/distributed/distributed_c10d.py:5863)
+  <module> (train.py:7)
+"""
+    standing = from_stack(made)
+    assert standing is not None
+    assert standing.full == "new_group(ranks=[0, 1]) as its group 2"
