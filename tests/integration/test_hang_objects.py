@@ -29,7 +29,7 @@ if rank == 1: tr.send(np.ones(4), 0, tag=8)
 tr.barrier()
 """
     err = hung(torshrun, NATIVE + script)
-    assert "rank 0: waits in recv(src=1, tag=7), where one with tag=8 has come, (rank 1)" in err
+    assert "rank 0: waits in recv(src=1, tag=7) (rank 1, which has sent one with tag=8)" in err
     assert "undecided between rank 0 and rank 1: mismatch" in err
     assert "rank 0 waited in recv(src=1, tag=7) at train.py:" in err
     assert "for rank 1, which had sent a message with tag=8, and waited in barrier()" in err

@@ -206,8 +206,7 @@ def _message(record: list[int]) -> Awaited | None:
     tagged = f", tag={tag}" if message & status.HAS_TAG else ", tag=any"
     call = f"{operation}({'dst' if operation == 'send' else 'src'}={rank}{tagged})"
     other = instead if message & status.HAS_INSTEAD and instead < _MOST_TAGS else -1
-    more = f", where one with tag={other} has come," if other >= 0 else ""
-    return Awaited(rank, f"waits in {call}{more}", call, other)
+    return Awaited(rank, f"waits in {call}", call, other)
 
 
 def _name(names: tuple[str, ...], number: int, kind: str) -> str:
