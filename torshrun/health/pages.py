@@ -14,6 +14,7 @@ from torshrun.text import printable
 _TRIES = 8  # how often a record is read that its worker goes on changing
 _RECORD_WORDS = 8
 _MOST_RANKS = 1 << 24
+_MOST_PAGES = 1 << 14
 _MOST_TAGS = 1 << 32
 _PAGE_WORDS = status.PAGE_BYTES // 8
 _REDUCING = ("all_reduce", "reduce", "reduce_scatter")
@@ -129,21 +130,45 @@ class StatusPages:
 
     def read(self) -> tuple[WorkerStatus, ...]:
         """What the workers have noted, by local rank."""
-        for _ in range(_TRIES):
-            # A record is whole if its worker began no other one while it was read.
-            words, later = self._words(), self._words()
-            found = tuple(_read_page(words, later, rank + 1) for rank in range(self._count))
-            if all(each.whole for worker in found for each in worker.collectives):
-                break
-        return found
+        return _read(self._descriptor, self._count)
 
     def close(self) -> None:
         """Let go of the file; it stays, and workers may go on writing to it."""
         os.close(self._descriptor)
 
-    def _words(self) -> memoryview:
-        size = (self._count + 1) * status.PAGE_BYTES
-        return memoryview(os.pread(self._descriptor, size, 0).ljust(size, b"\0")).cast("Q")
+
+def read_pages(path: str) -> tuple[WorkerStatus, ...]:
+    """What the workers have noted, by local rank, in a file that somebody else has made; () if it
+    is none.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return ()
+    try:
+        header = os.pread(descriptor, 24, 0)
+        magic, version, count = struct.unpack("=3Q", header.ljust(24, b"\0"))
+        is_ours = (magic, version) == (status.MAGIC, status.VERSION) and count <= _MOST_PAGES
+        return _read(descriptor, count) if is_ours else ()
+    except OSError:
+        return ()
+    finally:
+        os.close(descriptor)
+
+
+def _read(descriptor: int, count: int) -> tuple[WorkerStatus, ...]:
+    for _ in range(_TRIES):
+        # A record is whole if its worker began no other one while it was read.
+        words, later = _words(descriptor, count), _words(descriptor, count)
+        found = tuple(_read_page(words, later, rank + 1) for rank in range(count))
+        if all(each.whole for worker in found for each in worker.collectives):
+            break
+    return found
+
+
+def _words(descriptor: int, count: int) -> memoryview:
+    size = (count + 1) * status.PAGE_BYTES
+    return memoryview(os.pread(descriptor, size, 0).ljust(size, b"\0")).cast("Q")
 
 
 def _read_page(words: memoryview, later: memoryview, page: int) -> WorkerStatus:
