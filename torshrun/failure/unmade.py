@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 from torshrun.failure.case import Case, call_of
-from torshrun.failure.finding import Certainty
 from torshrun.failure.kinds import Kind, Reading
 from torshrun.failure.standing import A_FILE, KEYS
 from torshrun.failure.witness import Witness
@@ -14,7 +13,9 @@ from torshrun.text import format_ranks
 
 
 def unmade(case: Case) -> Verdict | None:
-    """Ranks that wait for a file to appear, or for keys of the store."""
+    """Ranks that wait for a file to appear, or for keys of the store, while others are to make it:
+    a file those that are not in a collective.
+    """
     waiting = [each for each in case.witnesses if each.end == "stopped" and _waits(each)]
     if not waiting:
         return None
@@ -26,12 +27,11 @@ def unmade(case: Case) -> Verdict | None:
     why = f"{who} waited {'in' if is_key else 'for'} {what}, which no rank had made."
     if not others:
         return Verdict((), "likely", Reading(Kind.HUNG, why, _MAKE))
-    apart = [each for each in others if not call_of(each)] or others
+    apart = [each for each in others if not call_of(each)] or others * is_key
+    if not apart:
+        return None
     why += f" Meanwhile {'; '.join(map(_does, apart[:_MOST_SHOWN]))}."
-    is_clear = is_key or apart != others or not any(map(call_of, apart))
-    certainty: Certainty = "likely" if is_clear else "undecided"
-    ranks = [each.rank for each in (apart if is_clear else case.witnesses)]
-    return Verdict(ranks, certainty, Reading(Kind.MISSING, why, _MAKE))
+    return Verdict([each.rank for each in apart], "likely", Reading(Kind.MISSING, why, _MAKE))
 
 
 _MOST_SHOWN = 4
