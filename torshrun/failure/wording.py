@@ -48,7 +48,10 @@ def told(case: Case, kind: Kind, ranks: Collection[int], what: str = "") -> Read
     who = format_ranks([each.rank for each in waiting]) if waiting else "others"
     if kind is Kind.HUNG and waiting:
         what = f"{what}. Meanwhile {who} waited in {call} for it"
-    return of_ranks(kind, format_ranks(ranks), call, who, what)
+    reading = of_ranks(kind, format_ranks(ranks), call, who, what)
+    if kind is Kind.FROZEN and not waiting:  # nobody is known to wait for it
+        return reading._replace(why=f"{reading.why.partition(', and ')[0]}.")
+    return reading
 
 
 def differ(ranks: Collection[int], calls: Mapping[int, str]) -> Reading:

@@ -882,3 +882,10 @@ def test_groups_of_which_each_has_the_other_rank_are_between_those_two() -> None
     ]
     finding = found(*inside, stopped(3, IN_BARRIER), hang="no progress")
     assert verdict(finding) == ((0, 1), "undecided", Kind.MISSING)
+
+
+def test_nobody_is_said_to_wait_for_a_stopped_process_who_does_not() -> None:
+    alone = found(stopped(0, is_frozen=True), hang="no progress")
+    assert alone.reading.why == "The process of rank 0 was stopped (SIGSTOP or a debugger)."
+    awaited = found(stopped(0, is_frozen=True), stopped(1, IN_BARRIER), hang="no progress")
+    assert "and rank 1 waited for it (barrier)" in awaited.reading.why
