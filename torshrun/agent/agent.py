@@ -21,6 +21,7 @@ from torshrun.agent.dead_man_timer import DeadManTimer
 from torshrun.agent.diagnosis import Diagnosis, Findings
 from torshrun.agent.hang_monitor import HangMonitor
 from torshrun.agent.round import Round, ServeStore, first_worker
+from torshrun.agent.standstill import Standstill
 from torshrun.agent.telemetry import Telemetry
 from torshrun.agent.time_limit import TimeLimit
 from torshrun.config.job import LaunchConfig
@@ -34,7 +35,7 @@ from torshrun.workers.keeper_watch import KeeperWatch
 from torshrun.workers.leftovers import Stage, describe
 from torshrun.workers.logs.pump import LogPump
 from torshrun.workers.processes import kill_descendants, reap_orphans
-from torshrun.workers.refused_start import describe
+from torshrun.workers.refused_start import why_refused
 from torshrun.workers.spec import WorkerSpec, assign
 
 KEEPER_BOUND = 5.0
@@ -50,8 +51,6 @@ CULPRIT_SECONDS = 0.8
 NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
 """Signals that are for the workers, unless the user names them as ones that stop the job."""
-_LOOKED_INTO = ("failure", "hang", "closing", "verdict")
-"""Why workers are stopped, where it may matter where they stood."""
 _BY_OTHERS = ("signal", "closing", "verdict")  # which may be a scheduler's wish
 
 
@@ -91,6 +90,7 @@ class Agent:
         self._hangs = HangMonitor(
             config.hang_timeout, self._group, self._post, timers, self._on_timer, say
         )
+        self._standstill = Standstill(self._group)
         self._time_limit = TimeLimit(config.time_limit, self._loop)
         self._round: Round | None = None
         self._diagnosing: asyncio.Task[None] | None = None
@@ -205,6 +205,7 @@ class Agent:
         if not self._hangs.inquires:  # that starts processes of its own
             reap_orphans(self.keeper.pid)
         self._keeper_watch.tick()
+        self._standstill.tick(self._round)
         self._tell.output_lost(self.pump.lost)
         if standbys := self._group.standbys:
             standbys.tick()
@@ -219,12 +220,13 @@ class Agent:
         self._tell.emit("workers_started", ranks=ranks, pids=pids)
         if self._round:
             self._hangs.start(self._round)
+            self._standstill.begin()
 
     def on_not_started(self, worker: Worker, report: SpawnFailed) -> None:
         if self._complained_in != self._tell.round:  # the other ranks have the same reason
             self._complained_in = self._tell.round
             program = worker.assignment.argv[0]
-            why = describe(program, report.errno)
+            why = why_refused(program, report.errno)
             reason = f"rank {worker.rank}: cannot start {program}: {why} ({report.stage})"
             self._diagnosis.no_start = reason
             self._tell.start_failed(reason)
@@ -284,6 +286,7 @@ class Agent:
         left = [worker for worker in self._group.workers if worker.alive]
         endings = [*self._group.endings, *left]
         found = self._found = await self._diagnosis.findings(endings, self._round)
+        self._tell.where_they_stood(await self._diagnosis.standing(endings))
         report = base.Report(
             round=self._tell.round,
             outcome="failed",
@@ -357,10 +360,12 @@ class Agent:
             hang, stacks = self._hangs.finding
             self._diagnosis.hang = self._tell.hung(hang, stacks)
             self._diagnosis.stacks = stacks.texts
+        if stop.cause == "signal" and (standing := self._standstill.found(self._round)):
+            self._diagnosis.stood_still = self._tell.stood_still(standing)
         self._diagnosis.look(self._loop.time(), self._group, self._round)
         endings = list(self._group.endings)
         killed = any(each.was_killed for each in endings)  # that tells enough, so nobody waits
-        if stop.cause in _LOOKED_INTO and stop.grace > 0 and not killed:
+        if self._diagnosis.wants_stacks(stop.cause) and stop.grace > 0 and not killed:
             await self._group.leave_stacks()
             endings = list(self._group.endings)
         alive = self._group.alive()

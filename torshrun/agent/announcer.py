@@ -179,10 +179,29 @@ class Announcer:
 
         text = describe(hang, stacks.texts, stacks.hint)
         self.say(text)
+        self._hang_detected(hang, text)
+        return summary(hang)
+
+    def _hang_detected(self, hang: Hang, text: str) -> None:
         ranks = [state.sample.rank for state in hang.ranks if state.sample.alive]
         facts = {"ranks": ranks, "suspect": hang.suspect, "seconds": hang.seconds}
         self.emit("hang_detected", **facts, text=text)
+
+    def stood_still(self, hang: Hang) -> str:
+        """Somebody stops workers that make no progress. That in a line."""
+        from torshrun.health.report import describe, summary
+
+        text = describe(hang, {})
+        self.say(f"when the signal came: {text}")
+        self._hang_detected(hang, text)
         return summary(hang)
+
+    def where_they_stood(self, finding: Finding | None) -> None:
+        """They have been stopped since."""
+        from torshrun.failure.report import describe_standing
+
+        if finding:
+            self._say(describe_standing(finding))
 
     def worker_exited(self, worker: Worker) -> None:
         end = _end_of(worker.rank, worker.pid, worker.status, worker.seconds)

@@ -12,10 +12,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from torshrun.agent.protocol import Cause
 from torshrun.agent.round import Round
 from torshrun.agent.sources import is_passing_through, with_sources
 from torshrun.config.job import OutputConfig
 from torshrun.health.pages import WorkerStatus
+from torshrun.health.waits import Wait, wait_of
 from torshrun.procfs import UNREAD, blocked_writers, ended_badly, read_stat, read_text
 from torshrun.safe_files import Folder
 from torshrun.signals import exit_code, signal_name
@@ -33,10 +35,12 @@ Result = TypeVar("Result")
 STARTUP_SECONDS = 10.0
 """A worker that failed so soon, before any process group was initialised, failed at its start."""
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_LOOKED_INTO = ("failure", "hang", "closing", "verdict")
 KEPT_BYTES = 1 << 20
 """How much of a worker's error file is kept."""
 MOST_LOOKED_UP = 8
 """Ranks of which it is looked up who holds a port, or which disk is full."""
+_MOST_GENERATIONS = 16
 STACK_BYTES = 1 << 16
 """How much is read of the stack that a worker left when it was stopped."""
 
@@ -88,6 +92,9 @@ class Moment(NamedTuple):
     """The state of each rank's process, as in /proc."""
     children: Mapping[int, str]
     """How a process that a rank had started ended badly, if it has taken no notice."""
+    waits: Mapping[int, tuple[Wait, int]]
+    """What each rank's main thread waits for in the kernel, and the rank that has it, -1 if none of
+    this node is known to."""
 
 
 @dataclass
@@ -117,6 +124,8 @@ class Diagnosis:
         """What was found about ranks whose own timers ran out, in one line each."""
         self.hang = ""
         """The hang in one line; "" is none."""
+        self.stood_still = ""
+        """The same of workers that somebody stopped while they hung."""
         self.stacks: Mapping[int, str] = {}
         """Where ranks stood when they hung."""
         self.facts: dict[int, str] = {}
@@ -131,7 +140,12 @@ class Diagnosis:
         alive = {worker.rank: read_stat(worker.pid) for worker in group.workers if worker.alive}
         states = {rank: stat.state for rank, stat in alive.items() if stat}
         children = {each.rank: _child(each.pid) for each in group.workers if each.alive}
-        self.moment = Moment(now, dict(zip(ranks, pages, strict=False)), states, children)
+        statuses = dict(zip(ranks, pages, strict=False))
+        self.moment = Moment(now, statuses, states, children, _waits(group.workers))
+
+    def wants_stacks(self, cause: Cause) -> bool:
+        """Whether it matters where workers stand that are stopped for this."""
+        return cause in _LOOKED_INTO or bool(self.stood_still)
 
     async def findings(self, endings: Sequence[Worker], a_round: Round | None = None) -> Findings:
         """What is known of a round with these endings so far; more if it is over. Workers among
@@ -145,6 +159,16 @@ class Diagnosis:
         pages = a_round.pages.read() if a_round else ()
         initialised = any(each.initialised for each in pages)
         return await _in_thread(partial(self._examine, endings, oom, initialised))
+
+    async def standing(self, endings: Sequence[Worker]) -> Finding | None:
+        """For whom workers waited that somebody stopped while they hung; None if nobody did."""
+        return await _in_thread(partial(self._find_standing, endings)) if self.stood_still else None
+
+    def _find_standing(self, endings: Sequence[Worker]) -> Finding | None:
+        from torshrun.failure.cause import explain
+
+        exits = [replace(self._exit(ending, None), stopped=True) for ending in endings]
+        return explain(exits, self.stood_still, self.node_rank).finding
 
     async def only_follow(self, endings: Sequence[Worker], ranks: Mapping[int, int]) -> bool:
         """Whether all workers that have failed blame others, so that one more may be about to.
@@ -192,6 +216,7 @@ class Diagnosis:
         from torshrun.failure.exits import Exit
 
         place, moment = ending.assignment.worker, self.moment
+        wait, holder = moment.waits.get(place.rank, _NO_WAIT) if moment else _NO_WAIT
         exit_ = Exit(
             rank=place.rank,
             ranks=place.world_size,
@@ -210,7 +235,10 @@ class Diagnosis:
             oom=oom,
             hung=self.hung.get(place.rank, ""),
             stack=with_sources(_left_stack(ending) or self.stacks.get(place.rank, "")),
+            spied=self.stacks.get(place.rank, ""),
             child=moment.children.get(place.rank, "") if moment else "",
+            awaits=wait.what if wait else "",
+            holder=holder,
             state=moment.states.get(place.rank, "") if moment else "",
             facts=self.facts.get(place.rank, ""),
         )
@@ -266,6 +294,25 @@ async def _in_thread(work: Callable[[], Result]) -> Result:
         return work()
     finally:
         executor.shutdown(wait=False)
+
+
+_NO_WAIT: tuple[Wait | None, int] = None, -1
+
+
+def _waits(workers: Sequence[Worker]) -> Mapping[int, tuple[Wait, int]]:
+    alive = {worker.pid: worker.rank for worker in workers if worker.alive}
+    found = ((rank, wait_of(pid)) for pid, rank in alive.items())
+    return {rank: (wait, _rank_of(wait.holder, alive)) for rank, wait in found if wait}
+
+
+def _rank_of(pid: int, ranks: Mapping[int, int]) -> int:
+    """The rank of the worker that is this process, or has started it; -1 is none."""
+    for _ in range(_MOST_GENERATIONS):
+        stat = read_stat(pid) if pid > 1 and pid not in ranks else None
+        if stat is None:
+            break
+        pid = stat.parent
+    return ranks.get(pid, -1)
 
 
 def _child(pid: int) -> str:

@@ -1,5 +1,5 @@
-"""Lines of source below the frames of a stack that names only their numbers, with the clean-up that
-they belong to.
+"""Lines of source below the frames of a stack that names only their numbers, with the clean-up, or
+the loop that waits for a file, that they belong to.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ FILE_BYTES = 1 << 20
 """Longer ones are read up to there."""
 _BLOCK = re.compile(r"(finally|except)\b.*:")
 _WITH = re.compile(r"\s*(?:async )?with\b")
+_LOOP = re.compile(r"while not .*\b(?:exists|is_file|is_dir|isfile|isdir)\(.*:")
 _OUTERMOST = re.compile(r"(?:async )?def |class ")
 MOST_LINES = 500
 """Lines of source that are looked at above the one where a frame stands."""
@@ -67,8 +68,9 @@ def _is_open(path: str) -> bool:
 
 
 def _clean_up(source: Sequence[str]) -> str:
-    """Whether the last of these lines of Python belongs to an except or finally, as a comment; ""
-    if not. Told by the indentation alone: what comes from a worker is not parsed.
+    """Whether the last of these lines of Python belongs to an except or finally, or to a loop that
+    waits for a file, as a comment; "" if not. Told by the indentation alone: what comes from a
+    worker is not parsed.
     """
     depth = _depth(source[-1]) + 1  # the block may stand in one line
     for line in reversed(source):
@@ -78,6 +80,8 @@ def _clean_up(source: Sequence[str]) -> str:
         block = _BLOCK.match(text)
         if block:
             return f"  # in {block[1]}"
+        if _LOOP.match(text):
+            return f"  # in {text}"
         if _OUTERMOST.match(text):
             break
         depth = _depth(line)

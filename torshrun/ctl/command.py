@@ -98,7 +98,8 @@ def command(context: click.Context) -> None:
 @_meeting
 def status(run_id: str | None, watch: bool, as_json: bool, **options: Any) -> None:
     """Show how RUN stands: its round, its nodes, and why those wait that do. Without RUN, list the
-    runs that the store knows of.
+    runs that the store knows of; where no store is named, the jobs of this host, and where each of
+    their ranks stands.
     """
 
     def show(picture: Picture) -> None:
@@ -116,6 +117,12 @@ def status(run_id: str | None, watch: bool, as_json: bool, **options: Any) -> No
 
     if run_id is None and (watch or as_json):
         raise click.UsageError("--watch and --json are of one run: name it")
+    if run_id is None and not is_place_given(options, os.environ):
+        from torshrun.ctl.host_jobs import find_jobs
+        from torshrun.ctl.host_jobs import in_words as told
+
+        click.echo(told(find_jobs()), nl=False)
+        return
     _carry_out(options, act, run_id)
 
 
@@ -271,6 +278,11 @@ def place_if_given(
     secret = read_secret(request["secret_file"], request.name("secret_file"), environ)
     place = rendezvous(request, environ) if is_said else None
     return place, secret, request["master_port"] if request.has("master_port") else None
+
+
+def is_place_given(given: Mapping[str, str | None], environ: Mapping[str, str]) -> bool:
+    """Whether it is said where nodes meet."""
+    return _says_where(gather({**given, **_ANY_JOB}, None, (), environ))
 
 
 def _says_where(request: Request) -> bool:

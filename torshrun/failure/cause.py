@@ -123,6 +123,8 @@ def witness(exit_: Exit, node: int = 0) -> Witness:
     end = _end(exit_)
     words = last_words(exit_)
     said = _said(exit_, words)
+    standing = _standing(exit_, words, end)
+    is_away = end == "stopped" and not (standing and standing.call)
     return Witness(
         rank=exit_.rank,
         node=node,
@@ -136,13 +138,15 @@ def witness(exit_: Exit, node: int = 0) -> Witness:
         alike=_likeness(exit_, words),
         blame=_within(blamed(exit_), exit_.ranks) if end == "failed" else None,
         call=exit_.account.call,
-        standing=_standing(exit_, words, end),
+        standing=standing,
         peak=exit_.peak_rss_kib,
         versions=", ".join(f"{name} {it}" for name, it in exit_.account.versions.items()),
         thread=_thread_error(exit_) if end == "stopped" else "",
         warning=_warning(exit_),
         child=exit_.child,
         handles=_in_flight(exit_) if end == "stopped" else "",
+        awaits=exit_.awaits if is_away else "",
+        holder=exit_.holder if is_away else -1,
         mutters=_muttered(exit_) if end == "stopped" else None,
         is_frozen=exit_.state in ("T", "t"),
         is_deaf=exit_.state == "D",
@@ -237,13 +241,18 @@ def _standing(exit_: Exit, words: Words, end: End) -> Standing | None:
     else:
         left = "\n".join(printable_lines(exit_.stack))
         seen = from_stack(left) or from_stack("\n".join(words.lines))
+    spied = from_stack(exit_.spied) if seen and not seen.full else None
+    if seen and spied and spied.call == seen.call:
+        seen = replace(seen, full=spied.full, awaited=spied.awaited)
     if noted is None or seen is None:
         return noted or seen
     call = noted.call or seen.call
     return replace(
         noted,
         call=call,
-        full=noted.full or call,
+        full=noted.full or seen.full or call,
+        awaited=seen.awaited if noted.awaited < 0 and call == seen.call else noted.awaited,
+        locks=seen.locks if not call else "",
         place=seen.place,
         line=seen.line,
         cleanup=seen.cleanup,

@@ -49,11 +49,17 @@ class Exit:
     """What it had noted of its collectives when it ended or was asked to stop; None is nothing."""
     stack: str = ""
     """Where it stood when it was asked to stop, as faulthandler or py-spy shows it."""
+    spied: str = ""
+    """The same as py-spy has shown it when it hung, perhaps with arguments."""
     state: str = ""
     """The state of its process, as in /proc, when it was asked to stop; "" is unknown."""
     child: str = ""
     """How a process that it had started ended badly, if it has taken no notice, or for what that
     waits; "" is none."""
+    awaits: str = ""
+    """What its main thread waited for in the kernel when it was asked to stop; "" is unknown."""
+    holder: int = -1
+    """The rank that had that, or whose process had; -1 is none that is known."""
     is_left: bool = False
     """Whether it has not ended, even of SIGKILL; then status says nothing."""
     raised: bool = False

@@ -67,6 +67,13 @@ def describe_finding(finding: Finding, whole: bool) -> str:
     return "\n".join([*lines, *_to_do(finding.reading)])
 
 
+def describe_standing(finding: Finding) -> str:
+    """Where workers stood that hung when somebody stopped them, which is no failure of theirs."""
+    lines = ["torshrun: before they were stopped:", *_indented(finding.reading.why)]
+    lines += [f"  {line}" for line in finding.evidence]
+    return "\n".join([*lines, *_to_do(finding.reading)])
+
+
 def partial_line(cause: Exit) -> str:
     """Who failed first here, which may have come of what happened on another node."""
     return f"rank {cause.rank} failed first on this node: {how(cause)}, {where(cause)}"

@@ -83,6 +83,8 @@ def _plain(witness: Witness) -> Mapping[str, Any]:
         "warning": witness.warning,
         "child": witness.child,
         "handles": witness.handles,
+        "awaits": witness.awaits,
+        "holder": witness.holder + 1,
         "mutters": _blame(witness.mutters) if witness.mutters else None,
         "frozen": witness.is_frozen,
         "deaf": witness.is_deaf,
@@ -102,7 +104,8 @@ def _standing(at: Standing) -> Mapping[str, Any]:
     entered = {str(group): number for group, number in [*at.entered.items()][:_MOST_GROUPS]}
     facts = {"call": at.call, "full": at.full, "place": at.place, "line": at.line}
     more = {"waits_for": at.waits_for, "last": at.last, "group": at.group, "cleanup": at.cleanup}
-    in_mesh = {"mesh": at.mesh, "doing": at.doing, "awaited": at.awaited + 1}
+    in_mesh = {"mesh": at.mesh, "doing": at.doing, "awaited": at.awaited + 1, "locks": at.locks}
+    in_mesh["instead"] = at.instead + 1
     return _kept({**facts, **more, **in_mesh, "sequence": at.sequence, "entered": entered})
 
 
@@ -171,6 +174,8 @@ def _witnesses(facts: object, ranks: range, node: int) -> Iterable[Witness]:
                 warning=_text(facts, "warning"),
                 child=_text(facts, "child"),
                 handles=_text(facts, "handles"),
+                awaits=_text(facts, "awaits"),
+                holder=_count(facts.get("holder", 0)) - 1,
                 mutters=None if mutters is None else _read_blame(mutters),
                 is_frozen=facts.get("frozen") is True,
                 is_deaf=facts.get("deaf") is True,
@@ -218,6 +223,8 @@ def _read_standing(facts: Mapping[str, Any]) -> Standing:
         sequence=_count(facts.get("sequence", 0)),
         mesh=_text(facts, "mesh"),
         doing=_text(facts, "doing"),
+        locks=_text(facts, "locks"),
+        instead=_count(facts.get("instead", 0)) - 1,
         awaited=_count(facts.get("awaited", 0)) - 1,
         entered={_count(int(group)): _count(number) for group, number in entered},
     )

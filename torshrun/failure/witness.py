@@ -57,6 +57,11 @@ class Witness:
     waits; "" is none."""
     handles: str = ""
     """The exception that it was handling when it was asked to stop; "" is none."""
+    awaits: str = ""
+    """What its main thread waited for in the kernel, outside of collectives: "the lock of
+    /data/build.lock, which python (pid 812) holds"; "" is unknown."""
+    holder: int = -1
+    """The rank that had that; -1 is none that is known."""
     mutters: Blame | None = None
     """Whom it complained about while it still ran; None: nobody."""
     is_frozen: bool = False

@@ -44,9 +44,14 @@ def told(case: Case, kind: Kind, ranks: Collection[int], what: str = "") -> Read
     """What is said of ranks to blame by what others did; `what` they did themselves."""
     others = {each.rank: each for each in [*case.followers, *case.waiting]}
     waiting = [each for rank, each in sorted(others.items()) if rank not in ranks]
-    call = next((_full(each) for each in waiting if call_of(each)), "a collective")
+    call = next((full_call(each) for each in waiting if call_of(each)), "a collective")
     who = format_ranks([each.rank for each in waiting]) if waiting else "others"
-    return of_ranks(kind, format_ranks(ranks), call, who, what)
+    if kind is Kind.HUNG and waiting:
+        what = f"{what}. Meanwhile {who} waited in {call} for it"
+    reading = of_ranks(kind, format_ranks(ranks), call, who, what)
+    if kind is Kind.FROZEN and not waiting:  # nobody is known to wait for it
+        return reading._replace(why=f"{reading.why.partition(', and ')[0]}.")
+    return reading
 
 
 def differ(ranks: Collection[int], calls: Mapping[int, str]) -> Reading:
@@ -70,7 +75,14 @@ def _calls(witness: Witness) -> Mapping[int, str]:
     return witness.blame.calls if witness.blame else {}
 
 
-def _full(witness: Witness) -> str:
+def where_it_waits(witness: Witness) -> str:
+    """ "recv(src=1, tag=7) at load (train.py:12)"."""
+    place = witness.standing.place if witness.standing else ""
+    return f"{full_call(witness)} at {place}" if place else full_call(witness)
+
+
+def full_call(witness: Witness) -> str:
+    """The call that it waited in, with its arguments as far as they are known."""
     standing = witness.standing
     return (standing.full if standing else "") or call_of(witness)
 
@@ -112,6 +124,8 @@ def _testimony(witness: Witness, is_culprit: bool, verdict: Verdict) -> Iterable
     yield from filter(None, (witness.mutters.text if witness.mutters else "", witness.child))
     if witness.handles:
         yield f"was handling {witness.handles}"
+    if witness.awaits and witness.awaits not in verdict.reading.why:
+        yield f"waited for {witness.awaits}"
     is_mismatch = verdict.reading.kind is Kind.MISMATCH
     if witness.blame and witness.blame.text:
         if not witness.blame.calls or not is_mismatch:

@@ -10,7 +10,7 @@ _LONGEST_LINE = 256
 """Bytes that the kernel reads of a script's first line."""
 
 
-def describe(program: str, number: int) -> str:
+def why_refused(program: str, number: int) -> str:
     """`number` is the error of exec."""
     first = _first_line(program)
     if number == errno.ENOEXEC and not first.startswith(b"\x7fELF"):

@@ -105,3 +105,14 @@ def test_an_exception_goes_on_after_a_finally_and_the_end_of_a_with(tmp_path: Pa
     passing = [line for line in range(14) if is_passing_through(str(path), line)]
     assert passing == [5, 6, 7, 8, 11]
     assert not is_passing_through("/no/such/file", 3)
+
+
+def test_it_is_told_what_belongs_to_a_loop_that_waits_for_a_file(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "while not os.path.exists(done):\n    if late():\n        stop()\n    time.sleep(1)\n"
+        "while not ready():\n    time.sleep(1)\n"
+    )
+    loop = "  # in while not os.path.exists(done):"
+    told = [with_sources(frame(script, line)).splitlines()[1].strip() for line in (3, 4, 6)]
+    assert told == [f"stop(){loop}", f"time.sleep(1){loop}", "time.sleep(1)"]

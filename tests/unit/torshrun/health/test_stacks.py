@@ -108,9 +108,10 @@ def test_equal_places_of_different_processes_read_alike(py_spy: Path) -> None:
 
 
 def test_a_pause_is_tried_only_if_it_fails_without(py_spy: Path) -> None:
-    program(py_spy, '[ "$4" = --nonblocking ] && exit 1\necho "$4" >> "$0.log"; exit 1')
+    program(py_spy, 'echo "$@" >> "$0.log"; exit 1')
     collected([os.getpid()], 20)
-    assert py_spy.with_name("py-spy.log").read_text() == "\n"
+    first, second = py_spy.with_name("py-spy.log").read_text().splitlines()
+    assert first == f"{second} --nonblocking"
 
 
 @pytest.mark.parametrize(
@@ -165,3 +166,38 @@ def test_no_processes_no_stacks() -> None:
 def test_who_stands_in_a_debugger(frame: str, stands: bool) -> None:
     text = f"MainThread (idle)\n  {frame}\n  <module> (train.py:5)"
     assert stacks.is_at_breakpoint(text) is stands
+
+
+def test_arguments_of_collectives_are_shown_and_no_other_variables(
+    py_spy: Path, tmp_path: Path
+) -> None:
+    answer = tmp_path / "answer"
+    answer.write_text(
+        """Process 7: python train.py
+Python v3.11.7 (/usr/bin/python3.11)
+
+Thread 7 (idle): "MainThread"
+    recv (torch/distributed/distributed_c10d.py:2799)
+        Arguments:
+            tensor: <Tensor at 0x7f9f204ba5d0>
+            src: 2
+            group: None
+            tag: 5
+            group_src: None
+        Locals:
+            relevant_args: (<Tensor at 0x7f9f204ba5d0>)
+    load (train.py:7)
+        Arguments:
+            src: 4
+            token: "a secret"
+    <module> (train.py:9)
+"""
+    )
+    program(py_spy, f"cat {answer}")
+    text = collected([os.getpid()], 20).texts[os.getpid()]
+    assert text.splitlines() == [
+        "MainThread (idle)",
+        "  recv (torch/distributed/distributed_c10d.py:2799) [src=2, tag=5]",
+        "  load (train.py:7)",
+        "  <module> (train.py:9)",
+    ]
