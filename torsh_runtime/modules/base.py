@@ -218,6 +218,26 @@ class ModuleAdapter(ABC, Generic[T]):
                 if child is module:
                     setattr(parent, name, other)
 
+    def watched(self, use: Callable[[T], None]) -> Any:
+        """A type for watch(), by which an operation with a parameter calls use(parameter) before it
+        takes the values; None if the framework has no such."""
+        return None
+
+    def watch(self, parameter: T, kind: Any) -> None:
+        """Give a parameter this type; None gives it its own back."""
+
+    def tables(self) -> list[dict[str, Any]]:
+        """Where the modules have their parameters and modules, by name."""
+        modules = [module for _, module in self.modules()]
+        return [table for each in modules for table in (each._parameters, each._modules)]
+
+    def gives_sparse_gradients(self, module: Any) -> bool:
+        """Whether one of the modules gives its parameters gradients without their zeros."""
+        return False
+
+    def on_state_dict(self, module: Any, before: Call) -> None:
+        """Call it whenever the state of one of the modules is asked for."""
+
     @abstractmethod
     def at_end_of_backward(self, call: Call) -> None:
         """Call it once when the present backward pass has ended; what it raises ends the pass.

@@ -17,6 +17,20 @@ from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.modules import adapter_class
 
 
+OF_ONE_MODULE = frozenset(
+    {
+        "communicates_in_backward",
+        "note_parts",
+        "parallel_wrappers",
+        "parameter_layouts",
+        "parts_group",
+        "stage_ranks",
+        "use_nested_tensor",
+    }
+)
+"""What a module tells of itself, and not of those around it."""
+
+
 @dataclass(frozen=True, slots=True)
 class StageRanks:
     """What a module has as `stage_ranks` that is a stage of a model, or all stages of a rank.

@@ -16,6 +16,7 @@ from torsh_runtime.modules import ModuleAdapter, adapter_class
 from torsh_runtime.parallel.agreement import texts_of_all
 from torsh_runtime.parallel.fsdp.config import FsdpConfig, ShardingStrategy
 from torsh_runtime.parallel.fsdp.flat import FlatParameter
+from torsh_runtime.parallel.fsdp.guards import NO_COPIES, guard
 from torsh_runtime.parallel.fsdp.groups import groups_of, nodes_of
 from torsh_runtime.parallel.fsdp.initial import Initialiser
 from torsh_runtime.parallel.fsdp.memory import (
@@ -30,7 +31,7 @@ from torsh_runtime.parallel.fsdp.precision import precision_of
 from torsh_runtime.parallel.fsdp.stats import Ledger, MemoryStats
 from torsh_runtime.parallel.fsdp.unit import Unit
 from torsh_runtime.parallel.fsdp.wrapping import Parameters, is_within, outermost, units_of
-from torsh_runtime.parallel.layouts import layouts_by_id, layouts_of, part_of
+from torsh_runtime.parallel.layouts import OF_ONE_MODULE, layouts_by_id, layouts_of, part_of
 from torsh_runtime.parallel.norms import norm_of, power_sum, together
 from torsh_runtime.parallel.replicas import Replicas
 
@@ -44,9 +45,10 @@ class FullyShardedDataParallel:
         loss(model(batch)).backward()
         optimizer.step()
 
-    Outside of forward and backward passes each parameter holds this rank's elements of it, in one
-    dimension, maybe none, and so does its gradient, the average over ranks. So optimizers have to
-    compute elementwise. All ranks make the same calls in the same order.
+    Outside of forward and backward passes each parameter holds this rank's elements of it, maybe
+    none, and so does its gradient, the average over ranks: in as many dimensions as the whole has,
+    of which all but the first have one place. So optimizers have to compute elementwise. All ranks
+    make the same calls in the same order.
     """
 
     module: Any
@@ -109,12 +111,25 @@ class FullyShardedDataParallel:
         for path, wrapper in inner.items():
             self._adopt(path, wrapper)
         self._change_forward(units)
+        guard(adapter, self._passes)
         adapter.let_go_of_freed()  # the whole model, which would stay for as long as the process
-        self._listen()
 
-    def _listen(self) -> None:
-        self._before_call = self._adapter.untraced(self._passes.begin)
-        self._after_call = self._adapter.untraced(self._passes.end_forward)
+    def __getattr__(self, name: str) -> Any:
+        """What the wrapper has not is the model's, such as `config` and `generate()`."""
+        try:
+            return super().__getattr__(name)  # type: ignore[misc]
+        except AttributeError:
+            if name == "module" or name in OF_ONE_MODULE or name.startswith("__"):
+                raise
+            return getattr(self.module, name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FullyShardedDataParallel:
+        """ConfigError: see NoCopies."""
+        raise ConfigError(NO_COPIES)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """ConfigError: see NoCopies."""
+        raise ConfigError(NO_COPIES)
 
     @property
     def process_group(self) -> ProcessGroup:
@@ -123,10 +138,7 @@ class FullyShardedDataParallel:
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Call the model."""
-        self._before_call()
-        outputs = self.module(*inputs, **named)
-        self._after_call()
-        return outputs
+        return self.module(*inputs, **named)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -230,7 +242,14 @@ class FullyShardedDataParallel:
             return self.module.state_dict(*arguments, **named)
 
     def load_state_dict(self, state_dict: Any, *arguments: Any, **named: Any) -> Any:
-        """Take over what state_dict() gave, or the model's own unwrapped. All ranks call it."""
+        """Take over what state_dict() gave, or the model's own unwrapped. All ranks call it.
+        ConfigError for assign=True, which would leave nothing that is sharded."""
+        if named.get("assign") or len(arguments) > 1 and arguments[1]:
+            raise ConfigError(
+                "load_state_dict(assign=True) would put whole parameters in the place of those "
+                "that are sharded: leave it out, so that values are copied, or load before the "
+                "model is wrapped"
+            )
         with self.summon_full_params():
             return self.module.load_state_dict(state_dict, *arguments, **named)
 
@@ -274,6 +293,12 @@ class FullyShardedDataParallel:
             ranks.check_agreed(options, sends=True, without=sharded)
         if not (adapter.parameters() or adapter.constants()):
             raise ConfigError("the model has no parameters: there is nothing to shard")
+        sparse = [name for name, each in adapter.modules() if adapter.gives_sparse_gradients(each)]
+        if sparse:
+            raise ConfigError(
+                f"{sparse[0]!r} gives sparse gradients, which are not sharded: make it with "
+                f"sparse=False, or use DistributedDataParallel, which averages them"
+            )
         for dtype in self._config.mixed_precision.dtypes():
             adapter.itemsize(dtype)
         self._check_offload()
@@ -317,7 +342,6 @@ class FullyShardedDataParallel:
             unit.be_within(path, self._ledger)
         self._passes.adopt(wrapper._passes)
         wrapper._passes, wrapper._ledger = self._passes, self._ledger
-        wrapper._listen()
 
     def _send(self, tensors: list[Any]) -> None:
         for ranks in filter(None, (self._copies, self._over)):
