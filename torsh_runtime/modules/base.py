@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Generic, TypeVar
 
 from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.modules.parts import Part, Same
 
 T = TypeVar("T")
 Named = list[tuple[str, T]]
@@ -217,6 +218,10 @@ class ModuleAdapter(ABC, Generic[T]):
             for name, child in parent.named_children():
                 if child is module:
                     setattr(parent, name, other)
+
+    def mark(self, parameter: T, mark: Part | Same) -> None:
+        """Let the framework's own functions know who has other parts of a parameter, or the same:
+        what would go wrong is refused there."""
 
     def watched(self, use: Callable[[T], None]) -> Any:
         """A type for watch(), by which an operation with a parameter calls use(parameter) before it

@@ -27,16 +27,22 @@ class Added:
             self._remember()
         return found
 
+    def problem(self) -> str:
+        """What is to be said of them; "" if there are none."""
+        if not (found := self.names()):
+            return ""
+        names, more = ", ".join(map(repr, found[:5])), len(found) - 5
+        return (
+            f"the model has parameters that it did not have when it was wrapped: {names}"
+            f"{f' and {more} more' if more > 0 else ''}. They would be no part of what ranks "
+            f"average: add, replace or resize layers, and call load_state_dict(assign=True), "
+            f"before the model is wrapped"
+        )
+
     def check(self) -> None:
         """ConfigError if there are such."""
-        if found := self.names():
-            names, more = ", ".join(map(repr, found[:5])), len(found) - 5
-            raise ConfigError(
-                f"the model has parameters that it did not have when it was wrapped: {names}"
-                f"{f' and {more} more' if more > 0 else ''}. They would be no part of what ranks "
-                f"average: add, replace or resize layers, and call load_state_dict(assign=True), "
-                f"before the model is wrapped"
-            )
+        if problem := self.problem():
+            raise ConfigError(problem)
 
     def _remember(self) -> None:
         self._tables = self._adapter.tables()

@@ -16,7 +16,6 @@ from torsh_runtime.layout import Piece, TensorLayout
 from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.modules import adapter_class
 
-
 OF_ONE_MODULE = frozenset(
     {
         "communicates_in_backward",

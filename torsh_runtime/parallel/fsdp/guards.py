@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.modules.base import ModuleAdapter
+from torsh_runtime.modules.parts import Part
 from torsh_runtime.parallel.fsdp.passes import Passes
 from torsh_runtime.parallel.parts_of_state import refusing
 
@@ -15,6 +16,9 @@ NO_COPIES = (
     "parts of them only: save state_dict() or use a tr.checkpoint.Checkpointer; for a second model "
     "build it anew and wrap it; for averages of parameters keep copies of those that "
     "model.parameters() has on each rank"
+)
+_CLIPPING = (
+    "model.clip_grad_norm_(max_norm), or tr.clip_grad_norm_(model, max_norm, mesh) on a mesh"
 )
 _STATE_OF_PARTS = (
     "the state of a module within a FullyShardedDataParallel has this rank's parts of parameters, "
@@ -42,6 +46,10 @@ def guard(adapter: ModuleAdapter[Any], passes: Passes) -> None:
         return found is not None and found.is_outermost_summoned()
 
     for unit in passes.units:
+        for flat, memory in unit.laid:
+            if not unit.is_replicated and memory.group.world_size > 1:
+                for name, each in zip(flat.names, flat.parameters, strict=True):
+                    adapter.mark(each, Part(name, memory.group, None, _CLIPPING))
         vars(unit.module)["_torsh_no_copies"] = NoCopies()
         if not unit.is_replicated:
             adapter.on_state_dict(unit.module, refusing(_STATE_OF_PARTS, is_whole))

@@ -16,8 +16,8 @@ from torsh_runtime.modules import ModuleAdapter, adapter_class
 from torsh_runtime.parallel.agreement import texts_of_all
 from torsh_runtime.parallel.fsdp.config import FsdpConfig, ShardingStrategy
 from torsh_runtime.parallel.fsdp.flat import FlatParameter
-from torsh_runtime.parallel.fsdp.guards import NO_COPIES, guard
 from torsh_runtime.parallel.fsdp.groups import groups_of, nodes_of
+from torsh_runtime.parallel.fsdp.guards import NO_COPIES, guard
 from torsh_runtime.parallel.fsdp.initial import Initialiser
 from torsh_runtime.parallel.fsdp.memory import (
     CommonMemory,
@@ -244,7 +244,7 @@ class FullyShardedDataParallel:
     def load_state_dict(self, state_dict: Any, *arguments: Any, **named: Any) -> Any:
         """Take over what state_dict() gave, or the model's own unwrapped. All ranks call it.
         ConfigError for assign=True, which would leave nothing that is sharded."""
-        if named.get("assign") or len(arguments) > 1 and arguments[1]:
+        if named.get("assign") or (len(arguments) > 1 and arguments[1]):
             raise ConfigError(
                 "load_state_dict(assign=True) would put whole parameters in the place of those "
                 "that are sharded: leave it out, so that values are copied, or load before the "

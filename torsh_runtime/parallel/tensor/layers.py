@@ -102,7 +102,7 @@ class Layer:
             raise ConfigError(problem)
         check_same_values(adapter, named, axis)
         for name, layout in lie.items():
-            keep_part(adapter, getattr(self, name), layout, axis)
+            keep_part(adapter, getattr(self, name), layout, axis, name)
         self.become(entry, axis, where, lie)
 
     def _check(self, tensor: Any, size: int, what: str) -> None:
