@@ -74,10 +74,10 @@ def _text(differing: list[str], group: ProcessGroup) -> str:
     more = f"{len(differing) - 5} more and " if len(differing) > 5 else ""
     ranks = ", ".join(map(str, group.ranks))
     return (
-        f"ranks {ranks} all have {more}{names}, and other gradients of them: each rank has those of "
-        f"its own heads, features or tokens only, and their weights would part. What lies between "
-        f"a Column and its Row has to be cut as well, such as keys and values by Column(), for "
-        f"which there have to be as many of their heads as ranks (tr.ParallelAttention takes "
+        f"ranks {ranks} all have {more}{names}, and other gradients of them: each rank has those "
+        f"of its own heads, features or tokens only, and their weights would part. What lies "
+        f"between a Column and its Row has to be cut as well, such as keys and values by Column(), "
+        f"for which there have to be as many of their heads as ranks (tr.ParallelAttention takes "
         f"fewer); of norms of queries and keys, which all ranks have, sum the gradients over these "
         f"ranks before each step, as by tr.all_reduce(parameter.grad, group=group). "
         f"tr.verify() shows where gradients differ first"

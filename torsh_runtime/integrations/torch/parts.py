@@ -61,12 +61,12 @@ def marks_of(parameter: Any) -> Marks | None:
 def _watch_torch() -> None:
     checked: WeakKeyDictionary[Any, _Checked] = WeakKeyDictionary()
 
-    def before_step(optimizer: Any, *_: Any) -> None:
+    def before_step(optimizer: Any, given: Any, named: Any) -> None:
         known = checked.get(optimizer)
         if known is None:
-            known = _Checked(optimizer)
+            known = _Checked()
             checked[optimizer] = known
-        known.count_step(optimizer)
+        known.count_step(optimizer, bool(given[1:] or named))
 
     register_optimizer_step_pre_hook(before_step)
     scaler: Any = torch.amp.GradScaler
@@ -79,19 +79,19 @@ class _Checked:
     """What is known of an optimizer, which is looked at in its first step, and as long as
     gradients are zeros in the second, the fourth, the eighth and so on."""
 
-    def __init__(self, optimizer: Any) -> None:
+    def __init__(self) -> None:
         self._steps, self._due = 0, 1
         self._alike: Alike | None = None
         self._is_judged = False
 
-    def count_step(self, optimizer: Any) -> None:
+    def count_step(self, optimizer: Any, has_closure: bool) -> None:
         """Before a step. ConfigError on all ranks if it would go wrong."""
         self._steps += 1
         if self._steps != self._due:
             return
         self._due *= 2
         if not self._is_judged:
-            _check_elementwise(optimizer)
+            _check_elementwise(optimizer, has_closure)
             same = ((each, marks.same) for each, marks in _marked(optimizer))
             self._alike = Alike([(each, found) for each, found in same if found])
             self._is_judged = True
@@ -113,12 +113,12 @@ def _groups(marked: Iterable[Marks]) -> list[ProcessGroup]:
     return [*dict.fromkeys(part.group for marks in marked for part in marks.parts)]
 
 
-def _check_elementwise(optimizer: Any) -> None:
+def _check_elementwise(optimizer: Any, has_closure: bool) -> None:
     """ConfigError on all ranks for an optimizer to which a part is not as a whole parameter."""
     marked = {id(each): marks for each, marks in _marked(optimizer) if marks.parts}
     if not marked or type(optimizer) in _ELEMENTWISE:
         return
-    problem = _problem(optimizer, trial(optimizer, marked), next(iter(marked.values())))
+    problem = _problem(optimizer, trial(optimizer, marked, has_closure), next(iter(marked.values())))
     for group in _groups(marked.values()):
         problem = next(filter(None, texts_of_all(group, problem)), "")
     if problem:

@@ -1,4 +1,4 @@
-"""Whether an optimizer computes elementwise: copies of it step on small parameters, whole and cut."""
+"""Whether an optimizer computes elementwise: copies of it step on small parameters, cut and not."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import copy
 import logging
 from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -29,24 +30,33 @@ class Stepped(NamedTuple):
     reason: str = ""
 
 
-def trial(optimizer: Any, marked: Mapping[int, Marks]) -> Stepped:
+def trial(optimizer: Any, marked: Mapping[int, Marks], has_closure: bool) -> Stepped:
     """Step on whole parameters, and on what this rank has of such; the optimizer itself, its
     parameters and torch's random numbers stay as they are. marked: by the id() of those that are
-    cut."""
+    cut. has_closure: step() is given one."""
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     devices = {each.device for each in parameters if each.device.type == "cuda"}
     with torch.random.fork_rng(devices=devices):
-        return _tried(optimizer, parameters, marked)
+        return _tried(_Steps(optimizer, parameters, has_closure), marked)
 
 
-def _tried(optimizer: Any, parameters: list[Any], marked: Mapping[int, Marks]) -> Stepped:
+class _Steps(NamedTuple):
+    """Of copies of an optimizer."""
+
+    optimizer: Any
+    parameters: list[Any]
+    has_closure: bool
+
+
+def _tried(steps: _Steps, marked: Mapping[int, Marks]) -> Stepped:
     generator = torch.Generator().manual_seed(0)
-    wholes = [_Small(each, marked.get(id(each)), generator) for each in parameters]
+    wholes = [_Small(each, marked.get(id(each)), generator) for each in steps.parameters]
     try:
-        whole = _changes(optimizer, parameters, wholes, False, 0)
-        again = _changes(optimizer, parameters, wholes, False, 1)
+        whole = _changes(steps, wholes, False, 0)
+        again = _changes(steps, wholes, False, 1)
     except Exception as error:  # whatever an optimizer of a program's own may raise
-        name = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+        kind = type(steps.optimizer)
+        name = f"{kind.__module__}.{kind.__qualname__}"
         _log.warning(
             "whether %s computes elementwise, as it has to on parts of parameters, could not be "
             "tried: %s: %s",
@@ -56,7 +66,7 @@ def _tried(optimizer: Any, parameters: list[Any], marked: Mapping[int, Marks]) -
     if not all(map(torch.equal, whole, again)):  # it draws random numbers
         return Stepped(True)
     try:
-        parts = _changes(optimizer, parameters, wholes, True, 0)
+        parts = _changes(steps, wholes, True, 0)
     except Exception as error:
         return Stepped(False, f"on a part it raises {type(error).__name__}: {error}")
     return _compared([each.cut(value) for each, value in zip(wholes, whole, strict=True)], parts)
@@ -83,9 +93,9 @@ class _Small:
             if shape:
                 shape[part.dim or 0] *= part.group.world_size + 1
         dtype = torch.float64 if parameter.dtype is torch.float64 else torch.float32
-        named = {"generator": generator, "dtype": dtype}
-        self.values = torch.randn(shape, **named).to(parameter.device)
-        self.slopes = torch.randn(shape, **named).to(parameter.device)
+        draw = partial(torch.randn, generator=generator, dtype=dtype)
+        self.values = draw(shape).to(parameter.device)
+        self.slopes = draw(shape).to(parameter.device)
 
     def cut(self, whole: Any) -> Any:
         """This rank's part."""
@@ -103,16 +113,14 @@ def _cut(whole: Any, part: Part) -> Any:
     return whole.narrow(part.dim, start, end - start)
 
 
-def _changes(
-    optimizer: Any, parameters: list[Any], smalls: list[_Small], is_cut: bool, seed: int
-) -> list[Any]:
+def _changes(steps: _Steps, smalls: list[_Small], is_cut: bool, seed: int) -> list[Any]:
     """By how much a few steps of a copy change what stands for its parameters."""
     torch.manual_seed(seed)
     before = [each.cut(each.values) if is_cut else each.values for each in smalls]
     slopes = [each.cut(each.slopes) if is_cut else each.slopes for each in smalls]
     own = [torch.nn.Parameter(each.clone()) for each in before]
-    stand_ins = {id(each): small for each, small in zip(parameters, own, strict=True)}
-    copied = _copied(optimizer, stand_ins)
+    stand_ins = {id(each): small for each, small in zip(steps.parameters, own, strict=True)}
+    copied = _copied(steps.optimizer, stand_ins)
 
     def closure() -> Any:
         for each, slope in zip(own, slopes, strict=True):
@@ -121,7 +129,7 @@ def _changes(
 
     for _ in range(_STEPS):
         closure()
-        copied.step(closure)
+        copied.step(*(closure,) * steps.has_closure)
     return [each.detach() - first for each, first in zip(own, before, strict=True)]
 
 

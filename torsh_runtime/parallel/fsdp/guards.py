@@ -28,7 +28,7 @@ _STATE_OF_PARTS = (
 
 
 class NoCopies:
-    """Lies in each unit's module, so that copying or pickling that is a ConfigError."""
+    """It is neither copied nor pickled: ConfigError. One lies in each unit's module."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
         raise ConfigError(NO_COPIES)

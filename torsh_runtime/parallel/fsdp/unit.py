@@ -239,6 +239,7 @@ class Unit:
 
     def summon(self) -> None:
         """Give the parameters whole values of their own; all ranks call it."""
+        self.publish()
         for _, memory in self.laid:
             full = memory.full()
             for slot in self._slots:

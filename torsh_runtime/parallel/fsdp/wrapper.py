@@ -14,10 +14,11 @@ from torsh_runtime.layout import Piece, ShardedTensor
 from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.modules import ModuleAdapter, adapter_class
 from torsh_runtime.parallel.agreement import texts_of_all
+from torsh_runtime.parallel.fsdp.checks import check_inner, check_parameters
 from torsh_runtime.parallel.fsdp.config import FsdpConfig, ShardingStrategy
 from torsh_runtime.parallel.fsdp.flat import FlatParameter
 from torsh_runtime.parallel.fsdp.groups import groups_of, nodes_of
-from torsh_runtime.parallel.fsdp.guards import NO_COPIES, guard
+from torsh_runtime.parallel.fsdp.guards import NoCopies, guard
 from torsh_runtime.parallel.fsdp.initial import Initialiser
 from torsh_runtime.parallel.fsdp.memory import (
     CommonMemory,
@@ -30,13 +31,13 @@ from torsh_runtime.parallel.fsdp.passes import Passes
 from torsh_runtime.parallel.fsdp.precision import precision_of
 from torsh_runtime.parallel.fsdp.stats import Ledger, MemoryStats
 from torsh_runtime.parallel.fsdp.unit import Unit
-from torsh_runtime.parallel.fsdp.wrapping import Parameters, is_within, outermost, units_of
+from torsh_runtime.parallel.fsdp.wrapping import Parameters, outermost, units_of
 from torsh_runtime.parallel.layouts import OF_ONE_MODULE, layouts_by_id, layouts_of, part_of
 from torsh_runtime.parallel.norms import norm_of, power_sum, together
 from torsh_runtime.parallel.replicas import Replicas
 
 
-class FullyShardedDataParallel:
+class FullyShardedDataParallel(NoCopies):
     """A model of which each rank keeps a part, after torch's class of this name (Zhao et al.,
     PyTorch FSDP, VLDB 2023). It is a module of the model's framework itself.
 
@@ -122,14 +123,6 @@ class FullyShardedDataParallel:
             if name == "module" or name in OF_ONE_MODULE or name.startswith("__"):
                 raise
             return getattr(self.module, name)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> FullyShardedDataParallel:
-        """ConfigError: see NoCopies."""
-        raise ConfigError(NO_COPIES)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """ConfigError: see NoCopies."""
-        raise ConfigError(NO_COPIES)
 
     @property
     def process_group(self) -> ProcessGroup:
@@ -291,18 +284,9 @@ class FullyShardedDataParallel:
         options = {**self._config.agreed(), "sharded already": sorted(inner)}
         for ranks in filter(None, (self._copies, self._over)):
             ranks.check_agreed(options, sends=True, without=sharded)
-        if not (adapter.parameters() or adapter.constants()):
-            raise ConfigError("the model has no parameters: there is nothing to shard")
-        sparse = [name for name, each in adapter.modules() if adapter.gives_sparse_gradients(each)]
-        if sparse:
-            raise ConfigError(
-                f"{sparse[0]!r} gives sparse gradients, which are not sharded: make it with "
-                f"sparse=False, or use DistributedDataParallel, which averages them"
-            )
-        for dtype in self._config.mixed_precision.dtypes():
-            adapter.itemsize(dtype)
-        self._check_offload()
-        self._check_inner(inner, sharded)
+        check_parameters(adapter, self._config)
+        ranks = {path: tuple(wrapper._group.ranks) for path, wrapper in inner.items()}
+        check_inner(adapter, self._group.ranks, ranks, sharded)
         problems = [*filter(None, texts_of_all(self._group, self._initialiser.problem()))]
         if problems:
             raise ConfigError(problems[0])
@@ -310,30 +294,6 @@ class FullyShardedDataParallel:
     def _find_nodes(self) -> Nodes | None:
         strategy = self._config.sharding_strategy
         return None if strategy is ShardingStrategy.NO_SHARD else nodes_of(self._group)
-
-    def _check_offload(self) -> None:
-        named = [*self._adapter.parameters(), *self._adapter.constants()]
-        devices = {self._adapter.kind(each)[1] for _, each in named}
-        if self._config.offloads and not devices <= {"cpu", "meta"}:
-            raise ConfigError(
-                f"cpu_offload keeps what a rank has of a model where that is, which is on "
-                f"{', '.join(sorted(devices))}: moving it from there is not supported, leave it out"
-            )
-
-    def _check_inner(self, inner: dict[str, FullyShardedDataParallel], sharded: set[int]) -> None:
-        for path, wrapper in inner.items():
-            if wrapper._group.ranks != self._group.ranks:
-                raise ConfigError(
-                    f"{path!r} in the model is sharded over other ranks: give all wrappers of a "
-                    f"model the same process_group"
-                )
-        for name, module in self._adapter.modules():
-            own = {id(parameter) for _, parameter in self._adapter.own_parameters(module)}
-            if own & sharded and not any(is_within(name, path) for path in inner):
-                raise ConfigError(
-                    f"{name!r} has a parameter of a part that is sharded already: wrap what shares "
-                    f"parameters together, or the whole model only"
-                )
 
     def _adopt(self, path: str, wrapper: FullyShardedDataParallel) -> None:
         """Have the units of a wrapper that was around the module of this name."""
