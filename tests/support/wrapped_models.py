@@ -189,17 +189,10 @@ def put_values(rank: int) -> tuple[bool, list[str]]:
     for each in model.parameters():
         each.data = torch.full_like(each, 0.25)
     state = model.state_dict()
-    texts = []
-    for change in (lambda: model.to(torch.float64), lambda: _put_whole(model)):
-        change()
-        texts.append(raised(lambda: model(batch(0, ROWS))))
-        model = sharded(layers())
+    cast, whole = sharded(layers()).to(torch.float64), sharded(layers())
+    next(whole.parameters()).data = torch.ones(WIDTH, WIDTH)
+    texts = [raised(lambda: cast(batch(0, ROWS))), raised(lambda: whole(batch(0, ROWS)))]
     return all(bool((each == 0.25).all()) for each in state.values()), texts
-
-
-def _put_whole(model: Any) -> None:
-    first = next(iter(model.parameters()))
-    first.data = torch.ones(WIDTH, WIDTH)
 
 
 def refused(rank: int) -> dict[str, str]:

@@ -118,7 +118,9 @@ def _check_elementwise(optimizer: Any, has_closure: bool) -> None:
     marked = {id(each): marks for each, marks in _marked(optimizer) if marks.parts}
     if not marked or type(optimizer) in _ELEMENTWISE:
         return
-    problem = _problem(optimizer, trial(optimizer, marked, has_closure), next(iter(marked.values())))
+    problem = _problem(
+        optimizer, trial(optimizer, marked, has_closure), next(iter(marked.values()))
+    )
     for group in _groups(marked.values()):
         problem = next(filter(None, texts_of_all(group, problem)), "")
     if problem:
