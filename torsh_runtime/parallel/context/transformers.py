@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -66,8 +67,8 @@ class _Function:
         self._check_window(where, named.get("sliding_window"), query.shape[2])
         causal = named.get("is_causal")
         causal = getattr(module, "is_causal", True) if causal is None else causal
-        axis, options = self._group, {"method": self._method, "length": self._length}
-        mixed = context_attention(query, key, value, axis, causal, scale=scaling, **options)
+        attend = partial(context_attention, method=self._method, length=self._length)
+        mixed = attend(query, key, value, self._group, causal, scale=scaling)
         return mixed.transpose(1, 2).contiguous(), None
 
     def mask(self, *_: Any, **named: Any) -> None:

@@ -285,8 +285,8 @@ class FullyShardedDataParallel(NoCopies):
         for ranks in filter(None, (self._copies, self._over)):
             ranks.check_agreed(options, sends=True, without=sharded)
         check_parameters(adapter, self._config)
-        ranks = {path: tuple(wrapper._group.ranks) for path, wrapper in inner.items()}
-        check_inner(adapter, self._group.ranks, ranks, sharded)
+        others = {path: tuple(wrapper._group.ranks) for path, wrapper in inner.items()}
+        check_inner(adapter, self._group.ranks, others, sharded)
         problems = [*filter(None, texts_of_all(self._group, self._initialiser.problem()))]
         if problems:
             raise ConfigError(problems[0])
