@@ -186,6 +186,7 @@ if TYPE_CHECKING:
         context_gather as context_gather,
         context_positions as context_positions,
         context_shard as context_shard,
+        register_context_attention as register_context_attention,
     )
     from torsh_runtime.parallel.ddp.config import (
         BucketConfig as BucketConfig,
@@ -210,6 +211,7 @@ if TYPE_CHECKING:
         SizeBasedAutoWrap as SizeBasedAutoWrap,
         auto_wrap_modules as auto_wrap_modules,
         fsdp_wrap as fsdp_wrap,
+        register_fsdp_forward_method as register_fsdp_forward_method,
     )
     from torsh_runtime.parallel.initial import (
         init_parameters as init_parameters,
@@ -416,6 +418,7 @@ _HOMES = {
         "context_gather",
         "context_positions",
         "context_shard",
+        "register_context_attention",
     ),
     "torsh_runtime.parallel.ddp.config": ("BucketConfig",),
     "torsh_runtime.parallel.ddp.wrapper": ("DistributedDataParallel",),
@@ -434,6 +437,7 @@ _HOMES = {
         "SizeBasedAutoWrap",
         "auto_wrap_modules",
         "fsdp_wrap",
+        "register_fsdp_forward_method",
     ),
     "torsh_runtime.parallel.initial": ("init_parameters",),
     "torsh_runtime.parallel.layouts": ("layouts_of",),

@@ -52,6 +52,8 @@ NAMES = {
     "SizeBasedAutoWrap",
     "auto_wrap_modules",
     "fsdp_wrap",
+    "register_context_attention",
+    "register_fsdp_forward_method",
     "BucketConfig",
     "CheckpointError",
     "CommAborted",

@@ -13,6 +13,7 @@ from torsh_runtime.modules import adapter_class
 from torsh_runtime.parallel.ddp.wrapper import DistributedDataParallel
 from torsh_runtime.parallel.fsdp.wrapper import FullyShardedDataParallel, wrappers_of
 from torsh_runtime.parallel.layouts import layouts_by_id, part_of
+from torsh_runtime.parallel.parts_of_state import parts_are_meant
 from torsh_runtime.parallel.state.contents import Contents, Source
 from torsh_runtime.parallel.state.plain import decode, encode
 
@@ -58,7 +59,8 @@ class ModelState:
 
     def _look(self, model: Any) -> None:
         adapter = adapter_class(model)(model)
-        unknown = set(model.state_dict())
+        with parts_are_meant():
+            unknown = set(model.state_dict())
         for key, parameter in model.named_parameters(remove_duplicate=False):
             unknown.discard(key)
             name = _without_compiler(key)
