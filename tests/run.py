@@ -43,7 +43,7 @@ class Runs:
         if code != 1 or not failed or not record.is_collected() or record.left_out():
             return code
         if len(failed) > MOST_UNSTEADY:
-            say(f"{len(failed)} tests failed; they would be run again if it were {MOST_UNSTEADY}")
+            say(f"{len(failed)} tests failed; up to {MOST_UNSTEADY} would be run again")
             return code
         say(f"{len(failed)} test(s) failed and are run again, {TURNS} times, by themselves")
         again = {test: self._passes(test) for test in failed}

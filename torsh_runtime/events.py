@@ -205,7 +205,8 @@ SCHEMA: Mapping[str, Kind] = {
         },
     ),
     "hang_detected": Kind(
-        "The workers make no progress, and are about to be stopped.",
+        "The workers make no progress, and are about to be stopped: for that, with "
+        "`--hang-timeout`, or because somebody asked for it by a signal.",
         {
             "ranks": Fact("integers", "Ranks that hang."),
             "suspect": Fact("integer", "The rank that the others wait for."),

@@ -39,8 +39,9 @@ def refusals_of_a_sharded_model(directory: Path) -> list[str]:
     import torch.distributed._functional_collectives as functional
 
     late = functional.all_reduce(torch.ones(3), "sum", torch.distributed.group.WORLD)
-    Checkpointer(directory / "late").save(1, {"late": late})  # which is no such class
-    loaded = Checkpointer(directory / "late").load()
+    own = directory / f"late-{torch.distributed.get_rank()}"
+    Checkpointer(own).save(1, {"late": late})  # which is no such class
+    loaded = Checkpointer(own).load()
     assert loaded is not None
     assert torch.equal(loaded.values["late"], torch.full((3,), 2.0))
     return [

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -350,6 +350,13 @@ def spread_experts(
     return spread
 
 
+def counted_alone(bench: Bench) -> None:
+    """Each rank counts its own tokens only in the auxiliary loss."""
+    for _, module in bench.model.named_modules():
+        if isinstance(module, tr.MixtureOfExperts):
+            module.ranks = replace(module.ranks, tokens=single().get_group())
+
+
 def as_whole(bench: Bench, whole: Any, data: Any, **options: Any) -> Any:
     """Experts along ep with the values of those of one process."""
     bench.tools.seed(1)
@@ -550,9 +557,7 @@ PLANTED: dict[str, Plant] = {
         "tokens.weight",
         step=averaging({"experts": "edp", "all else": "edp"}),
     ),
-    "balance of each rank": _of_experts(
-        spread_experts(data=lambda bench: single()), "activation", "experts"
-    ),
+    "balance of each rank": _of_experts(spread_experts(counted_alone), "activation", "experts"),
     "balance added up": _of_experts(
         spread_experts(lambda b: b.after("experts", lambda found: (found[0], found[1] * 4.0))),
         "activation",

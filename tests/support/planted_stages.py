@@ -27,6 +27,7 @@ from support.planted import (
     as_whole,
     context,
     counted,
+    counted_alone,
     experts,
     gpt,
     piped,
@@ -258,7 +259,7 @@ PLANTED: dict[str, Plant] = {
         step=averaging(lambda name: "edp"),
     ),
     "balance of each rank of a stage": _of_experts(
-        with_experts(_over_dp, data=lambda bench: single()), "activation", "blocks.0.experts"
+        with_experts(_over_dp, counted_alone), "activation", "blocks.0.experts"
     ),
     "balance of earlier stages left out": _of_experts(
         with_experts(_over_dp, _without_earlier_balance), "activation", "blocks.2"
@@ -277,7 +278,7 @@ PLANTED: dict[str, Plant] = {
         "blocks.0.dense.out",
     ),
     "balance of own tokens": _of_both(
-        with_experts(with_context(_over_cp), data=lambda bench: single()),
+        _of_own_tokens(with_context(_over_cp), counted_alone),
         "activation",
         "blocks.0.experts",
     ),
