@@ -5,10 +5,10 @@ nnodes: 2
 culprit: node 1
 kind: clock
 hint: clock|not yet valid|hour
-needs: faketime
 seconds: 60
 """
 
+import os
 import time
 
 import numpy as np
@@ -16,6 +16,11 @@ import numpy as np
 import torsh_runtime as tr
 
 LEEWAY = 60
+LATE = {"1": 3600.0}  # seconds, by node: it started without its time server
+
+
+def clock():
+    return time.time() - LATE.get(os.environ["GROUP_RANK"], 0.0)
 
 
 class Token:
@@ -23,7 +28,7 @@ class Token:
         self.issued, self.lifetime = issued, lifetime
 
     def check(self):
-        now = time.time()
+        now = clock()
         if now + LEEWAY < self.issued:
             raise ValueError(f"token is not yet valid: issued in {self.issued - now:.0f} s")
         if now > self.issued + self.lifetime + LEEWAY:
@@ -31,7 +36,7 @@ class Token:
 
 
 tr.init_process_group()
-issued = np.array([time.time()])
+issued = np.array([clock()])
 tr.broadcast(issued, src=0)
 Token(float(issued[0])).check()
 tr.barrier()
