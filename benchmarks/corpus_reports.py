@@ -21,6 +21,8 @@ KINDS: Mapping[str, str] = {
     "killed by a signal": "signal",
     "peer lost": "",
     "GPU out of memory": "memory",
+    "GPU failed": "agent",
+    "GPU program failed": "exception",
     "allocation refused": "memory",
     "import failed": "import",
     "syntax error": "syntax",

@@ -16,7 +16,8 @@
 # After a node's failure, and when the job had to make room (75), it waits in the queue again.
 #BSUB -r
 #BSUB -Q "75"
-#BSUB -o %J.out
+# %I is the task's number in a job array (-J "name[1-5]"), else 0.
+#BSUB -o %J.%I.out
 set -eo pipefail
 
 export OMP_NUM_THREADS=1

@@ -32,6 +32,8 @@ nodes=$PWD/.${PBS_JOBID:?this is no PBS job}.nodes
 trap 'rm -f "$nodes"' EXIT
 cp "$PBS_NODEFILE" "$nodes"
 variables=(PBS_JOBID="$PBS_JOBID" PBS_O_WORKDIR="$PBS_O_WORKDIR" PBS_NODEFILE="$nodes")
+# Of a job array (qsub -J 0-4): which of its tasks this is.
+[ -z "$PBS_ARRAY_INDEX" ] || variables+=(PBS_ARRAY_INDEX="$PBS_ARRAY_INDEX")
 
 # PBS leaves torshrun only kill_delay (10 s by default) at the end of its time: so it is told to stop
 # 120 s before, by a SIGTERM that pbsdsh passes on.

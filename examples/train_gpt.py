@@ -362,7 +362,7 @@ def check(error: Callable[[str], Any], options: argparse.Namespace) -> None:
     if options.mesh and options.mesh["ep"] != 1 and not options.experts:
         error("ep in --mesh is for --experts")
     if options.plot and not find_spec("matplotlib"):
-        error("--plot needs matplotlib: pip install 'torshrun[examples]'")
+        error("--plot needs matplotlib: pip install matplotlib")
 
 
 def made(kind: Callable[[argparse.Namespace], Any], options: argparse.Namespace) -> Any:

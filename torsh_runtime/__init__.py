@@ -10,256 +10,260 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torsh_runtime import (
-        checkpoint,
-        compression,
-        elastic,
-        nn,
-        optim,
+        checkpoint as checkpoint,
+        compression as compression,
+        elastic as elastic,
+        nn as nn,
+        optim as optim,
     )
     from torsh_runtime.backends.base import (
-        BackendType,
-        CommunicationStrategy,
-        Envelope,
-        PremulSum,
-        ReduceOp,
+        BackendType as BackendType,
+        CommunicationStrategy as CommunicationStrategy,
+        Envelope as Envelope,
+        PremulSum as PremulSum,
+        ReduceOp as ReduceOp,
     )
     from torsh_runtime.backends.future import (
-        Future,
+        Future as Future,
     )
     from torsh_runtime.backends.work import (
-        Work,
+        Work as Work,
     )
     from torsh_runtime.bootstrap import (
-        destroy_process_group,
-        get_store,
-        init_process_group,
-        serve_store,
-        shrink_group,
+        destroy_process_group as destroy_process_group,
+        get_store as get_store,
+        init_process_group as init_process_group,
+        serve_store as serve_store,
+        shrink_group as shrink_group,
     )
     from torsh_runtime.comm.apart import (
-        all_reduce_into,
-        exscan,
-        exscan_into,
-        reduce_into,
-        scan,
-        scan_into,
+        all_reduce_into as all_reduce_into,
+        exscan as exscan,
+        exscan_into as exscan_into,
+        reduce_into as reduce_into,
+        scan as scan,
+        scan_into as scan_into,
     )
     from torsh_runtime.comm.choosing import (
-        get_default_backend_for_device,
-        is_backend_available,
-        supports_complex,
+        get_default_backend_for_device as get_default_backend_for_device,
+        is_backend_available as is_backend_available,
+        supports_complex as supports_complex,
     )
     from torsh_runtime.comm.coalescing import (
-        all_gather_coalesced,
-        all_reduce_coalesced,
-        coalesce,
+        all_gather_coalesced as all_gather_coalesced,
+        all_reduce_coalesced as all_reduce_coalesced,
+        coalesce as coalesce,
     )
     from torsh_runtime.comm.default import (
-        GroupMember,
-        group,
+        GroupMember as GroupMember,
+        group as group,
     )
     from torsh_runtime.comm.exchanging import (
-        sendrecv,
+        sendrecv as sendrecv,
     )
     from torsh_runtime.comm.functional import (
-        all_gather,
-        all_gather_into_tensor,
-        all_gather_single,
-        all_reduce,
-        all_to_all,
-        all_to_all_single,
-        barrier,
-        broadcast,
-        gather,
-        monitored_barrier,
-        premul_sum,
-        reduce,
-        reduce_scatter,
-        reduce_scatter_single,
-        reduce_scatter_tensor,
-        scatter,
+        all_gather as all_gather,
+        all_gather_into_tensor as all_gather_into_tensor,
+        all_gather_single as all_gather_single,
+        all_reduce as all_reduce,
+        all_to_all as all_to_all,
+        all_to_all_single as all_to_all_single,
+        barrier as barrier,
+        broadcast as broadcast,
+        gather as gather,
+        monitored_barrier as monitored_barrier,
+        premul_sum as premul_sum,
+        reduce as reduce,
+        reduce_scatter as reduce_scatter,
+        reduce_scatter_single as reduce_scatter_single,
+        reduce_scatter_tensor as reduce_scatter_tensor,
+        scatter as scatter,
     )
     from torsh_runtime.comm.group import (
-        ProcessGroup,
+        ProcessGroup as ProcessGroup,
     )
     from torsh_runtime.comm.groups import (
-        get_backend,
-        get_backend_config,
-        get_global_rank,
-        get_group_rank,
-        get_pg_count,
-        get_process_group_ranks,
-        get_rank,
-        get_world_size,
-        is_gloo_available,
-        is_initialized,
-        is_mpi_available,
-        is_nccl_available,
-        is_ucc_available,
-        is_xccl_available,
-        new_group,
-        split,
+        get_backend as get_backend,
+        get_backend_config as get_backend_config,
+        get_global_rank as get_global_rank,
+        get_group_rank as get_group_rank,
+        get_pg_count as get_pg_count,
+        get_process_group_ranks as get_process_group_ranks,
+        get_rank as get_rank,
+        get_world_size as get_world_size,
+        is_gloo_available as is_gloo_available,
+        is_initialized as is_initialized,
+        is_mpi_available as is_mpi_available,
+        is_nccl_available as is_nccl_available,
+        is_ucc_available as is_ucc_available,
+        is_xccl_available as is_xccl_available,
+        new_group as new_group,
+        split as split,
     )
     from torsh_runtime.comm.launched import (
-        get_node_local_rank,
-        is_torchelastic_launched,
+        get_node_local_rank as get_node_local_rank,
+        is_torchelastic_launched as is_torchelastic_launched,
     )
     from torsh_runtime.comm.messages import (
-        P2POp,
-        batch_isend_irecv,
-        iprobe,
-        irecv,
-        isend,
-        probe,
-        recv,
-        send,
+        P2POp as P2POp,
+        batch_isend_irecv as batch_isend_irecv,
+        iprobe as iprobe,
+        irecv as irecv,
+        isend as isend,
+        probe as probe,
+        recv as recv,
+        send as send,
     )
     from torsh_runtime.comm.objects import (
-        all_gather_object,
-        broadcast_object_list,
-        gather_object,
-        recv_object_list,
-        scatter_object_list,
-        send_object_list,
+        all_gather_object as all_gather_object,
+        broadcast_object_list as broadcast_object_list,
+        gather_object as gather_object,
+        recv_object_list as recv_object_list,
+        scatter_object_list as scatter_object_list,
+        send_object_list as send_object_list,
     )
     from torsh_runtime.comm.persistent import (
-        Persistent,
-        persistent,
-        start_all,
+        Persistent as Persistent,
+        persistent as persistent,
+        start_all as start_all,
     )
     from torsh_runtime.comm.shared import (
-        empty_shared,
+        empty_shared as empty_shared,
     )
     from torsh_runtime.comm.splitting import (
-        parts,
+        parts as parts,
     )
     from torsh_runtime.comm.subgroups import (
-        new_subgroups,
-        new_subgroups_by_enumeration,
-        split_group,
+        new_subgroups as new_subgroups,
+        new_subgroups_by_enumeration as new_subgroups_by_enumeration,
+        split_group as split_group,
     )
     from torsh_runtime.comm.waiting import (
-        waitall,
-        waitany,
+        waitall as waitall,
+        waitany as waitany,
     )
     from torsh_runtime.error_file import (
-        record,
+        record as record,
     )
     from torsh_runtime.errors import (
-        BackendUnavailable,
-        CheckpointError,
-        CommAborted,
-        CommError,
-        CommMismatch,
-        CommTimeout,
-        ConfigError,
-        GradientError,
-        PeerLost,
-        PipelineError,
-        StoreError,
-        StoreTimeout,
-        TorshError,
+        BackendUnavailable as BackendUnavailable,
+        CheckpointError as CheckpointError,
+        CommAborted as CommAborted,
+        CommError as CommError,
+        CommMismatch as CommMismatch,
+        CommTimeout as CommTimeout,
+        ConfigError as ConfigError,
+        GradientError as GradientError,
+        PeerLost as PeerLost,
+        PipelineError as PipelineError,
+        StoreError as StoreError,
+        StoreTimeout as StoreTimeout,
+        TorshError as TorshError,
     )
     from torsh_runtime.integrations.torch.batch_norm import (
-        SyncBatchNorm,
+        SyncBatchNorm as SyncBatchNorm,
     )
     from torsh_runtime.layout import (
-        Shard,
-        TensorLayout,
+        Shard as Shard,
+        TensorLayout as TensorLayout,
     )
     from torsh_runtime.mesh.mesh import (
-        DeviceMesh,
-        init_device_mesh,
+        DeviceMesh as DeviceMesh,
+        init_device_mesh as init_device_mesh,
     )
     from torsh_runtime.mesh.three_dimensions import (
-        CommunicationStats,
-        ProcessGroupIds,
-        ProcessGroupManager,
-        RankMapping,
-        ThreeDParallelismConfig,
+        CommunicationStats as CommunicationStats,
+        ProcessGroupIds as ProcessGroupIds,
+        ProcessGroupManager as ProcessGroupManager,
+        RankMapping as RankMapping,
+        ThreeDParallelismConfig as ThreeDParallelismConfig,
     )
     from torsh_runtime.parallel.clipping import (
-        clip_grad_norm_,
+        clip_grad_norm_ as clip_grad_norm_,
     )
     from torsh_runtime.parallel.context import (
-        context_attention,
-        context_gather,
-        context_positions,
-        context_shard,
+        context_attention as context_attention,
+        context_gather as context_gather,
+        context_positions as context_positions,
+        context_shard as context_shard,
+        register_context_attention as register_context_attention,
     )
     from torsh_runtime.parallel.ddp.config import (
-        BucketConfig,
+        BucketConfig as BucketConfig,
     )
     from torsh_runtime.parallel.ddp.wrapper import (
-        DistributedDataParallel,
+        DistributedDataParallel as DistributedDataParallel,
     )
     from torsh_runtime.parallel.experts import (
-        MixtureOfExperts,
+        MixtureOfExperts as MixtureOfExperts,
     )
     from torsh_runtime.parallel.fsdp import (
-        BackwardPrefetch,
-        CustomAutoWrap,
-        FsdpConfig,
-        FullyShardedDataParallel,
-        MemoryConfig,
-        MemoryStats,
-        MixedPrecision,
-        ModuleTypeBasedAutoWrap,
-        NoAutoWrap,
-        ShardingStrategy,
-        SizeBasedAutoWrap,
-        auto_wrap_modules,
-        fsdp_wrap,
+        BackwardPrefetch as BackwardPrefetch,
+        CustomAutoWrap as CustomAutoWrap,
+        FsdpConfig as FsdpConfig,
+        FullyShardedDataParallel as FullyShardedDataParallel,
+        MemoryConfig as MemoryConfig,
+        MemoryStats as MemoryStats,
+        MixedPrecision as MixedPrecision,
+        ModuleTypeBasedAutoWrap as ModuleTypeBasedAutoWrap,
+        NoAutoWrap as NoAutoWrap,
+        ShardingStrategy as ShardingStrategy,
+        SizeBasedAutoWrap as SizeBasedAutoWrap,
+        auto_wrap_modules as auto_wrap_modules,
+        fsdp_wrap as fsdp_wrap,
+        register_fsdp_forward_method as register_fsdp_forward_method,
     )
     from torsh_runtime.parallel.initial import (
-        init_parameters,
+        init_parameters as init_parameters,
     )
     from torsh_runtime.parallel.layouts import (
-        layouts_of,
+        layouts_of as layouts_of,
     )
     from torsh_runtime.parallel.optimizer import (
-        DistributedOptimizer,
+        DistributedOptimizer as DistributedOptimizer,
     )
     from torsh_runtime.parallel.pipeline import (
-        PipelineParallel,
+        PipelineParallel as PipelineParallel,
     )
     from torsh_runtime.parallel.sampler import (
-        DistributedSampler,
+        DistributedSampler as DistributedSampler,
     )
     from torsh_runtime.parallel.scaler import ShardedGradScaler
     from torsh_runtime.parallel.streams import (
-        draw_by_name,
-        dropout_region,
-        random_stream,
+        draw_by_name as draw_by_name,
+        dropout_region as dropout_region,
+        random_stream as random_stream,
     )
     from torsh_runtime.parallel.tensor import (
-        Attention,
-        Block,
-        Column,
-        ColumnParallelLinear,
-        ParallelAttention,
-        Part,
-        Row,
-        RowParallelLinear,
-        VocabParallelEmbedding,
-        Vocabulary,
-        parallelize,
-        vocab_parallel_cross_entropy,
+        Attention as Attention,
+        Block as Block,
+        Column as Column,
+        ColumnParallelLinear as ColumnParallelLinear,
+        ParallelAttention as ParallelAttention,
+        Part as Part,
+        Row as Row,
+        RowParallelLinear as RowParallelLinear,
+        VocabParallelEmbedding as VocabParallelEmbedding,
+        Vocabulary as Vocabulary,
+        parallelize as parallelize,
+        vocab_parallel_cross_entropy as vocab_parallel_cross_entropy,
     )
     from torsh_runtime.parallel.trees import (
-        average_gradients,
+        average_gradients as average_gradients,
     )
     from torsh_runtime.parallel.verification import (
-        verify,
+        verify as verify,
     )
     from torsh_runtime.status import (
-        report_step,
+        report_step as report_step,
     )
     from torsh_runtime.store.user import (
-        PrefixStore,
-        Store,
-        StoreWatch,
+        PrefixStore as PrefixStore,
+        Store as Store,
+        StoreWatch as StoreWatch,
     )
+
+    __version__: str
 
 _HOMES = {
     "torsh_runtime.backends.base": (
@@ -414,6 +418,7 @@ _HOMES = {
         "context_gather",
         "context_positions",
         "context_shard",
+        "register_context_attention",
     ),
     "torsh_runtime.parallel.ddp.config": ("BucketConfig",),
     "torsh_runtime.parallel.ddp.wrapper": ("DistributedDataParallel",),
@@ -432,6 +437,7 @@ _HOMES = {
         "SizeBasedAutoWrap",
         "auto_wrap_modules",
         "fsdp_wrap",
+        "register_fsdp_forward_method",
     ),
     "torsh_runtime.parallel.initial": ("init_parameters",),
     "torsh_runtime.parallel.layouts": ("layouts_of",),
@@ -473,15 +479,21 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = [*_HOME_OF, *_SUBPACKAGES]
 
 
-def __getattr__(name: str) -> Any:
+def _load(name: str) -> Any:
     if name in _SUBPACKAGES:
         return import_module(f"torsh_runtime.{name}")
-    try:
-        home = _HOME_OF[name]
-    except KeyError:
-        raise AttributeError(f"module 'torsh_runtime' has no attribute {name!r}") from None
-    value = globals()[name] = getattr(import_module(home), name)
+    if name == "__version__":
+        value = import_module("importlib.metadata").version("torshrun")
+    elif name in _HOME_OF:
+        value = getattr(import_module(_HOME_OF[name]), name)
+    else:
+        raise AttributeError(f"module 'torsh_runtime' has no attribute {name!r}")
+    globals()[name] = value
     return value
+
+
+if not TYPE_CHECKING:  # to which there would be no name that is wrong
+    __getattr__ = _load
 
 
 def __dir__() -> list[str]:

@@ -71,7 +71,7 @@ def leave_account(error: BaseException) -> None:
     try:
         with open(path, encoding="utf-8") as file:  # noqa: PTH123  (Path would be one import more)
             document = json.load(file)
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         document = {"message": _message(error)}
     if not isinstance(document, dict) or "torsh" in document:
         return
@@ -193,11 +193,17 @@ def _own_call(error: BaseException) -> str:
     return ""
 
 
+_MOST_NUMBERS = 16
+
+
 def _shown(name: str, value: Any) -> str:
     if name in ("src", "dst", "peer") and isinstance(value, int):
         return f"{name}={value}"
     if name == "op" and value is not None:
         return str(getattr(value, "name", ""))
+    if isinstance(value, list | tuple) and value and isinstance(value[0], int):
+        more = ", …" if len(value) > _MOST_NUMBERS else ""
+        return f"{name}=[{', '.join(map(str, value[:_MOST_NUMBERS]))}{more}]"
     if isinstance(value, list | tuple) and value:
         return f"{len(value)} x {_shown('', value[0])}"
     dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)

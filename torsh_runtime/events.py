@@ -272,6 +272,18 @@ SCHEMA: Mapping[str, Kind] = {
         "The grace is over: workers that still run are killed.",
         {"ranks": Fact("integers", "Ranks that still ran.")},
     ),
+    "processes_left": Kind(
+        "All workers of this node have ended with code 0, but not what they had started.",
+        {
+            "stage": Fact(
+                "text",
+                "What became of it: it may end by itself, it got SIGTERM, or SIGKILL follows.",
+                ("left", "terminated", "killed"),
+            ),
+            "processes": Fact("texts", "The processes: pid, name and state."),
+            "seconds": Fact("number", "Seconds until the next stage."),
+        },
+    ),
     "round_ended": Kind(
         "No process of the round is left on this node.",
         {

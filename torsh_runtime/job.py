@@ -30,6 +30,7 @@ from torsh_runtime.errors import (
     StoreTimeout,
 )
 from torsh_runtime.store.client import StoreClient
+from torsh_runtime.store.endpoint import parse_endpoint
 from torsh_runtime.store.keys import KEY_BYTES, derive
 from torsh_runtime.store.user import Store
 
@@ -75,8 +76,8 @@ class Job:
         address = env.master_addr.strip("[]")
         host = f"[{address}]" if ":" in address else address
         endpoint = env.served_at or f"tcp:{host}:{env.master_port}"
-        hosted = _host(endpoint, key) if env.rank == 0 else None
         deadline = time.monotonic() + timeout
+        hosted = _host(endpoint, key, deadline) if env.rank == 0 else None
         try:
             job = cls._joined(env, store_client(endpoint, key, timeout), hosted)
             while job.turn > 1:  # that store goes with the group that rank 0 is about to leave
@@ -353,7 +354,8 @@ def key_by_hand(env: WorkerEnv) -> bytes:
     return derive(secret_of(env.secret), "hand", "worker store", env.run_id)
 
 
-def _host(endpoint: str, secret: bytes) -> HostedStore:
-    from torsh_runtime.store.hosted import HostedStore  # loads asyncio, which few workers need
+def _host(endpoint: str, secret: bytes, deadline: float) -> HostedStore:
+    from torsh_runtime.store.hosted import HostedStore, await_name  # load what few workers need
 
+    await_name(parse_endpoint(endpoint), deadline)
     return HostedStore.start(endpoint, secret)

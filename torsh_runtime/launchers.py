@@ -32,22 +32,36 @@ _MPIEXEC = (
 
 
 def completed(environ: Environ) -> Environ:
-    """The same, with RANK and what belongs to it as mpiexec or srun says, unless RANK is set.
-    ConfigError if Slurm's variables contradict each other.
+    """The same, with the place() that mpiexec or srun gives, and where rank 0 is as far as srun
+    tells that. ConfigError if Slurm's variables contradict each other.
     """
+    return {**environ, **place(environ), **_master(environ)}
+
+
+def place(environ: Environ) -> dict[str, str]:
+    """RANK and what belongs to it, as mpiexec or srun says; {} if neither has started this process
+    as one of several, or RANK is set. ConfigError if Slurm's variables contradict each other.
+    """
+    if step := _step(environ):
+        return {
+            "RANK": str(step.rank),
+            "WORLD_SIZE": str(step.world_size),
+            "LOCAL_RANK": str(step.local_rank),
+            "LOCAL_WORLD_SIZE": str(step.tasks[step.node_rank]),
+            "GROUP_RANK": str(step.node_rank),
+            "GROUP_WORLD_SIZE": str(len(step.tasks)),
+        }
     names = _mpiexec(environ)
     if names is None:
-        step = _step(environ)
-        return {**environ, **_place(step, environ)} if step else environ
+        return {}
     world_size, local = environ[names.world_size], environ.get(names.local_world_size, "1")
-    place = {
+    return {
         "RANK": environ[names.rank],
         "WORLD_SIZE": world_size,
         "LOCAL_RANK": environ.get(names.local_rank, "0"),
         "LOCAL_WORLD_SIZE": local,
         "GROUP_WORLD_SIZE": "1" if local == world_size else "2",  # or more: it does not say
     }
-    return {**environ, **place}
 
 
 def _step(environ: Environ) -> slurm.Step | None:
@@ -58,19 +72,14 @@ def _step(environ: Environ) -> slurm.Step | None:
     return step if step and step.world_size > 1 else None
 
 
-def _place(step: slurm.Step, environ: Environ) -> dict[str, str]:
-    place = {
-        "RANK": str(step.rank),
-        "WORLD_SIZE": str(step.world_size),
-        "LOCAL_RANK": str(step.local_rank),
-        "LOCAL_WORLD_SIZE": str(step.tasks[step.node_rank]),
-        "GROUP_RANK": str(step.node_rank),
-        "GROUP_WORLD_SIZE": str(len(step.tasks)),
+def _master(environ: Environ) -> dict[str, str]:
+    step = _step(environ)
+    if step is None or len(step.tasks) == 1 or "MASTER_ADDR" in environ:
+        return {}
+    return {
+        "MASTER_ADDR": slurm.first_host(step.nodelist, slurm.scontrol),
+        "MASTER_PORT": environ.get("MASTER_PORT") or str(slurm.port(step.name)),
     }
-    if len(step.tasks) > 1 and "MASTER_ADDR" not in environ:
-        place["MASTER_ADDR"] = slurm.first_host(step.nodelist, slurm.scontrol)
-        place["MASTER_PORT"] = environ.get("MASTER_PORT") or str(slurm.port(step.name))
-    return place
 
 
 def meeting_point(environ: Environ) -> str:
@@ -102,9 +111,14 @@ def meeting_point(environ: Environ) -> str:
 
 
 def _mpiexec(environ: Environ) -> _Variables | None:
-    """What mpiexec has said, if that counts."""
+    """What mpiexec has said, if that counts. srun sets PMI_RANK too, but says in variables of its
+    own what is local.
+    """
     given = (names for names in _MPIEXEC if names.rank in environ and names.world_size in environ)
-    return None if "RANK" in environ else next(given, None)
+    found = None if "RANK" in environ else next(given, None)
+    if found is None or found.local_rank in environ:
+        return found
+    return None if slurm.step(environ) else found
 
 
 def _attempt(step: slurm.Step, environ: Environ) -> str:

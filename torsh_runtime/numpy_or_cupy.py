@@ -23,6 +23,6 @@ def bfloat16() -> np.dtype[Any]:
         found: np.dtype[Any] = np.dtype(import_module("ml_dtypes").bfloat16)
     except ImportError:
         raise BackendUnavailable(
-            "bfloat16 in arrays", "Install ml_dtypes with `pip install torshrun[bfloat16]`."
+            "bfloat16 in arrays", "Install ml_dtypes: `pip install ml_dtypes`."
         ) from None
     return found

@@ -6,17 +6,30 @@ and SLURM_PROCID=0, although it is one process on the first node.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
 from torsh_runtime.errors import ConfigError
 
-Scontrol = Callable[..., str]
-"""What `scontrol` with these words prints; "" if it is not there, fails or takes too long."""
+
+class Reply(NamedTuple):
+    """What `scontrol` with some words has answered."""
+
+    text: str
+    """What it has printed; "" if it is not there, failed or took too long."""
+    error: str = ""
+    """Why, in a line for people; "" if it succeeded."""
+
+
+Scontrol = Callable[..., Reply]
 _SCONTROL_SECONDS = 8.0
+_INTERACTIVE_STEP = str(0xFFFFFFFA)  # salloc's, by LaunchParameters=use_interactive_step
 _MOST = 65536  # nodes or tasks; more than any Slurm has, and a text that is no bomb
 _PORTS = range(15000, 31000)
 """Below those that systems give to outgoing connections, and above those that services have."""
@@ -53,14 +66,18 @@ class Step(NamedTuple):
 
 
 def step(environ: Mapping[str, str]) -> Step | None:
-    """The step around this process, if there is one. ConfigError if Slurm's variables cannot be."""
+    """The step that has started this process, if one has; what is called in an interactive shell is
+    one process, whatever the shell's step has. ConfigError if Slurm's variables cannot be.
+    """
     if not environ.get("SLURM_JOB_ID") or not environ.get("SLURM_STEP_NUM_NODES"):
+        return None
+    if in_shell(environ):
         return None
     found = Step(
         job=environ["SLURM_JOB_ID"],
         number=environ.get("SLURM_STEP_ID", "0"),
         nodelist=environ.get("SLURM_STEP_NODELIST", ""),
-        tasks=counts(environ.get("SLURM_STEP_TASKS_PER_NODE", "")),
+        tasks=_tasks(environ, "SLURM_STEP_TASKS_PER_NODE"),
         node_rank=_number(environ, "SLURM_NODEID"),
         rank=_number(environ, "SLURM_PROCID"),
         local_rank=_number(environ, "SLURM_LOCALID"),
@@ -75,11 +92,34 @@ def step(environ: Mapping[str, str]) -> Step | None:
     return found
 
 
+def in_shell(environ: Mapping[str, str]) -> bool:
+    """Whether this process was called in a shell that salloc or `srun --pty` has started, and not
+    by srun itself: steps within such a shell inherit SLURM_PTY_PORT, but not its terminal.
+    """
+    if environ.get("SLURM_STEP_ID") == _INTERACTIVE_STEP:
+        return True
+    task = environ.get("SLURM_TASK_PID", "")
+    if "SLURM_PTY_PORT" not in environ or not re.fullmatch(r"[0-9]{1,9}", task):
+        return False
+    with suppress(OSError):
+        group, _, terminal = Path(f"/proc/{task}/stat").read_text().rpartition(")")[2].split()[2:5]
+        # A shell with job control gives what it calls a process group; a script's is the task's.
+        return terminal != "0" and int(group) != os.getpgrp()
+    return False
+
+
 def _number(environ: Mapping[str, str], name: str) -> int:
     text = environ.get(name, "")
     if not re.fullmatch(r"[0-9]{1,9}", text):
         raise ConfigError(f"{name}={text!r} is not what Slurm sets in a job step: a number")
     return int(text)
+
+
+def _tasks(environ: Mapping[str, str], name: str) -> tuple[int, ...]:
+    try:
+        return counts(environ.get(name, ""))
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from None
 
 
 def counts(text: str) -> tuple[int, ...]:
@@ -129,11 +169,11 @@ def first_host(nodelist: str, scontrol: Scontrol) -> str:
     """Where the first node can be reached: the address that Slurm itself uses, as names of nodes
     need not be known to anything but Slurm; its name where Slurm cannot be asked. ConfigError.
     """
-    names = scontrol("show", "hostnames", nodelist).split() or hosts(nodelist)
+    names = scontrol("show", "hostnames", nodelist).text.split() or hosts(nodelist)
     if not names:
         raise ConfigError("Slurm's list of nodes is empty")
     told = scontrol("--oneliner", "show", "node", names[0])
-    address = re.search(r"\bNodeAddr=(\S+)", told)
+    address = re.search(r"\bNodeAddr=(\S+)", told.text)
     return address[1] if address else names[0]
 
 
@@ -142,16 +182,22 @@ def port(name: str) -> int:
     return _PORTS[zlib.crc32(name.encode()) % len(_PORTS)]
 
 
-def scontrol(*words: str) -> str:
-    """Ask the real one."""
+def scontrol(*words: str) -> Reply:
+    """Ask the real one, which is to write times as it does by itself."""
     try:
         done = subprocess.run(
             ["scontrol", *words],
+            env={**os.environ, "SLURM_TIME_FORMAT": "standard"},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_SCONTROL_SECONDS,
             check=False,
         )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return "" if done.returncode else done.stdout.decode(errors="replace")
+    except subprocess.TimeoutExpired:
+        return Reply("", f"scontrol has not answered in {_SCONTROL_SECONDS:g} s")
+    except OSError as error:
+        return Reply("", f"scontrol cannot be started: {error.strerror}")
+    if done.returncode:
+        said = " ".join(done.stderr.decode(errors="replace").split())
+        return Reply("", said or f"scontrol has ended with {done.returncode}")
+    return Reply(done.stdout.decode(errors="replace"))

@@ -17,10 +17,16 @@ File: a header of PAGE_BYTES, then a page of PAGE_BYTES for each local rank. In 
            16  RECORDS records of RECORD_WORDS words, each in two cache lines of its own
     record  0  turn: 4 × the operation's number in its group, + WRITING, INSIDE or LEFT
             1  the call: operation, dtype and reduction (8 bits each, in the order of OPERATIONS,
-               DTYPES and REDUCTIONS), 8 unused bits, root (32 bits, signed; -1 is none)
-            2  number of elements
+               DTYPES and REDUCTIONS), length of a list of arrays (8 bits; 0 is none), root (32
+               bits, signed; less than 0 is none)
+            2  number of elements, of a list in all
             3  number of the group, the same on all its ranks (32 bits), its size (32 bits)
             4  rounds: how often the rank has met the others in this group
+            5  a message that it has waited for for a while; 0 is none. Its operation (8 bits),
+               whether words 6 and 7 hold anything (a bit each), 22 unused bits, the rank of the
+               job at the other end (32 bits)
+            6  the tag of that message
+            7  the tag of another one that has come from that rank instead
             8  the axis of a mesh that the group is along: 48 bytes of text
 
 A worker's k-th group writes to record k mod RECORDS, or to that of an earlier group of its number
@@ -72,6 +78,7 @@ PID, INITIALISED, STEP, PLACE = range(4)
 AWAITED, DOING = 9, 10
 TEXT_WORDS = 6
 _TURN, _GROUP = 0, 3
+MESSAGE, HAS_TAG, HAS_INSTEAD = 5, 1 << 8, 1 << 9
 AXIS = 8
 _PAGE_WORDS = PAGE_BYTES // 8
 

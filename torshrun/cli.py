@@ -15,6 +15,7 @@ from torshrun.config.options import HEADINGS, Option
 from torshrun.config.request import Request, gather
 from torshrun.config.resolve import resolve
 from torshrun.config.surroundings import look_around, look_around_for_hosts
+from torshrun.debugger import follows_processes
 from torshrun.exit_codes import PREEMPTED, USAGE
 
 _ABOUT = (
@@ -28,6 +29,10 @@ _ABOUT = (
 _OTHER = (
     ("--version", "Print the version and exit."),
     ("-h, --help", "Show this message and exit."),
+)
+_NO_MORE_TASKS = (
+    "torshrun may start no more processes or threads: raise the limit, which is ulimit -u or, in a "
+    "container or cgroup, pids.max, or end what else this user runs here"
 )
 _SPACE = "\N{NO-BREAK SPACE}"
 _WIDEST = 30  # columns for an option's name; what is longer has a line of its own
@@ -49,8 +54,12 @@ def run(argv: Sequence[str]) -> int:
     except BrokenPipeError:  # nobody reads the answer, nor what is still in the buffer
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
-    except (TorshError, OSError) as error:  # a place one may not look at, a name too long
-        _tell(f"error: {error}")
+    except (TorshError, OSError, RuntimeError) as error:
+        # OSError: a place one may not look at, a name too long
+        if isinstance(error, RuntimeError) and "start new thread" not in str(error):
+            raise
+        is_limit = isinstance(error, BlockingIOError | RuntimeError)
+        _tell(f"error: {_NO_MORE_TASKS if is_limit else error}")
         return USAGE
 
 
@@ -64,6 +73,10 @@ def _answer(line: CommandLine) -> int:
 
         return _print(f"torshrun {version('torshrun')}\n")
     request = gather(line.given, line.script, line.arguments, os.environ)
+    if request["print_completion"]:
+        from torshrun.completion import completion
+
+        return _print(completion(request["print_completion"]))
     if request["hostfile"]:
         return _on_hosts(request)
     request = look_around(request, os.environ, RealMachine())
@@ -78,7 +91,7 @@ def _answer(line: CommandLine) -> int:
         job, notes = resolve(request, os.environ, new_id=lambda: CHOSEN_AT_START)
         _tell(*notes)
         return _print(plan(job, os.environ))
-    job, notes = resolve(request, os.environ)
+    job, notes = resolve(request, os.environ, is_debugged=follows_processes())
     _tell(*notes)
     from torshrun.launch import launch
 
@@ -93,6 +106,8 @@ def _on_hosts(request: Request) -> int:
     shown = request["print_config"]
     job = plan(request, os.environ, needs_target=not shown)
     _tell(*job.notes)
+    if follows_processes():
+        _tell("the debugger does not reach other hosts: --debugpy PORT serves one in each worker")
     if shown:
         from torshrun.config.print_config import show
 
@@ -107,7 +122,7 @@ def _on_hosts(request: Request) -> int:
 def _ended(code: int, job: LaunchConfig) -> int:
     """The job's exit code, once Slurm has been asked to run it again if that is wanted."""
     if code == PREEMPTED and job.requeues:
-        from torshrun.clusters.slurm import requeue
+        from torshrun.clusters.slurm_job import requeue
 
         _tell(requeue(job.requeues, RealMachine()))
         sys.stderr.flush()

@@ -43,6 +43,10 @@ def launch(config: LaunchConfig) -> int:
     if config.master_port:
         choose_port(config.master_port)
     spec = WorkerSpec.from_config(config, os.environ, allowed_cpus())
+    if config.debugpy:
+        from torshrun.workers.debug_servers import check
+
+        check(spec, config.debugpy)
     return asyncio.run(_run(config, spec))
 
 

@@ -15,6 +15,7 @@ from torshrun.topology.cpus import allowed_cpus
 from torshrun.workers.spec import Assignment, WorkerSpec, assign
 
 CHOSEN_AT_START = "<chosen at start>"
+GIVEN = "<as environment: says>"
 _Lines = Mapping[str, str]  # what is said about a worker, by what it is about
 
 
@@ -26,7 +27,7 @@ def plan(config: LaunchConfig, environ: Mapping[str, str]) -> str:
         assign(spec, _first(config, "b", 2), "b"),
         strict=True,
     )
-    workers = [_describe(one, other, environ) for one, other in pairs]
+    workers = [_describe(one, other, environ, config.environment) for one, other in pairs]
     common = {
         key: line
         for key, line in workers[0].items()
@@ -61,8 +62,15 @@ def _first(config: LaunchConfig, word: str, port: int) -> WorkerEnv:
     return first_worker(config, place, scratch=word, endpoint=word, secret=word)
 
 
-def _describe(worker: Assignment, other: Assignment, environ: Mapping[str, str]) -> _Lines:
-    """Its command, its processors, and what its environment has other than torshrun's."""
+def _describe(
+    worker: Assignment,
+    other: Assignment,
+    environ: Mapping[str, str],
+    asked: Mapping[str, str],
+) -> _Lines:
+    """Its command, its processors, and what its environment has other than torshrun's. Values of
+    the file's environment: may be secrets.
+    """
     lines = {" command": shlex.join(worker.argv)}
     if worker.cpus:
         lines[" processors"] = f"on processors {','.join(ranges(worker.cpus))}"
@@ -70,7 +78,9 @@ def _describe(worker: Assignment, other: Assignment, environ: Mapping[str, str])
         if name not in worker.environ:
             lines[name] = f"{name} is taken away"
     for name, value in worker.environ.items():
-        if environ.get(name) != value:
+        if asked.get(name) == value:
+            lines[name] = f"{name}={GIVEN}"
+        elif environ.get(name) != value:
             known = value != CHOSEN_AT_START and value == other.environ[name]
             lines[name] = f"{name}={shlex.quote(value) if known else CHOSEN_AT_START}"
     return lines

@@ -66,8 +66,19 @@ def read_stat(pid: int) -> ProcessStat | None:
 
 def handles(pid: int, signo: int) -> bool:
     """Whether the process has a handler for the signal."""
-    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", read_text(f"/proc/{pid}/status"), re.MULTILINE)
-    return caught is not None and bool(int(caught[1], 16) >> (signo - 1) & 1)
+    return _has_signal(pid, "SigCgt", signo)
+
+
+def holds_back(pid: int, signo: int) -> bool:
+    """Whether the process has been sent the signal, which it blocks."""
+    return _has_signal(pid, "ShdPnd", signo)
+
+
+def _has_signal(pid: int, name: str, signo: int) -> bool:
+    """Whether the signal is in the set that the process' status has under this name."""
+    text = read_text(f"/proc/{pid}/status")
+    signals = re.search(rf"^{name}:\s*([0-9a-f]+)$", text, re.MULTILINE)
+    return signals is not None and bool(int(signals[1], 16) >> (signo - 1) & 1)
 
 
 def ended_badly(pid: int) -> list[tuple[str, int]]:

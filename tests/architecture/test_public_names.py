@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from importlib.metadata import version
 
 import torsh_runtime as tr
 
@@ -51,6 +52,8 @@ NAMES = {
     "SizeBasedAutoWrap",
     "auto_wrap_modules",
     "fsdp_wrap",
+    "register_context_attention",
+    "register_fsdp_forward_method",
     "BucketConfig",
     "CheckpointError",
     "CommAborted",
@@ -235,6 +238,10 @@ def test_signatures_are_those_of_torch_distributed() -> None:
     for name, parameters in expected.items():
         found = inspect.signature(getattr(tr, name)).parameters
         assert list(found) == parameters.split(), name
+
+
+def test_the_version_is_the_distributions() -> None:
+    assert tr.__version__ == version("torshrun")
 
 
 def test_every_optional_argument_defaults_to_the_default_group_and_a_blocking_call() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -142,3 +143,32 @@ def test_what_cannot_be_done_is_said_in_a_line(
     assert done.returncode == 1
     assert said in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_what_takes_minutes_is_said_before_and_after(machine: Machine, tmp_path: Path) -> None:
+    machine.gets("c++", "cc", "mkdir", "cp")
+    python = machine.makes(
+        "python", '[ "$2" != venv ] || { mkdir -p "$3/bin"; cp "$0" "$3/bin/"; }'
+    )
+    script = tmp_path / "scripts" / "setup"
+    script.parent.mkdir()
+    shutil.copy(SETUP, script)
+    environ = {"PATH": str(python.parent), "PYTHON": str(python)}
+    done = subprocess.run([script], env=environ, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.splitlines() == [
+        "scripts/setup: making .venv with torshrun in it: packages are fetched and C++ is "
+        "compiled, for some minutes",
+        "scripts/setup: done; now type: . .venv/bin/activate",
+    ]
+
+
+@pytest.mark.parametrize(
+    "name", ["README.md", "CONTRIBUTING.md", "docs", "torshrun", "torsh_runtime"]
+)
+def test_nobody_is_told_to_install_what_no_index_has(name: str) -> None:
+    """torshrun is not on PyPI."""
+    place = SETUP.parents[1] / name
+    files = [place] if place.is_file() else [*place.rglob("*.py"), *place.rglob("*.md")]
+    advice = re.compile(r"pip install (?:-\S+ )*'?torshrun")
+    assert [str(file) for file in files if advice.search(file.read_text())] == []

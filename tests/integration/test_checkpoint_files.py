@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from support.checkpoint_files import only_file, saved
 
 from torsh_runtime import nn, optim
 from torsh_runtime.checkpoint import (
@@ -26,19 +27,6 @@ from torsh_runtime.checkpoint import (
 from torsh_runtime.checkpoint.__main__ import main
 from torsh_runtime.errors import CheckpointError, ConfigError, TorshError
 from torsh_runtime.layout import Piece, ShardedTensor
-
-
-def saved(directory: Path, *steps: int, size: int = 100_000, **options: Any) -> Checkpointer:
-    """A directory of checkpoints with one array each, which holds the step."""
-    checkpointer = Checkpointer(directory, **options)
-    for step in steps:
-        checkpointer.save(step, {"array": np.full(size, float(step))})
-    return checkpointer
-
-
-def only_file(path: Path) -> Path:
-    (found,) = path.glob("*.safetensors")
-    return found
 
 
 def flip(path: Path, at: int) -> None:
@@ -96,20 +84,6 @@ def test_what_has_a_state_gets_it_back(tmp_path: Path) -> None:
     assert fresh.state == {"milestones": {30: 1}, "lrs": [0.1]}
     np.testing.assert_array_equal(residuals.state["residual"], np.arange(4.0))
     assert new.state == "unchanged"
-
-
-def test_saving_again_replaces_and_old_ones_go(tmp_path: Path) -> None:
-    (tmp_path / ".tmp-9-left-by-a-job-that-was-killed").mkdir()
-    (tmp_path / "notes").mkdir()
-    checkpointer = saved(tmp_path, 1, 2, 3, 3, keep_last=2)
-    checkpointer.wait()
-    assert checkpointer.steps() == [3, 2]
-    assert sorted(each.name for each in tmp_path.iterdir()) == [
-        "notes",
-        "step-00000002",
-        "step-00000003.1",
-    ]
-    assert sorted(saved(tmp_path, 4).steps()) == [2, 3, 4]
 
 
 def test_an_asynchronous_save_keeps_the_values_of_the_call(tmp_path: Path) -> None:
@@ -258,6 +232,9 @@ def lies() -> Iterator[Any]:
     yield lambda told: tensor(told).update(shape=[-1])
     for spans in ([[]], [[[0, 1], [3, 1 << 40]]], [[[1, 2], [0, 1]]], [[0, 1]], 7):
         yield lambda told, spans=spans: tensor(told)["pieces"][0]["piece"].update(spans=spans)
+    for shape in ([0, 1 << 63], [0, 1 << 40, 1 << 40], [0] + [1] * 64):
+        yield lambda told, shape=shape: tensor(told).update(shape=shape, pieces=[])
+    yield lambda told: told["files"].update({"rank\x1b[31m\u202e": told["files"][name]})
     yield lambda told: tensor(told).update(dtype="object")
     yield lambda told: tensor(told).update(dtype=["float64"])
     yield lambda told: tensor(told)["pieces"][0].update(start=1 << 40)
@@ -337,6 +314,46 @@ def test_plain_files_that_are_none_are_refused(tmp_path: Path) -> None:
         "noise.pt",
         "noise.safetensors",
     ]
+
+
+def tensor_file(file: Path, shape: list[int]) -> Path:
+    """One of safetensors' with an empty tensor of this shape."""
+    header = json.dumps({"a": {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}}).encode()
+    file.write_bytes(len(header).to_bytes(8, "little") + header)
+    return file
+
+
+@pytest.mark.parametrize("shape", [[0, 1 << 63], [0, 1 << 62], [0, 1 << 40, 1 << 40], [0] * 70])
+def test_shapes_that_no_array_has_are_refused(shape: list[int], tmp_path: Path) -> None:
+    file = tensor_file(tmp_path / "model.safetensors", shape)
+    with pytest.raises(CheckpointError, match="no array can be of shape"):
+        import_state_dict(file, tmp_path / "a")
+    result = CliRunner().invoke(main, ["import", str(file), str(tmp_path / "a")])
+    assert (result.exit_code, type(result.exception)) == (1, SystemExit)
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pt"])
+def test_a_pipe_is_no_model_and_a_link_may_lead_to_one(suffix: str, tmp_path: Path) -> None:
+    if suffix == "pt":
+        pytest.importorskip("torch")
+    pipe = tmp_path / f"pipe.{suffix}"
+    os.mkfifo(pipe)
+    with pytest.raises(CheckpointError, match=r"cannot be read: .*it is no regular file"):
+        import_state_dict(pipe, tmp_path / "a")
+    file = tensor_file(tmp_path / "elsewhere", [0, 3])
+    if suffix == "safetensors":
+        (tmp_path / "model.safetensors").symlink_to(file)
+        import_state_dict(tmp_path / "model.safetensors", tmp_path / "a")
+        assert Checkpointer(tmp_path / "a").steps() == [0]
+
+
+def test_a_manifest_of_many_gibibytes_is_not_read(tmp_path: Path) -> None:
+    saved(tmp_path, 1)
+    manifest = tmp_path / "step-00000001" / "manifest.json"
+    os.truncate(manifest, 64 << 30)
+    found = CliRunner().invoke(main, ["ls", str(tmp_path)]).output
+    assert "damaged: " in found
+    assert "68719476736 bytes are more than any has" in found
 
 
 def test_the_command_lists_what_there_is(tmp_path: Path) -> None:

@@ -132,3 +132,24 @@ def test_what_others_own_stays_and_the_new_one_is_there(place: Path, mode: int, 
     loaded = Checkpointer(place).load()
     assert loaded is not None
     assert loaded.step == 2
+
+
+def test_what_another_user_has_saved_of_a_later_step_costs_nothing(place: Path) -> None:
+    place.chmod(0o1777)
+    Checkpointer(place).save(999_999, {"step": 0})
+
+    def save(_: Any) -> list[list[int]]:
+        kept = []
+        with warnings.catch_warnings(), Checkpointer(place, keep_last=2) as checkpointer:
+            warnings.simplefilter("ignore")
+            for step in (2, 3, 4):
+                checkpointer.save(step, {"step": step})
+                checkpointer.wait()
+                kept.append(checkpointer.steps())
+        return kept
+
+    with stranger(save) as other:
+        assert other.says() == [[2, 999_999, 1], [3, 2, 999_999, 1], [4, 3, 999_999, 1]]
+    loaded = Checkpointer(place).load()
+    assert loaded is not None
+    assert loaded.values == {"step": 4}

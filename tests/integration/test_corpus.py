@@ -52,6 +52,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> Entries:
     return score(tmp_path_factory.mktemp("corpus"), *only, "--jobs", "2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_whose_fault_and_of_what_kind(name: str, said: Entries) -> None:
     if name not in said:
@@ -61,6 +62,7 @@ def test_whose_fault_and_of_what_kind(name: str, said: Entries) -> None:
     assert entry["kind"], entry
 
 
+@pytest.mark.slow
 def test_nobody_is_blamed_for_sure_by_mistake(said: Entries) -> None:
     certain = {name for name, entry in said.items() if entry["certainty"] == "certain"}
     assert certain

@@ -11,6 +11,7 @@ from support.forked import Raised
 from support.worlds import run_processes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", ["nn", pytest.param("torch", marks=pytest.mark.torch)])
 def test_gradients_that_are_views_of_buckets_are_in_memory_once(framework: str) -> None:
     if framework == "torch":

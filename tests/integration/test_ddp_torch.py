@@ -66,6 +66,7 @@ def whole(results: list[Any]) -> list[Any]:
     return results
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("name", NAMES)
 def test_trains_as_one_process_does(name: str, ranks: int) -> None:

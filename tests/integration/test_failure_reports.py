@@ -67,7 +67,9 @@ def test_the_traceback_is_shown_although_more_was_written_after_it(torshrun: Run
     assert code == 1
     lines = report(stderr[stderr.index("failed first") - 20 :])
     start = lines.index("  its traceback:")
-    quoted = [line for line in lines[start + 1 :] if line.startswith("  |")]
+    end = lines.index("  the last lines of its stderr:")
+    assert "  | bye" in lines[end:]
+    quoted = [line for line in lines[start + 1 : end] if line.startswith("  |")]
     assert quoted[0] == "  | Traceback (most recent call last):"
     assert "  | ValueError: shapes (3, 4) and (5,) do not fit" in quoted
     assert quoted[-1] == "  | RuntimeError: step 7 failed"

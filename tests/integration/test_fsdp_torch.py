@@ -79,6 +79,7 @@ def check_same(results: list[Any], others: list[Any]) -> None:
             torch.testing.assert_close(result[key], value, rtol=1e-4, atol=2e-5, msg=key)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "ranks"), [(name, ranks) for ranks in (2, 3) for name in names(ranks)]
 )

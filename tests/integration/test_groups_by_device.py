@@ -234,7 +234,7 @@ def test_who_waits_in_nccl_hears_that_another_has_failed_on_the_host(
 
 @pytest.mark.skipif(is_available(BackendType.NCCL), reason="there may be a GPU here")
 def test_without_cuda_it_says_what_to_do() -> None:
-    with pytest.raises(BackendUnavailable, match=r"pip install torshrun\[cuda12\]"):
+    with pytest.raises(BackendUnavailable, match=r"pip install '\.\[cuda12\]'"):
         tr.init_process_group(BOTH, free_address(), world_size=1, rank=0, timeout=LONG)
     assert not tr.is_initialized()
     with pytest.raises(BackendUnavailable, match="no NVIDIA driver"):

@@ -423,8 +423,9 @@ def test_a_stopped_keeper_does_not_hold_up_the_end(torshrun: Launcher) -> None:
     os.kill(keeper, signal.SIGSTOP)
     process.terminate()
     _, err = process.communicate(timeout=30)
-    assert process.returncode == exit_codes.LOST
-    assert "keeper" in err
+    assert process.returncode == exit_codes.PREEMPTED
+    assert "the keeper (torsh-keeper, pid " in err
+    assert "it is resumed" in err
 
 
 def test_a_nested_job_leaves_nothing_when_the_outer_agent_is_killed(torshrun: Launcher) -> None:
@@ -449,3 +450,36 @@ def test_too_few_descriptors_are_an_error_before_anything_starts(torshrun: Launc
     assert ended.returncode == 2
     assert "12 workers need 96 open files, but the limit is 60" in ended.stderr
     assert "up" not in ended.stdout
+
+
+@needs_root  # whom the limit does not hold for
+@pytest.mark.parametrize("tasks", [1, 2])
+def test_too_few_processes_are_told_in_words(torshrun: Launcher, tasks: int) -> None:
+    nobody_elses = 2_000_000 + os.getpid()
+    capabilities = ("--bounding-set=-sys_resource,-sys_admin", "--inh-caps=+dac_override")
+    user = (f"--reuid={nobody_elses}", "--clear-groups", *capabilities)
+    limit = ("bash", "-c", f'ulimit -u {tasks}; exec "$@"', "bash")
+    within = ("setpriv", *user, "--ambient-caps=+dac_override", *limit)
+    process = torshrun.start(torshrun.script("print('ran')"), within=within)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (2, "")
+    assert err.startswith("torshrun: error: torshrun may start no more processes or threads: raise")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"#!/bin/sh\r\necho ran\r\n", "its lines end as on Windows"),
+        (b"#!/no/such/sh -e\n", "No such file or directory: '/no/such/sh', the interpreter in its"),
+        (b"echo ran\n", "it has no first line like #!/bin/sh"),
+    ],
+)
+def test_a_program_that_cannot_be_one_is_explained(
+    torshrun: Launcher, text: bytes, said: str
+) -> None:
+    program = torshrun.folder / "run.sh"
+    program.write_bytes(text)
+    program.chmod(0o700)
+    code, out, err = torshrun.run("--no-python", "./run.sh")
+    assert (code in (126, 127), out) == (True, "")
+    assert f"cannot start ./run.sh: {said}" in err

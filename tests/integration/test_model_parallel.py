@@ -121,6 +121,7 @@ def check(results: list[Any]) -> None:
         assert result["replicas"].items() <= replicas.items()
 
 
+@pytest.mark.slow
 @with_both
 @pytest.mark.parametrize("case", FEW, ids=str)
 def test_trains_as_one_process_does(case: Case, framework: str) -> None:

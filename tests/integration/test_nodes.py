@@ -217,6 +217,20 @@ def test_a_spare_waits_and_takes_the_place_of_one_that_is_lost(torshrun: Launche
         assert [node.end()[0] for node in (*nodes, spare)] == [0, 0]
 
 
+def test_a_spare_that_nobody_needed_says_so(torshrun: Launcher) -> None:
+    """It may have been meant for a second job of the same name."""
+    script = torshrun.script(PLACE + UNTIL_GO)
+    with Job.over_tcp(torshrun, "2") as job:
+        nodes = running(job, script)
+        spare = job.start(script)
+        spare.wait_for("If it is to run another job, that needs a --rdzv-id of its own")
+        torshrun.make("go")
+        assert [node.end()[0] for node in nodes] == [0, 0]
+        code, out = spare.end()
+    assert code == 0
+    assert "no worker has run on this node: it was a spare until the end" in out
+
+
 def test_a_spare_ends_with_the_others(torshrun: Launcher) -> None:
     script = torshrun.script(PLACE + UNTIL_GO)
     with Job.over_tcp(torshrun, "1:1") as job:

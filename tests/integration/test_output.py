@@ -48,8 +48,8 @@ class Job:
         self.started.append(process)
         return process
 
-    def run(self, script: str, *options: str) -> tuple[int, bytes, bytes]:
-        process = self.start(script, *options)
+    def run(self, script: str, *options: str, **streams: int) -> tuple[int, bytes, bytes]:
+        process = self.start(script, *options, **streams)
         out, err = process.communicate(timeout=30)
         return process.returncode, out, err
 
@@ -208,6 +208,48 @@ def test_a_terminal_is_one_to_the_workers(job: Job, window: Callable[[], Window]
     assert process.wait(timeout=30) == 0
     assert soon(lambda: sorted(each.screen.text()) == ["[0] True True 56", "[0] oops"])
     assert b"\x1b[38;5;" in each.received
+
+
+ALTERNATE = """
+for number in range(200):
+    print("out", number)
+    print("err", number, file=sys.stderr)
+"""
+
+
+def in_order(text: str, prefix: str) -> bool:
+    """Whether the lines of ALTERNATE that stand behind this prefix are in the order of writing."""
+    lines = [line for line in text.splitlines() if line.startswith(prefix)]
+    return lines == [f"{prefix}{name} {number}" for number in range(200) for name in ("out", "err")]
+
+
+def test_both_streams_keep_their_order_where_they_go_to_one_place(
+    job: Job, window: Callable[[], Window]
+) -> None:
+    (job.folder / "hosts").write_text("localhost\n")
+    shell = "for n in $(seq 0 199); do echo out $n; echo err $n >&2; done"
+    for options, prefixes in (
+        (("--nproc-per-node", "2"), ("[0] ", "[1] ")),
+        (("--hostfile", "hosts"), ("localhost: [0] ",)),
+        (("--no-python", "sh", "-c", shell), ("[0] ",)),
+    ):
+        text = job.run(ALTERNATE, *options, stderr=subprocess.STDOUT)[1].decode()
+        assert all(in_order(text, prefix) for prefix in prefixes), text
+    job.environ["NO_COLOR"] = "1"
+    each = window()
+    process = job.start(ALTERNATE, "--status-line", "never", stdout=each.fd, stderr=each.fd)
+    assert process.wait(timeout=30) == 0
+    assert soon(lambda: in_order(each.received.decode().replace("\r\n", "\n"), "[0] "))
+
+
+def test_a_report_says_that_it_shows_both_streams_where_they_are_one(job: Job) -> None:
+    script = "print('out'); print('err', file=sys.stderr); os._exit(3)"
+    one, apart = (
+        job.run(script, *options, stderr=subprocess.STDOUT)[1].decode()
+        for options in ((), ("--tee", "3"))
+    )
+    assert "the last lines of its output:\n  | out\n  | err\n" in one
+    assert "the last lines of its stderr:\n  | err\n" in apart
 
 
 def test_only_the_terminal_s_stream_is_a_terminal(job: Job, window: Callable[[], Window]) -> None:

@@ -157,7 +157,19 @@ def test_pbs_tells_each_node_what_pbsdsh_does_not(tmp_path: Path) -> None:
     assert (tmp_path / "seen.pwd").read_text().strip() == str(tmp_path)
     assert stubs.variables()["PBS_JOBID"] == "7.server"
     assert stubs.variables()["OMP_NUM_THREADS"] == "1"
+    assert "PBS_ARRAY_INDEX" not in stubs.variables()
     assert not [*tmp_path.glob(".7.server*")]
+
+
+def test_tasks_of_an_array_of_pbs_know_their_number_on_each_node(tmp_path: Path) -> None:
+    stubs = Stubs(tmp_path)
+    (tmp_path / "nodes").write_text(NODES)
+    stubs.write("pbsdsh", 'shift; exec env -i HOME="$HOME" SEEN="$SEEN" "$@"')
+    place = {"PBS_O_WORKDIR": str(tmp_path), "PBS_NODEFILE": str(tmp_path / "nodes")}
+    task = {"PBS_JOBID": "7[3].server", "PBS_ARRAY_INDEX": "3"}
+    assert stubs.run(rendered("pbs", tmp_path), **place, **task) == 0
+    found = stubs.variables()
+    assert {name: found[name] for name in task} == task
 
 
 def test_lsf_lists_each_host_once_in_its_order(tmp_path: Path) -> None:

@@ -190,7 +190,7 @@ def test_a_run_that_is_ended_says_where_all_stands_and_takes_all_with_it(tmp_pat
     assert soon(lambda: not marked(tree.mark))
 
 
-def test_quick_chooses_units_and_the_first_of_each_other_file(tmp_path: Path) -> None:
+def test_quick_chooses_units_and_the_first_of_each_file_of_integration(tmp_path: Path) -> None:
     """Also in a file that is new, and whose first one is slow."""
     text = """
         @pytest.mark.slow
@@ -200,14 +200,15 @@ def test_quick_chooses_units_and_the_first_of_each_other_file(tmp_path: Path) ->
         def test_second(): pass
     """
     (tmp_path / "tests/unit/some").mkdir(parents=True)
-    (tmp_path / "tests/other").mkdir()
-    for name in ("unit/some/test_a", "other/test_b", "other/test_c"):
+    (tmp_path / "tests/integration").mkdir()
+    (tmp_path / "tests/fault").mkdir()
+    for name in ("unit/some/test_a", "integration/test_b", "integration/test_c", "fault/test_d"):
         (tmp_path / f"tests/{name}.py").write_text(_HEAD + textwrap.dedent(text))
     code, output = Tree(tmp_path).run("--quick", "-q", "--collect-only", "tests")
     assert code == 0, output
     assert [line for line in output.splitlines() if "::" in line] == [
-        "tests/other/test_b.py::test_first[0]",
-        "tests/other/test_c.py::test_first[0]",
+        "tests/integration/test_b.py::test_first[0]",
+        "tests/integration/test_c.py::test_first[0]",
         *(f"tests/unit/some/test_a.py::{name}" for name in ("test_first[0]", "test_first[1]")),
         "tests/unit/some/test_a.py::test_second",
     ]

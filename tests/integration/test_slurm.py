@@ -164,12 +164,15 @@ def test_a_job_may_go_on_without_a_node(cluster: SlurmCluster) -> None:
         "    time.sleep(60)\n"
     )
     options = "--nnodes 1:2 --rdzv-conf ttl=2,last_call_timeout=5"
-    job = cluster.submit(f"{BATCH}srun --no-kill --label torshrun {options} train.py\n")
+    command = f"srun --no-kill --label torshrun {options} train.py; echo ended with $?"
+    job = cluster.submit(f"{BATCH}{command}\n")
     job.wait_for("round of 2", times=2)
     (host,) = re.findall(r"(\d): torshrun: this agent serves the job's store", job.output)
     os.kill(agent_of(job, "1" if host == "0" else "0"), signal.SIGKILL)
     job.wait_for("round of 1")
     job.wait_for("the job is over (succeeded)")
+    job.wait_for("ended with 137")
+    assert "1 of its 2 nodes did not stay to the end" in job.output
 
 
 def test_a_notice_is_passed_on_and_the_job_resumes_under_its_name(cluster: SlurmCluster) -> None:
@@ -242,6 +245,28 @@ def test_who_cancels_a_job_is_not_defied(cluster: SlurmCluster) -> None:
     assert (job.facts["JobState"], job.facts["Restarts"]) == ("CANCELLED", "0")
 
 
+def test_handlers_of_a_signal_that_slurm_sends_to_all_processes_run_once(
+    cluster: SlurmCluster,
+) -> None:
+    cluster.script(
+        "import os, signal, sys, time\n"
+        "def leave(*_):\n"
+        "    os.write(1, b'entered\\n')\n"
+        "    time.sleep(1)\n"
+        "    os.write(1, b'gone\\n')\n"
+        "    sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, leave)\n"
+        "print('begins\\n', end='', flush=True)\n"
+        "time.sleep(120)\n"
+    )
+    job = cluster.submit(f"{BATCH}srun torshrun --nproc-per-node 2 train.py; echo ended with $?\n")
+    job.wait_for("begins", times=4)
+    cluster.call("scancel", "--signal=TERM", f"{job.number}.0")  # once, as scancel alone need not
+    job.wait_for("ended with 75")
+    assert job.output.count("gone") == 4
+    assert job.output.count("entered") == 4, job.output
+
+
 def test_a_node_is_drained(cluster: SlurmCluster) -> None:
     """Who runs there may go on to the end, and who comes waits."""
     cluster.script("import time\nprint('begins\\n', end='', flush=True)\ntime.sleep(3)\n")
@@ -277,7 +302,11 @@ def test_two_torshruns_on_a_node_are_an_error_that_says_what_to_type(
     assert "ended with 2" in job.output
     assert "sum" not in job.output
     assert "SLURM_LOCALID=1" in job.output
-    assert "srun --ntasks=2 --ntasks-per-node=1 torshrun --nproc-per-node=2" in job.output
+    advice = "srun --cpus-per-task=2 --ntasks=2 --ntasks-per-node=1 torshrun --nproc-per-node=2"
+    assert f"{advice} …" in job.output
+    job = cluster.submit(f"{BATCH}{advice} train.py\n", "--ntasks-per-node=2")
+    assert job.end() == "COMPLETED", job.told()
+    assert job.output.count("sum 4 of ranks [0, 1, 2, 3]") == 4
 
 
 def test_explicit_options_switch_it_off(cluster: SlurmCluster) -> None:

@@ -398,7 +398,8 @@ def test_what_each_worker_must_have_for_itself_is_not_shared(
 ) -> None:
     module(torshrun, "owner", text)
     script = write(torshrun, "import owner\nprint('runs')\n")
-    code, out, err = torshrun.run("--nproc-per-node", "2", "--preload", "owner", script)
+    options = ("--nproc-per-node", "2", "--shutdown-timeout", "0.1")  # for what `text` leaves
+    code, out, err = torshrun.run(*options, "--preload", "owner", script)
     assert code == 0, err
     assert f"since a module has {said}" in err
     assert sorted(out.splitlines()) == ["[0] runs", "[1] runs"]

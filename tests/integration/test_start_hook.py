@@ -5,8 +5,11 @@ JAX itself is in test_jax.py; here a package of the test's own has its place.
 
 from __future__ import annotations
 
+import ast
 import json
 import re
+import shutil
+import signal
 import subprocess
 import sys
 import venv
@@ -15,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.processes import soon
 
 from torshrun.workers.group import STACK_SIGNAL
 from torshrun.workers.spec import python_path
@@ -40,6 +44,7 @@ class Slurm(ClusterEnv):
 ASK = """
 import json
 import re
+import signal
 from jax._src import clusters
 cluster = clusters.ClusterEnv._cluster_types[0]
 answer = [c.name for c in clusters.ClusterEnv._cluster_types]
@@ -323,3 +328,103 @@ def test_it_loads_nothing_that_takes_time(tmp_path: Path) -> None:
     with_hook = answer(code, [HOOK], TORSH_STACK_FILE=str(tmp_path / "stack"))
     compiled_in = {"atexit", "faulthandler", "fcntl", "time"}
     assert set(with_hook) - set(answer(code, [])) <= compiled_in
+
+
+def noted(folder: Path, code: str, *asked: int) -> tuple[int, list[dict[str, Any]]]:
+    """The exit status of a worker that gets these signals when it has written a line, each when it
+    has noted what the one before had it note, and what it noted of its end.
+    """
+    notes = folder / "stack_end"
+    (folder / "train.py").write_text(code)
+    environ = {
+        "PATH": "/usr/bin:/bin",
+        "PYTHONPATH": str(HOOK),
+        "TORSH_STACK_FILE": str(folder / "stack"),
+    }
+    argv = [sys.executable, "train.py"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(argv, cwd=folder, env=environ, start_new_session=True, **pipes) as worker:
+        assert worker.stdout
+        if worker.stdout.readline():
+            for number, signo in enumerate(asked):
+                assert soon(lambda n=number: n == 0 or notes.exists())
+                worker.send_signal(signo)
+        worker.stdout.read()
+    lines = notes.read_text().splitlines() if notes.exists() else []
+    notes.unlink(missing_ok=True)
+    (folder / "stack").unlink()
+    return worker.returncode, [json.loads(line) for line in lines]
+
+
+RAISES = "def f():\n    raise KeyError('x')\n"
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "how"),
+    [
+        ("f()", 1, "exception"),
+        ("import sys; sys.excepthook = lambda *_: None\nf()", 1, "exception"),
+        ("import atexit; atexit.register(lambda: 1 / 0)\nf()", 1, "exception"),
+        ("import sys; sys.exit('no data')", 1, "exit"),
+        ("try: f()\nexcept KeyError: raise SystemExit(3)", 3, "exit"),
+        ("import sys\ntry: f()\nexcept KeyError: sys.excepthook(*sys.exc_info())", 0, "exit"),
+        ("import threading; threading.Thread(target=f).start()", 0, "exit"),
+        ("import os\ntry: f()\nexcept KeyError: os._exit(4)", 4, ""),
+        ("raise KeyboardInterrupt", -2, ""),
+    ],
+)
+def test_how_python_ended_is_noted(tmp_path: Path, ending: str, code: int, how: str) -> None:
+    status, notes = noted(tmp_path, RAISES + ending)
+    assert (status, [each["how"] for each in notes]) == (code, [how] if how else [])
+    if how == "exception":
+        (note,) = notes
+        assert note["own"]
+        assert note["errors"] == ["KeyError: 'x'"]
+        assert note["frame"] == f"{tmp_path}/train.py:2"
+        assert note["trace"].startswith("Traceback (most recent call last):")
+
+
+CLEANS_UP = """
+import signal, sys, time
+def clean_up():
+    print("up", flush=True)
+    time.sleep(60)
+class Upload:
+    def __enter__(self): return self
+    def __exit__(self, *_): clean_up()
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "errors", "line"),
+    [
+        ("try: raise ValueError('bad')\nfinally:\n    clean_up()", ["ValueError: bad"], 11),
+        ("with Upload():\n    raise ValueError('bad')", ["ValueError: bad"], 9),
+        ("try: sys.exit('no data')\nfinally: clean_up()", ["SystemExit: no data"], 10),
+        ("clean_up()", None, 0),
+    ],
+)
+def test_an_exception_on_its_way_is_noted_when_a_worker_is_asked_for_its_stack(
+    tmp_path: Path, program: str, errors: list[str] | None, line: int
+) -> None:
+    code, notes = noted(tmp_path, CLEANS_UP + program, STACK_SIGNAL, signal.SIGTERM)
+    (note,) = notes
+    assert (code, note["how"], note.get("errors")) == (-15, "asked", errors)
+    assert note.get("places", []) == ([[f"{tmp_path}/train.py", line]] if line else [])
+
+
+def test_a_python_2_takes_no_notice(tmp_path: Path) -> None:
+    """It would complain of a file that it cannot parse, in each process that a worker starts."""
+    hook = HOOK / "sitecustomize.py"
+    newer = (ast.AnnAssign, ast.JoinedStr, ast.NamedExpr, ast.AsyncFunctionDef, ast.FunctionDef)
+    assert not [node for node in ast.walk(ast.parse(hook.read_text())) if isinstance(node, newer)]
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.theirs = 1")
+    for python in ("python2", "python2.7"):
+        if (
+            not shutil.which(python)
+            or subprocess.run([python, "-V"], capture_output=True).returncode
+        ):
+            continue  # a shim of pyenv's may stand for none
+        python = shutil.which(python) or python
+        done = run("import sys; print(sys.theirs)", [HOOK, tmp_path], python=python)
+        assert (done.stdout, done.stderr) == ("1\n", "")

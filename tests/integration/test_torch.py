@@ -53,6 +53,7 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
 
 
+@pytest.mark.slow
 def test_an_unmodified_ddp_script_trains_and_resumes(bench: Bench) -> None:
     pytest.importorskip("sklearn")
     command = ("--nproc-per-node=2", "--rdzv-id=digits", str(EXAMPLE), "--epochs")

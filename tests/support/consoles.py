@@ -7,6 +7,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Mapping
+from itertools import chain
 from pathlib import Path
 
 from torsh_runtime.contract import WorkerEnv
@@ -35,18 +36,18 @@ class Console:
         self._ends = {out_end, err_end}
         self._held = Folder(str(folder), os.open(folder, os.O_RDONLY))
         self.pump = LogPump(output, self._held, out_end, err_end, environ or {})
-        self.streams: list[tuple[Stream, Stream]] = []
+        self.streams: list[tuple[Stream, ...]] = []
         self._ended = False
 
     def worker(self, rank: int, attempt: int = 0) -> tuple[Write, Write]:
         """What writes to this worker's stdout and stderr."""
         place = WorkerEnv(rank=rank, world_size=8, local_rank=rank, local_world_size=8)
         folder = self.folder / f"attempt_{attempt}" / str(rank)
-        out, err = self.pump.open(place, str(folder))
-        self.streams.append((out, err))
+        streams = self.pump.open(place, str(folder))
+        self.streams.append(streams)
         return (
-            lambda data: os.write(out.source.end, data),
-            lambda data: os.write(err.source.end, data),
+            lambda data: os.write(streams[0].source.end, data),
+            lambda data: os.write(streams[-1].source.end, data),
         )
 
     def read_out(self) -> bytes:
@@ -71,9 +72,8 @@ class Console:
     def end(self) -> None:
         """End all workers and the pump; readers then come to their end."""
         self._ended = True
-        for out, err in self.streams:
-            os.close(out.source.end)
-            os.close(err.source.end)
+        for stream in chain.from_iterable(self.streams):
+            os.close(stream.source.end)
         self.pump.close()
         assert self.pump.is_closed(10)
         self._held.close()

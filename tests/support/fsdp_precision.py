@@ -127,7 +127,7 @@ def accumulates(gathers: bool, rank: int) -> Any:
                         model(inputs).sum().backward()
                 else:
                     model(inputs).sum().backward()
-            found.append(torch.cat([p.grad.clone() for p in model.parameters()]) / times)
+            found.append(torch.cat([p.grad.flatten() for p in model.parameters()]) / times)
         return found
 
 

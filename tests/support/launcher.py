@@ -50,13 +50,17 @@ class Launcher:
         return str(path)
 
     def start(
-        self, *argv: str, within: Sequence[str] = (), **options: object
+        self,
+        *argv: str,
+        within: Sequence[str] = (),
+        command: Sequence[str] = (sys.executable, "-m", "torshrun"),
+        **options: object,
     ) -> subprocess.Popen[str]:
         """Start torshrun, by a command that goes before it if one is given. Its directory, and the
         workers', is the test's.
         """
         process = subprocess.Popen(
-            [*within, sys.executable, "-m", "torshrun", *argv],
+            [*within, *command, *argv],
             **{  # type: ignore[call-overload]
                 "stdout": subprocess.PIPE,
                 "stderr": subprocess.PIPE,

@@ -1,8 +1,8 @@
 """`--quick` chooses tests that take a few minutes together: what is run before each commit.
 
-These are all of tests/unit and tests/architecture, and the first one of each other file, so that a
-new file has a part in it without a word; but for those that are marked as slow, or as in need of a
-machine's networks or servers.
+These are all of tests/unit and tests/architecture, and the first one of each file of tests/contract
+and tests/integration, so that a new file has a part in it without a word; but for those that are
+marked as slow, or as in need of a machine's networks or servers.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 WHOLE = ("tests/unit/", "tests/architecture/")
+IN_PART = ("tests/contract/", "tests/integration/")
 LEFT_OUT = ("slow", "gpu", "netns", "ssh", "slurm", "etcd")
 
 
@@ -34,6 +35,6 @@ def _is_chosen(item: pytest.Item, begun: set[Path]) -> bool:
         return False
     if item.nodeid.startswith(WHOLE):
         return True
-    is_first = item.path not in begun
+    is_first = item.path not in begun and item.nodeid.startswith(IN_PART)
     begun.add(item.path)
     return is_first

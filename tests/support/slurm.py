@@ -47,6 +47,7 @@ SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmdSpoolDir={folder}/spool-%n
 StateSaveLocation={folder}/state
 SlurmdParameters=config_overrides
+LaunchParameters=use_interactive_step
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 NodeName=n[1-2] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{nodes}] CPUs=8

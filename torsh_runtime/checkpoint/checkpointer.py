@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 import shutil
 import threading
@@ -17,9 +18,10 @@ from torsh_runtime.checkpoint.directory import checkpoints
 from torsh_runtime.checkpoint.pieces import DamagedCheckpoint
 from torsh_runtime.checkpoint.ranks import Ranks
 from torsh_runtime.checkpoint.reader import CheckpointReader
-from torsh_runtime.checkpoint.saving import Save, Saver, outcome
+from torsh_runtime.checkpoint.retention import Retention
+from torsh_runtime.checkpoint.saving import Save, Saver, outcome, said
 from torsh_runtime.errors import CheckpointError, ConfigError, TorshError
-from torsh_runtime.parallel.state import restore
+from torsh_runtime.parallel.state import check_state, restore
 
 
 @dataclass(frozen=True)
@@ -56,13 +58,14 @@ class Checkpointer:
         self, directory: str | Path, *, keep_last: int | None = None, process_group: Any = None
     ) -> None:
         """directory: made when it is first saved to; for one job at a time.
-        keep_last: of how many steps to keep checkpoints; None: of all.
+        keep_last: of how many steps to keep checkpoints, those that were saved last and are whole;
+            None: of all.
         process_group: the ranks; None: the default group, or this process alone without one.
         """
         if keep_last is not None and keep_last < 1:
             raise ConfigError(f"keep_last must be 1 or more, or None to keep all, not {keep_last}")
         self._directory = Path(directory)
-        self._keep_last = keep_last
+        self._retention = Retention(keep_last)
         self._ranks = Ranks.of(process_group)
         self._apart: Ranks | None = None
         self._saver = Saver(self._ranks)
@@ -78,10 +81,10 @@ class Checkpointer:
         """Save the state that follows `step` steps.
 
         state: by name, models, optimizers, whatever else has state_dict() and load_state_dict(),
-            and values: numbers, texts, arrays, and lists, tuples and dicts of them. For other
-            things than models and optimizers rank 0's counts, unless they are in PerRank. Models
-            whose parameters have layouts on a mesh take that DeviceMesh beside them, by any name;
-            it is loaded on any other mesh.
+            and values: numbers, texts, arrays, and lists, tuples and dicts of them. Of values rank
+            0's count; what has a state_dict() must have the same on all ranks, unless it is in
+            PerRank or a loader of torchdata's. Models whose parameters have layouts on a mesh take
+            that DeviceMesh beside them, by any name; it is loaded on any other mesh.
         async_op: only the copying in memory is waited for; see wait(). A save before that is
             still being written is waited for first. Old checkpoints are removed in any case
             beside what follows.
@@ -89,19 +92,18 @@ class Checkpointer:
         Raises CheckpointError on all ranks if one of them cannot keep what it has, or not
         write it, and then nothing of it stays; CommError as ProcessGroup.
         """
-        if type(step) is not int or step < 0:
-            raise ConfigError(f"step must be a whole number from 0 on, not {step!r}")
+        number = _step(step)
         self.wait()
-        save = self._saver.begin(step, state, async_op)
+        save = self._saver.begin(number, state, async_op)
         if async_op and self._apart is None:
             self._apart = self._ranks.apart()
         if not async_op:
-            save.write(self._directory, self._ranks, self._keep_last)
+            save.write(self._directory, self._ranks, self._retention)
         self._writing = _Background(partial(self._finish, save, async_op))
 
     def _finish(self, save: Save, is_to_be_written: bool) -> None:
         if is_to_be_written and self._apart is not None:
-            save.write(self._directory, self._apart, self._keep_last)
+            save.write(self._directory, self._apart, self._retention)
         for path in save.retired:
             shutil.rmtree(path, ignore_errors=True)
         left = [f"{path} cannot be removed" for path in save.retired if path.exists()]
@@ -122,15 +124,18 @@ class Checkpointer:
     def load(
         self, state: Mapping[str, Any] | None = None, step: int | None = None
     ) -> Loaded | None:
-        """Load the newest checkpoint that is whole into what `state` names, in place; None if there
-        is no checkpoint at all.
+        """Load the checkpoint that was saved last and is whole into what `state` names, in place;
+        None if there is no checkpoint at all.
 
-        step: of which step; None: the newest. Where one is damaged, a RuntimeWarning says so and
-            the next older one is taken.
+        step: of which step; None: that of the last save, also where a training has gone back behind
+            steps that were saved. Where one is damaged, a RuntimeWarning says so and the one that
+            was saved before is taken.
 
         Raises CheckpointError on all ranks if all are damaged, and if one does not fit: tensors of
-        other names, shapes or dtypes. What the state then holds is undefined.
+        other names, shapes or dtypes. What the state then holds is undefined. So it does where
+        there is none, for a model that save() could not save.
         """
+        step = None if step is None else _step(step)
         self.wait()
         passed_over: list[str] = []
         for number, path in self._candidates(step):
@@ -141,6 +146,7 @@ class Checkpointer:
             if self._ranks.rank == 0:
                 warnings.warn(f"passed over a checkpoint: {outcome}", RuntimeWarning, stacklevel=2)
         if not passed_over and step is None:
+            self._check(dict(state or {}))
             return None
         raise CheckpointError(
             f"{self._directory} has no checkpoint {'' if step is None else f'of step {step} '}that "
@@ -148,7 +154,7 @@ class Checkpointer:
         )
 
     def steps(self) -> list[int]:
-        """Of which steps there are checkpoints, newest first."""
+        """Of which steps there are checkpoints, the one that was saved last first."""
         return list(dict.fromkeys(step for step, _ in checkpoints(self._directory)))
 
     def _candidates(self, step: int | None) -> list[tuple[int, Path]]:
@@ -163,6 +169,16 @@ class Checkpointer:
     def _listed(self) -> dict[str, Any]:
         return {"listed": [[step, path.name] for step, path in checkpoints(self._directory)]}
 
+    def _check(self, state: dict[str, Any]) -> None:
+        error: Exception | None = None
+        try:
+            check_state(state, self._ranks)
+        except Exception as reason:  # also of the program's own models
+            error = reason
+        for rank, failed in enumerate(self._ranks.texts(said(error))):
+            if failed:
+                raise CheckpointError(f"rank {rank} could not save: {failed}") from error
+
     def _try(self, path: Path, state: dict[str, Any]) -> dict[str, Any] | str:
         """The values, or why all ranks pass it over."""
         values: dict[str, Any] = {}
@@ -170,7 +186,7 @@ class Checkpointer:
         damage = ""
         try:
             with CheckpointReader(path) as reader:
-                values = restore(state, reader, self._ranks.rank)
+                values = restore(state, reader, self._ranks)
         except DamagedCheckpoint as error:
             damage = str(error)
         except Exception as error:  # of whatever has a load_state_dict(); all ranks are told
@@ -205,6 +221,17 @@ class _Background:
             self._call()
         except BaseException as error:
             self._error = error
+
+
+def _step(step: Any) -> int:
+    """Of whatever has a whole number, as numpy's and torch's do. ConfigError for anything else."""
+    try:
+        number = -1 if isinstance(step, bool) else operator.index(step)
+    except (TypeError, ValueError):
+        number = -1
+    if number < 0:
+        raise ConfigError(f"step must be a whole number from 0 on, not {step!r}")
+    return number
 
 
 def _misfit(path: Path, error: Exception) -> CheckpointError:

@@ -2,6 +2,8 @@
 
 step-00000100         the checkpoint of step 100
 step-00000100.1       the next one of that step, which replaces it
+step-00000050-1       one of step 50 that was saved later than those of step 100, by a training that
+                      went back or began anew: it is newer than all without "-1"
 .tmp-...              one that is being written, or was when its job ended
 .lock                 held by who saves there, and gone afterwards
 """
@@ -16,24 +18,54 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from torsh_runtime.errors import CheckpointError
 
-_NAME = re.compile(r"step-(\d{8,18})(?:\.(\d{1,9}))?")
+_NAME = re.compile(r"step-(\d{8,18})(?:-(\d{1,9}))?(?:\.(\d{1,9}))?")
 _TEMPORARY = ".tmp-"
 _LEAVING = ".old-"
 _LOCK = ".lock"
 _TRIES = 100
 
 
-def checkpoints(directory: Path) -> list[tuple[int, Path]]:
-    """Steps and directories of those that are whole by their names, newest first."""
+class Place(NamedTuple):
+    """Where a checkpoint stands among others: the newest has the greatest."""
+
+    course: int
+    """How often a training had gone back behind a step that was saved, or begun anew."""
+    step: int
+    turn: int
+    """How often the step had been saved before in this course."""
+
+    @property
+    def name(self) -> str:
+        """Of its directory. CheckpointError for numbers that no name can have."""
+        course = f"-{self.course}" if self.course else ""
+        name = f"step-{self.step:08d}{course}" + (f".{self.turn}" if self.turn else "")
+        if not _NAME.fullmatch(name):
+            raise CheckpointError(
+                f"a checkpoint cannot be named {name}: its step or what is counted beside it has "
+                f"too many digits. Save to another directory, or remove those that have so many"
+            )
+        return name
+
+
+def places(directory: Path) -> dict[Place, Path]:
+    """All that are whole by their names, newest first."""
     found = []
     for name in _names(directory):
         match = _NAME.fullmatch(name)
         if match:
-            found.append((int(match[1]), int(match[2] or 0), directory / name))
-    return [(step, path) for step, _, path in sorted(found, reverse=True)]
+            step, course, turn = (int(each or 0) for each in match.groups())
+            found.append((Place(course, step, turn), directory / name))
+    return dict(sorted(found, reverse=True))
+
+
+def checkpoints(directory: Path) -> list[tuple[int, Path]]:
+    """Steps and directories of those that are whole by their names, by the order in which they
+    were saved, newest first."""
+    return [(place.step, path) for place, path in places(directory).items()]
 
 
 def temporary(directory: Path, step: int, token: int) -> Path:
@@ -126,37 +158,32 @@ def create(directory: int, name: str) -> int:
 
 
 def publish(written: Path, step: int) -> Path:
-    """Give a whole checkpoint its name. Its files have been synchronised."""
+    """Give a whole checkpoint its name, by which it is the newest. Its files have been
+    synchronised."""
     directory = written.parent
-    number = 0
-    taken = [name for each, path in checkpoints(directory) if each == step for name in [path.name]]
-    if taken:
-        match = _NAME.fullmatch(taken[0])
-        number = int(match[2] or 0) + 1 if match else 0
-    final = directory / (f"step-{step:08d}" + (f".{number}" if number else ""))
+    newest = next(iter(places(directory)), Place(0, -1, 0))
+    if step > newest.step:
+        place = Place(newest.course, step, 0)
+    elif step == newest.step:
+        place = newest._replace(turn=newest.turn + 1)
+    else:
+        place = Place(newest.course + 1, step, 0)
+    final = directory / place.name
     synchronise(written)
     written.rename(final)
     synchronise(directory)
     return final
 
 
-def retire(directory: Path, keep_last: int | None) -> tuple[list[Path], list[OSError]]:
-    """Take the names from all but the newest ones of so many steps; `keep_last` None: only from
-    earlier ones of the same step. Returns what may be removed: these, and what jobs before have
-    left half-written or half-removed; and why others of them stay."""
-    steps: list[int] = []
-    refused: list[OSError] = []
-    for step, path in checkpoints(directory):
-        is_first = step not in steps
-        if is_first:
-            steps.append(step)
-        if not is_first or (keep_last is not None and len(steps) > keep_last):
-            try:
-                path.rename(directory / f"{_LEAVING}{secrets.token_hex(8)}")
-            except OSError as error:  # another user's, for one, in a directory with a sticky bit
-                refused.append(error)
+def take_name(path: Path) -> None:
+    """Have a checkpoint not be one any more. OSError if this user may not."""
+    path.rename(path.with_name(f"{_LEAVING}{secrets.token_hex(8)}"))
+
+
+def removable(directory: Path) -> list[Path]:
+    """What lost its name, and what jobs before have left half-written or half-removed."""
     names = _names(directory)
-    return [directory / each for each in names if each.startswith((_TEMPORARY, _LEAVING))], refused
+    return [directory / each for each in names if each.startswith((_TEMPORARY, _LEAVING))]
 
 
 def explained(error: OSError, directory: Path) -> str:

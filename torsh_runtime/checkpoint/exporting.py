@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from torsh_runtime.arrays.raw import empty
 from torsh_runtime.checkpoint.checkpointer import Checkpointer
-from torsh_runtime.checkpoint.reader import CheckpointReader
+from torsh_runtime.checkpoint.reader import CheckpointReader, opened_file
 from torsh_runtime.checkpoint.tensor_file import lay_out, read_header
 from torsh_runtime.errors import CheckpointError, ConfigError
 from torsh_runtime.layout import Piece, ShardedTensor
@@ -94,13 +95,24 @@ def _write_torch(reader: CheckpointReader, names: Mapping[str, str], target: Pat
     torch.save({name: tensors[name] for name in names}, target)
 
 
+@contextmanager
+def _opened(source: Path) -> Iterator[tuple[BinaryIO, int]]:
+    """A regular file, to which a link may lead, and its size. OSError for another."""
+    with (
+        opened_file(source, follows_links=True) as (descriptor, size),
+        os.fdopen(os.dup(descriptor), "rb") as file,
+    ):
+        yield file, size
+
+
 def _read_torch(source: Path) -> dict[str, Any]:
     import pickle
 
     import torch
 
     try:
-        tensors = torch.load(source, map_location="cpu", weights_only=True)
+        with _opened(source) as (file, _):
+            tensors = torch.load(file, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise CheckpointError(f"{source} cannot be read: {error}") from None
     if not isinstance(tensors, dict) or not all(
@@ -112,13 +124,12 @@ def _read_torch(source: Path) -> dict[str, Any]:
 
 def _read_tensors(source: Path) -> Iterator[tuple[str, Any]]:
     try:
-        with source.open("rb") as file:
+        with _opened(source) as (file, size):
 
             def read(start: int, length: int) -> bytes:
                 file.seek(start)
                 return file.read(length)
 
-            size = os.fstat(file.fileno()).st_size
             for name, place in read_header(read, size).items():
                 yield name, _tensor(place, read(place.start, place.num_bytes))
     except OSError as error:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from torsh_runtime.checkpoint.tensor_file import ITEMSIZES
+from torsh_runtime.checkpoint.tensor_file import ITEMSIZES, check_shape
 from torsh_runtime.errors import CheckpointError, ConfigError
 from torsh_runtime.layout import Piece
 
@@ -114,7 +114,7 @@ def _manifest(told: Mapping[str, Any]) -> Manifest:
 
 
 def _file(name: str, told: Mapping[str, Any]) -> StoredFile:
-    if "/" in name or name.startswith(".") or "\0" in name or name == NAME:
+    if "/" in name or name.startswith(".") or not name.isprintable() or name == NAME:
         raise ValueError(f"a file of tensors cannot be named {name!r}")
     size, block = _count(told["num_bytes"]), _count(told["block"])
     checksums = tuple(map(_count, told["checksums"]))
@@ -125,6 +125,7 @@ def _file(name: str, told: Mapping[str, Any]) -> StoredFile:
 
 def _tensor(told: Mapping[str, Any], files: Mapping[str, StoredFile]) -> StoredTensor:
     dtype, shape = told["dtype"], _counts(told["shape"])
+    check_shape(shape, dtype)
     pieces = []
     for each in told["pieces"]:
         piece = piece_from(each["piece"])

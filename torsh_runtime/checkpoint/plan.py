@@ -17,6 +17,8 @@ class Held:
     name: str
     dtype: str
     piece: Piece
+    is_of_first: bool = False
+    """Whether that of the first rank counts, of those that have the piece: others may differ."""
 
 
 def share_out(held: Sequence[Sequence[Held]], itemsizes: Mapping[str, int]) -> list[list[Held]]:
@@ -28,9 +30,10 @@ def share_out(held: Sequence[Sequence[Held]], itemsizes: Mapping[str, int]) -> l
             holders.setdefault(each, []).append(rank)
     sizes = {each: each.piece.size * itemsizes[each.dtype] for each in holders}
     loads, shares = [0] * len(held), [list[Held]() for _ in held]
-    by_choice = sorted(holders, key=lambda each: (len(holders[each]) > 1, -sizes[each]))
+    writers = {each: own[:1] if each.is_of_first else own for each, own in holders.items()}
+    by_choice = sorted(holders, key=lambda each: (len(writers[each]) > 1, -sizes[each]))
     for each in by_choice:
-        rank = min(holders[each], key=loads.__getitem__)
+        rank = min(writers[each], key=loads.__getitem__)
         loads[rank] += sizes[each]
         shares[rank].append(each)
     return shares

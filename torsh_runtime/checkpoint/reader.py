@@ -27,8 +27,10 @@ class CheckpointReader(PieceReader):
         self.path, self.where = path, str(path)
         self._files: dict[str, _BlockFile] = {}
         try:
-            with _opened(path / NAME) as (descriptor, size):
-                text = _pread(descriptor, 0, min(size, _LONGEST_MANIFEST))
+            with opened_file(path / NAME) as (descriptor, size):
+                if size > _LONGEST_MANIFEST:
+                    raise OSError(0, f"{size} bytes are more than any has")
+                text = _pread(descriptor, 0, size)
         except OSError as error:
             raise DamagedCheckpoint(f"{path}: {NAME} cannot be read: {error.strerror}") from None
         try:
@@ -84,7 +86,7 @@ class _BlockFile:
         self._open = ExitStack()
         self._scratch = np.empty(min(told.block, told.num_bytes), np.uint8)
         try:
-            self._descriptor, size = self._open.enter_context(_opened(path))
+            self._descriptor, size = self._open.enter_context(opened_file(path))
         except OSError as error:
             raise DamagedCheckpoint(f"{path}: {error.strerror}") from None
         if size != told.num_bytes:
@@ -130,10 +132,11 @@ class _BlockFile:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[int, int]]:
-    """The descriptor and size of a regular file to which no link leads. OSError for another."""
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    descriptor = os.open(path, flags)
+def opened_file(path: Path, *, follows_links: bool = False) -> Iterator[tuple[int, int]]:
+    """The descriptor and size of a regular file, to which no link leads unless links may. OSError
+    for another, such as a pipe, of which nobody waits for the other end."""
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+    descriptor = os.open(path, flags | (0 if follows_links else os.O_NOFOLLOW))
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):

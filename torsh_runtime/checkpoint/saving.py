@@ -21,7 +21,6 @@ from torsh_runtime.checkpoint.directory import (
     held_alone,
     opened,
     publish,
-    retire,
     temporary,
 )
 from torsh_runtime.checkpoint.manifest import (
@@ -33,6 +32,8 @@ from torsh_runtime.checkpoint.manifest import (
 )
 from torsh_runtime.checkpoint.plan import Held, check_whole, share_out
 from torsh_runtime.checkpoint.ranks import Ranks
+from torsh_runtime.checkpoint.retention import Retention
+from torsh_runtime.checkpoint.sameness import as_number, difference, digests
 from torsh_runtime.checkpoint.tensor_file import ITEMSIZES, check_dtype
 from torsh_runtime.checkpoint.writer import FileLayout, Snapshot
 from torsh_runtime.errors import CheckpointError, TorshError
@@ -51,6 +52,24 @@ class Begun(NamedTuple, Generic[T]):
     contents: Contents
 
 
+class _Own(NamedTuple):
+    """What this rank has to keep, or why it cannot."""
+
+    contents: Contents
+    held: list[Held]
+    digests: dict[str, str]
+    """See sameness."""
+    error: Exception | None
+
+
+class _Told(NamedTuple):
+    """The same of any rank, as it has told it."""
+
+    held: list[Held]
+    by_pieces: list[str]
+    node: str
+
+
 class Planner(Generic[T]):
     """Agrees with the other ranks on who keeps what, anew only when that changes."""
 
@@ -63,20 +82,17 @@ class Planner(Generic[T]):
         """lay_out: the plan, of what each rank has, and of each rank's node."""
         self._ranks, self._lay_out, self._node = ranks, lay_out, node
         self._held: list[Held] = []
+        self._by_pieces: frozenset[str] = frozenset()
+        """See Contents.agreed."""
         self._plan: T | None = None
 
     def begin(self, step: int, state: Mapping[str, Any], async_op: bool) -> Begun[T]:
-        """CheckpointError on all ranks if they save different steps or one cannot save its
-        state."""
-        contents, held, error = Contents(), list[Held](), None
-        try:
-            contents = contents_of(state, self._ranks.rank)
-            held = _held(contents)
-        except Exception as reason:  # also of the program's own state_dict()
-            error = reason
-        is_new = held != self._held or self._plan is None or error is not None
-        own = [step, async_op, is_new, secrets.randbits(62)]
-        told = self._ranks.numbers(own)
+        """CheckpointError on all ranks if they save different steps, have different states of what
+        is kept once for all, or one cannot save its state."""
+        own = self._look(state)
+        is_new = own.held != self._held or self._plan is None or own.error is not None
+        numbers = [step, async_op, is_new, secrets.randbits(62), as_number(own.digests)]
+        told = self._ranks.numbers(numbers)
         if len({(each[0], each[1]) for each in told}) > 1:
             raise CheckpointError(
                 f"ranks save different steps, or only some of them with async_op: "
@@ -84,21 +100,47 @@ class Planner(Generic[T]):
             )
         plan = self._plan
         if plan is None or any(each[2] for each in told):
-            plan = self._agree(held, error)
-        return Begun(told[0][3], plan, contents)
+            own, plan = self._agree(state, own)
+        if len({each[4] for each in told}) > 1:
+            self._check_same(own.digests)
+        return Begun(told[0][3], plan, own.contents)
 
-    def _agree(self, own_held: list[Held], error: Exception | None) -> T:
+    def _check_same(self, own: Mapping[str, str]) -> None:
+        failed = difference([json.loads(each) for each in self._ranks.texts(json.dumps(own))])
+        if failed:
+            raise CheckpointError(f"nothing was kept: {failed}")
+
+    def _look(self, state: Mapping[str, Any]) -> _Own:
+        try:
+            contents = contents_of(state, self._ranks, self._by_pieces)
+            return _Own(contents, _held(contents), digests(contents), None)
+        except Exception as reason:  # also of the program's own state_dict()
+            return _Own(Contents(), [], {}, reason)
+
+    def _agree(self, state: Mapping[str, Any], own: _Own) -> tuple[_Own, T]:
+        """What this rank has, and the plan. What one rank keeps by pieces, all ranks do."""
         self._plan = None
-        own = json.dumps([[asdict(each) for each in own_held], said(error), self._node])
-        told = [json.loads(each) for each in self._ranks.texts(own)]
-        for rank, (_, failed, _) in enumerate(told):
-            if failed:
-                raise CheckpointError(f"rank {rank} cannot save: {failed}") from error
-        held = [[_told(each) for each in all_of_rank] for all_of_rank, *_ in told]
+        told = self._tell(own)
+        by_pieces = frozenset(name for each in told for name in each.by_pieces)
+        if by_pieces != self._by_pieces:
+            self._by_pieces = by_pieces
+            own = self._look(state)
+            told = self._tell(own)
+        held = [each.held for each in told]
         check_whole(held)
-        plan = self._plan = self._lay_out(held, [node for *_, node in told])
-        self._held = own_held
-        return plan
+        plan = self._plan = self._lay_out(held, [each.node for each in told])
+        self._held = own.held
+        return own, plan
+
+    def _tell(self, own: _Own) -> list[_Told]:
+        """What each rank has. CheckpointError if one cannot save it."""
+        held, by_pieces = [asdict(each) for each in own.held], sorted(own.contents.by_pieces)
+        text = json.dumps([held, by_pieces, said(own.error), self._node])
+        told = [json.loads(each) for each in self._ranks.texts(text)]
+        for rank, (_, _, failed, _) in enumerate(told):
+            if failed:
+                raise CheckpointError(f"rank {rank} cannot save: {failed}") from own.error
+        return [_Told([*map(_told, own)], names, node) for own, names, _, node in told]
 
 
 class Saver:
@@ -140,7 +182,7 @@ class Save:
     refused: list[OSError] = field(default_factory=list)
     """There, why others that ought to be removed stay."""
 
-    def write(self, directory: Path, ranks: Ranks, keep_last: int | None) -> Path:
+    def write(self, directory: Path, ranks: Ranks, retention: Retention) -> Path:
         """Write it, with all ranks. Returns where it is.
 
         CheckpointError on all ranks if one cannot write; then nothing of it stays.
@@ -149,7 +191,7 @@ class Save:
         with ExitStack() as alone:
             try:
                 self._begin(written, ranks, alone)
-                return self._write(written, ranks, keep_last)
+                return self._write(written, ranks, retention)
             except CheckpointError:
                 shutil.rmtree(written, ignore_errors=True)
                 raise
@@ -167,7 +209,7 @@ class Save:
         written.mkdir(exist_ok=True)
         return {}
 
-    def _write(self, written: Path, ranks: Ranks, keep_last: int | None) -> Path:
+    def _write(self, written: Path, ranks: Ranks, retention: Retention) -> Path:
         own = outcome(lambda: self._write_own(written), written.parent)
         told = [json.loads(each) for each in ranks.texts(json.dumps(own))]
         _check(told)
@@ -176,7 +218,7 @@ class Save:
         aliases = {name: other for each in told for name, other in each["aliases"].items()}
         own = {}
         if ranks.rank == 0:
-            publish = partial(self._publish, written, files, values, aliases, keep_last)
+            publish = partial(self._publish, written, files, values, aliases, retention)
             own = outcome(publish, written.parent)
         told = [json.loads(each) for each in ranks.texts(json.dumps(own))]
         _check(told)
@@ -198,7 +240,7 @@ class Save:
         files: Mapping[str, StoredFile],
         values: Mapping[str, Any],
         aliases: Mapping[str, str],
-        keep_last: int | None,
+        retention: Retention,
     ) -> dict[str, Any]:
         missing = [name for name in files if not (written / name).exists()]
         if missing:
@@ -223,7 +265,7 @@ class Save:
             file.flush()
             os.fsync(file.fileno())
         final = publish(written, self.step)
-        left, refused = retire(written.parent, keep_last)
+        left, refused = retention.retire(final)
         self.retired.extend(left)
         self.refused.extend(refused)
         return {"path": str(final)}
@@ -243,12 +285,12 @@ def _held(contents: Contents) -> list[Held]:
         dtype = dtype_name(tensor.values)
         check_dtype(name, dtype)
         if tensor.piece.size or tensor.piece.is_whole:
-            held.append(Held(name, dtype, tensor.piece))
+            held.append(Held(name, dtype, tensor.piece, name in contents.of_first))
     return held
 
 
 def _told(each: Mapping[str, Any]) -> Held:
-    return Held(each["name"], each["dtype"], piece_from(each["piece"]))
+    return Held(each["name"], each["dtype"], piece_from(each["piece"]), each["is_of_first"])
 
 
 def tensors_of(layouts: Sequence[FileLayout]) -> dict[str, StoredTensor]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torsh_runtime.errors import CheckpointError
@@ -29,6 +29,9 @@ _CODES = {
 _NAMES = {code: name for name, code in _CODES.items()}
 _LONGEST_HEADER = 100 << 20
 """As the format's own readers have it."""
+_MOST_DIMENSIONS = 64
+_MOST_BYTES = (1 << 63) - 1
+"""What arrays of numpy and torch may have of both, also where another size is 0."""
 
 
 class Stored(NamedTuple):
@@ -43,6 +46,13 @@ class Stored(NamedTuple):
     def num_bytes(self) -> int:
         """Of it."""
         return math.prod(self.shape) * ITEMSIZES[self.dtype]
+
+
+def check_shape(shape: Sequence[int], dtype: str) -> None:
+    """ValueError for one that no array can have, also of no elements."""
+    size = math.prod(each for each in shape if each) * ITEMSIZES[dtype]
+    if len(shape) > _MOST_DIMENSIONS or size > _MOST_BYTES:
+        raise ValueError(f"no array can be of shape {list(shape)}")
 
 
 def check_dtype(name: str, dtype: str) -> None:
@@ -106,6 +116,7 @@ def _stored(name: str, told: Any, start: int, size: int) -> Stored:
     if not all(type(each) is int and each >= 0 for each in (*shape, first, last)):
         raise ValueError(f"{name!r} has sizes that are none")
     stored = Stored(_NAMES[told["dtype"]], shape, start + first)
+    check_shape(shape, stored.dtype)
     if last - first != stored.num_bytes or start + last > size:
         raise ValueError(f"{name!r} does not lie in the file")
     return stored

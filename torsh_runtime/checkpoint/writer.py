@@ -100,14 +100,7 @@ def _anonymous(num_bytes: int) -> NDArray[np.uint8]:
 
 def _name(held: Held) -> str:
     """In the file: the tensor's own, if all of it lies there."""
-    piece = held.piece
-    if piece.is_whole:
-        return held.name
-    box = ",".join(
-        "+".join(f"{first}:{last}" for first, last in piece.spans_of(dim))
-        for dim in range(len(piece.shape))
-    )
-    return f"{held.name}[{box}][{piece.start}:{piece.end}]"
+    return held.name if held.piece.is_whole else f"{held.name}{held.piece.label}"
 
 
 def _shape(piece: Piece) -> tuple[int, ...]:

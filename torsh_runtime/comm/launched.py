@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.launchers import place
 
 
 def is_torchelastic_launched() -> bool:
@@ -13,11 +14,14 @@ def is_torchelastic_launched() -> bool:
 
 
 def get_node_local_rank(fallback_rank: int | None = None) -> int:
-    """LOCAL_RANK, or `fallback_rank` where it is not set. ConfigError without either."""
-    text = os.environ.get("LOCAL_RANK")
+    """This process's rank on its node, as torshrun, torchrun, mpiexec or srun says; where none has
+    started it, `fallback_rank`. ConfigError without either.
+    """
+    text = {**place(os.environ), **os.environ}.get("LOCAL_RANK")
     if text is None and fallback_rank is None:
         raise ConfigError(
-            "LOCAL_RANK is not set: start the script with torshrun, or give a fallback_rank"
+            "LOCAL_RANK is not set: start the script with torshrun, torchrun, mpiexec or srun, or "
+            "give a fallback_rank"
         )
     try:
         return int(text if text is not None else fallback_rank)  # type: ignore[arg-type]

@@ -219,7 +219,7 @@ def _cause(error_file: Path) -> str:
     try:
         message = json.loads(error_file.read_text())["message"]
         return str(message["extraInfo"]["py_callstack"] or message["message"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return ""
 
 

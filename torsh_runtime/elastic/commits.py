@@ -37,7 +37,7 @@ from torsh_runtime.elastic.parts import (
 )
 from torsh_runtime.elastic.plan import CommitPlan, plan_commit
 from torsh_runtime.errors import CheckpointError
-from torsh_runtime.parallel.state import Restoration
+from torsh_runtime.parallel.state import Restoration, check_state
 
 Bytes = NDArray[np.uint8]
 _MOST_KEYS = 4
@@ -95,7 +95,17 @@ class Commits:
             # The next one must not take the turn of this one, which is all that there is.
             self._sequence = newest + (newest - key[0]) % TURNS
             return values
+        self._check(state)
         return None
+
+    def _check(self, state: Mapping[str, Any]) -> None:
+        """CheckpointError on all ranks for models that commit() could not keep."""
+        error: Exception | None = None
+        try:
+            check_state(state, self._ranks)
+        except Exception as reason:  # also of the program's own models
+            error = reason
+        self._agree(error, "keep the state")
 
     def _keep(self, sequence: int, begun: Begun[CommitPlan], memory: CommitMemory) -> None:
         plan, what, error = begun.plan, "keep a commit", None
@@ -193,7 +203,7 @@ class Commits:
         landings: list[Landing] = []
         values: dict[str, Any] = {}
         try:
-            plan = Restoration(state, whole, self._ranks.rank)
+            plan = Restoration(state, whole, self._ranks)
             for name, target in plan.reads:
                 landing = Landing(target, whole.kind(name)[0])
                 landings.append(landing)

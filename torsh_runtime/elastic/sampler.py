@@ -78,32 +78,83 @@ class ElasticSampler:
 
     def state_dict(self) -> dict[str, Any]:
         """Where it stands."""
-        return {"epoch": self.epoch, "num_taken": self.num_taken, "seed": self.seed}
+        where = {"epoch": self.epoch, "num_taken": self.num_taken}
+        return {**where, "seed": self.seed, **self._order()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on there."""
+        """Go on there. ConfigError within an epoch of other batches."""
+        own = self._order()
+        saved = {key: state.get(key, each) for key, each in own.items()}
+        if state["num_taken"] and saved != own:
+            raise ConfigError(
+                f"the sampler stands within an epoch of other batches, {saved}, and these are "
+                f"{own}: make the sampler as it was, or begin the epoch anew (num_taken=0)"
+            )
         self.epoch, self.num_taken = int(state["epoch"]), int(state["num_taken"])
         self.seed = int(state["seed"])
 
-    def left(self) -> Iterator[list[int]]:
-        """This rank's part of each batch that is left of the epoch, without counting."""
+    def _order(self) -> dict[str, Any]:
+        """What batches follow from, beside the seed and the epoch."""
+        own = {"length": self._length, "batch_size": self.batch_size}
+        return {**own, "shuffle": self.shuffle, "drop_last": self.drop_last}
+
+    def left(self, epoch: int, first: int) -> Iterator[list[int]]:
+        """This rank's part of each batch of an epoch from that on, without counting."""
         order = np.arange(self._length)
         if self.shuffle:
-            np.random.default_rng((self.seed, self.epoch)).shuffle(order)
-        for number in range(self.num_taken, len(self)):
+            np.random.default_rng((self.seed, epoch)).shuffle(order)
+        for number in range(first, len(self)):
             batch = order[number * self.batch_size : (number + 1) * self.batch_size]
             cuts = even_cuts(batch.size, self.num_replicas)
             yield batch[cuts[self.rank] : cuts[self.rank + 1]].tolist()
 
 
 class _Ahead:
-    """What torch's DataLoader takes as batch_sampler."""
+    """What torch's DataLoader takes as batch_sampler.
+
+    torchdata's StatefulDataLoader keeps its state with each batch, and gives it back before it
+    asks again: the batches that its workers have ready are not lost.
+    """
+
+    fits_other_ranks = True
+    """Batches do not depend on the number of ranks."""
 
     def __init__(self, sampler: ElasticSampler) -> None:
         self._sampler = sampler
+        self._place: tuple[int, int] | None = None
+        """Epoch and batch that it stands before; None: where the sampler stands."""
+        self._loaded: int | None = None
+        self._is_at_end = False
+        """Whether the end of an epoch was loaded: a loader that had found that asks twice."""
 
     def __iter__(self) -> Iterator[list[int]]:
-        return self._sampler.left()
+        sampler, first = self._sampler, self._loaded
+        if first is None:
+            if self._is_at_end and sampler.num_taken >= len(sampler):
+                sampler.epoch, sampler.num_taken = sampler.epoch + 1, 0
+            self._is_at_end = False
+            first = sampler.num_taken
+        self._place, self._loaded = (sampler.epoch, first), None
+        return self._giving(sampler.epoch, first)
 
     def __len__(self) -> int:
         return len(self._sampler) - self._sampler.num_taken
+
+    def _giving(self, epoch: int, first: int) -> Iterator[list[int]]:
+        for number, batch in enumerate(self._sampler.left(epoch, first), first):
+            self._place = epoch, number + 1
+            yield batch
+        self._place = epoch + 1, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where it stands: behind the batch that it gave last."""
+        state = self._sampler.state_dict()
+        if self._place is not None:
+            state |= {"epoch": self._place[0], "num_taken": self._place[1]}
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on there. ConfigError as ElasticSampler."""
+        self._sampler.load_state_dict(state)
+        self._loaded = self._sampler.num_taken
+        self._is_at_end = self._loaded >= len(self._sampler)

@@ -108,6 +108,15 @@ class Piece:
         """Whether it has all elements of the tensor."""
         return self.size == math.prod(self.global_shape)
 
+    @property
+    def label(self) -> str:
+        """Which elements of the tensor it has, as text that no other piece of it has."""
+        box = ",".join(
+            "+".join(f"{first}:{last}" for first, last in self.spans_of(dim))
+            for dim in range(len(self.shape))
+        )
+        return f"[{box}][{self.start}:{self.end}]"
+
     def runs(self) -> Iterator[Run]:
         """Its elements, by ascending number."""
         if not self.size:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Generic, TypeVar
 
 from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.modules.parts import Part, Same
 
 T = TypeVar("T")
 Named = list[tuple[str, T]]
@@ -217,6 +218,30 @@ class ModuleAdapter(ABC, Generic[T]):
             for name, child in parent.named_children():
                 if child is module:
                     setattr(parent, name, other)
+
+    def mark(self, parameter: T, mark: Part | Same) -> None:
+        """Let the framework's own functions know who has other parts of a parameter, or the same:
+        what would go wrong is refused there."""
+
+    def watched(self, use: Callable[[T], None]) -> Any:
+        """A type for watch(), by which an operation with a parameter calls use(parameter) before it
+        takes the values; None if the framework has no such."""
+        return None
+
+    def watch(self, parameter: T, kind: Any) -> None:
+        """Give a parameter this type; None gives it its own back."""
+
+    def tables(self) -> list[dict[str, Any]]:
+        """Where the modules have their parameters and modules, by name."""
+        modules = [module for _, module in self.modules()]
+        return [table for each in modules for table in (each._parameters, each._modules)]
+
+    def gives_sparse_gradients(self, module: Any) -> bool:
+        """Whether one of the modules gives its parameters gradients without their zeros."""
+        return False
+
+    def on_state_dict(self, module: Any, before: Call) -> None:
+        """Call it whenever the state of one of the modules is asked for."""
 
     @abstractmethod
     def at_end_of_backward(self, call: Call) -> None:

@@ -15,8 +15,11 @@ from torsh_runtime.arrays.torch import host_view
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.comm.shared import empty_shared
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.integrations.torch import parts
 from torsh_runtime.integrations.torch.allocator import give_freed_memory_back, tune_allocator
+from torsh_runtime.integrations.torch.watched import watched_type
 from torsh_runtime.modules.base import Call, ModuleAdapter, Named, leaves, mapped
+from torsh_runtime.modules.parts import Part, Same
 
 Tensor = torch.Tensor
 _engine: Any = torch.autograd.Variable._execution_engine
@@ -189,6 +192,26 @@ class TorchModule(ModuleAdapter[Tensor]):
             and gradient.dtype is view.dtype
             and gradient.stride() == view.stride()
         )
+
+    def mark(self, parameter: Tensor, mark: Part | Same) -> None:
+        parts.mark(parameter, mark)
+
+    def watched(self, use: Callable[[Tensor], None]) -> Any:
+        return watched_type(use)
+
+    def watch(self, parameter: Tensor, kind: Any) -> None:
+        if kind is None:
+            if getattr(type(parameter), "is_watched", False):
+                parameter.__class__ = torch.nn.Parameter
+        elif type(parameter) is torch.nn.Parameter:
+            parameter.__class__ = kind
+
+    def gives_sparse_gradients(self, module: Any) -> bool:
+        kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+        return isinstance(module, kinds) and module.sparse and module.weight.requires_grad
+
+    def on_state_dict(self, module: Any, before: Call) -> None:
+        module.register_state_dict_pre_hook(lambda *_: before())
 
     def wants_gradient(self, parameter: Tensor) -> bool:
         return bool(parameter.requires_grad)

@@ -84,7 +84,9 @@ def to_device(array: Array, device: str) -> Array:
     try:
         return import_module("cupy").asarray(array)
     except ImportError:
-        raise BackendUnavailable("nn on GPUs", "Install `pip install torshrun[cuda12]`.") from None
+        raise BackendUnavailable(
+            "nn on GPUs", "Install cupy: `pip install cupy-cuda12x`, or cupy-cuda13x."
+        ) from None
 
 
 def blocks(array: Array) -> Iterator[slice]:

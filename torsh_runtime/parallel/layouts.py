@@ -16,6 +16,19 @@ from torsh_runtime.layout import Piece, TensorLayout
 from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.modules import adapter_class
 
+OF_ONE_MODULE = frozenset(
+    {
+        "communicates_in_backward",
+        "note_parts",
+        "parallel_wrappers",
+        "parameter_layouts",
+        "parts_group",
+        "stage_ranks",
+        "use_nested_tensor",
+    }
+)
+"""What a module tells of itself, and not of those around it."""
+
 
 @dataclass(frozen=True, slots=True)
 class StageRanks:

@@ -63,6 +63,7 @@ class DistributedOptimizer:
         self._owners.add(self._everything(), getattr(optimizer_class, "__name__", ""))
         self._group = self._owners.group
         self.local = optimizer_class(list(map(self._part, self.param_groups)), **defaults)
+        self.local.all_param_groups = self.param_groups  # of which it has this rank's
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Train these parameters as well; all ranks pass the same."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sized
 from typing import Any
 
@@ -17,7 +18,11 @@ class DistributedSampler:
     it, and it needs no torch.
 
     In each epoch every sample is some rank's, and all ranks have equally many: the last ones are
-    filled up from the first, or left out with `drop_last`. Where it stands can be saved.
+    filled up from the first, or left out with `drop_last`.
+
+    Where it stands can be saved: a sample counts as taken when it has been given out. Some loaders
+    ask for samples before the program takes them: torchdata's StatefulDataLoader knows how many,
+    and is kept in place of the sampler; of others tell state_dict() how many were taken.
     """
 
     def __init__(
@@ -38,13 +43,16 @@ class DistributedSampler:
         if self.rank not in range(self.num_replicas):
             raise ConfigError(f"rank {self.rank} is none of {self.num_replicas} ranks, from 0")
         self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
-        self.epoch = self._start = 0
+        self.epoch = self._start = self._taken = 0
+        self._is_over = self._was_over = self._is_ahead = False
 
     def set_epoch(self, epoch: int) -> None:
         """Shuffle otherwise than in other epochs, and begin at the first sample; in the epoch that
         was loaded go on where it stood."""
         if epoch != self.epoch:
-            self.epoch, self._start = epoch, 0
+            self._stand(epoch, 0)
+        elif self._was_over:
+            self._stand(epoch, len(self))
 
     def __len__(self) -> int:
         """How many samples this rank has in an epoch."""
@@ -52,25 +60,73 @@ class DistributedSampler:
         return whole + (rest > 0 and not self.drop_last)
 
     def __iter__(self) -> Iterator[int]:
-        start, self._start = self._start, 0
-        return iter(self._own()[start:].tolist())
+        start = self._start
+        self._stand(self.epoch, start)
+        self._start = 0
+        return self._counted(self._own().tolist(), start)
 
-    def state_dict(self, taken: int = 0) -> dict[str, Any]:
-        """Where it stands when the program has taken so many samples of the epoch, on each rank."""
-        where = {"epoch": self.epoch, "taken": taken, "seed": self.seed}
-        return {**where, "num_replicas": self.num_replicas}
+    def _stand(self, epoch: int, taken: int) -> None:
+        """The next iteration begins there."""
+        self.epoch, self._start, self._taken = epoch, taken, taken
+        self._is_over = self._was_over = self._is_ahead = False
+
+    def _counted(self, own: list[int], start: int) -> Iterator[int]:
+        self._is_ahead = _is_asked_ahead()
+        for number in range(start, len(own)):
+            self._taken = number + 1
+            yield own[number]
+        self._is_over = True
+
+    def state_dict(self, taken: int | None = None) -> dict[str, Any]:
+        """Where it stands when the program has taken so many samples of the epoch, on each rank;
+        None: those that were given out.
+
+        ConfigError for None within an epoch that a DataLoader with workers asks for.
+        """
+        if taken is None and self._is_ahead and not self._is_over:
+            raise ConfigError(
+                "the sampler gives samples to a DataLoader with workers, which asks ahead, and "
+                "cannot know how many of them the program has taken: keep torchdata's "
+                "StatefulDataLoader in place of the sampler, or what state_dict(taken=...) gives"
+            )
+        is_over = taken is None and self._is_over
+        where = {"epoch": self.epoch, "taken": self._taken if taken is None else taken}
+        return {**where, "is_over": is_over, "num_replicas": self.num_replicas, **self._order()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next iteration go on there. ConfigError within an epoch of another number of
-        ranks, whose shares were others."""
+        """Let the next iteration go on there: behind an epoch that is over with the next one, which
+        set_epoch() may have named before.
+
+        ConfigError within an epoch of another number of ranks, whose shares were others, or of a
+        dataset of another length or order.
+        """
+        epoch, taken, is_over = state["epoch"], state["taken"], state.get("is_over", False)
         saved = state.get("num_replicas", self.num_replicas)
-        if state["taken"] and saved != self.num_replicas:
+        if taken and not is_over:
+            self._check(saved, {key: state.get(key, own) for key, own in self._order().items()})
+        self.seed = state["seed"]
+        if self.epoch <= epoch or not (is_over or taken >= len(self)):
+            self._stand(epoch, 0 if is_over else taken)
+            self._taken, self._is_over, self._was_over = taken, is_over, is_over
+
+    def _order(self) -> dict[str, Any]:
+        """What the shares follow from, beside the number of ranks."""
+        own = {"length": self._length, "shuffle": self.shuffle, "drop_last": self.drop_last}
+        return {"seed": self.seed, **own}
+
+    def _check(self, num_replicas: int, order: dict[str, Any]) -> None:
+        if num_replicas != self.num_replicas:
             raise ConfigError(
-                f"the sampler stands within an epoch of {saved} ranks, and there are "
+                f"the sampler stands within an epoch of {num_replicas} ranks, and there are "
                 f"{self.num_replicas}: begin the epoch anew (taken=0), or use "
                 f"tr.elastic.ElasticSampler, which goes on with any number"
             )
-        self.epoch, self._start, self.seed = state["epoch"], state["taken"], state["seed"]
+        own = self._order() | {"seed": order["seed"]}
+        if order != own:
+            raise ConfigError(
+                f"the sampler stands within an epoch of another dataset or order, {order}, and "
+                f"this one is {own}: make the sampler as it was, or begin the epoch anew (taken=0)"
+            )
 
     def _own(self) -> NDArray[np.int64]:
         order = np.arange(self._length)
@@ -79,3 +135,13 @@ class DistributedSampler:
         total = len(self) * self.num_replicas
         order = np.resize(order, total) if self._length else order
         return order[self.rank : total : self.num_replicas]
+
+
+def _is_asked_ahead() -> bool:
+    """Whether a DataLoader with workers asks, which tells nobody how much of that is taken."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code.co_name == "_try_put_index":
+            return bool(frame.f_globals.get("__name__") == "torch.utils.data.dataloader")
+    return False

@@ -3,17 +3,39 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import socket
 import threading
+import time
 from concurrent.futures import Future
 from contextlib import suppress
 
 from torsh_runtime.errors import StoreTimeout
 from torsh_runtime.store.closing import Closing
+from torsh_runtime.store.endpoint import Endpoint, TcpEndpoint
 from torsh_runtime.store.memory import MemoryStore
 from torsh_runtime.store.server import StoreServer
 
 START_SECONDS = 30.0
 CLOSE_SECONDS = 10.0
+_PAUSES = (0.05, 1.0)  # seconds between two look-ups of a name, the first and the longest
+_log = logging.getLogger("torsh_runtime")
+
+
+def await_name(endpoint: Endpoint, deadline: float) -> None:
+    """Wait until the host's name is known, or the deadline: the names of Kubernetes' pods come some
+    time after the pods. After a deadline who uses the name says what is wrong.
+    """
+    pause = _PAUSES[0]
+    while isinstance(endpoint, TcpEndpoint) and time.monotonic() + pause < deadline:
+        try:
+            socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+            break
+        except socket.gaierror as error:
+            if pause == _PAUSES[0]:
+                _log.warning("waiting for the address of %s: %s", endpoint.host, error.strerror)
+        time.sleep(pause)
+        pause = min(2 * pause, _PAUSES[1])
 
 
 class HostedStore(Closing):

@@ -21,6 +21,7 @@ from torshrun.agent.dead_man_timer import DeadManTimer
 from torshrun.agent.diagnosis import Diagnosis, Findings
 from torshrun.agent.hang_monitor import HangMonitor
 from torshrun.agent.round import Round, ServeStore, first_worker
+from torshrun.agent.standstill import Standstill
 from torshrun.agent.telemetry import Telemetry
 from torshrun.agent.time_limit import TimeLimit
 from torshrun.config.job import LaunchConfig
@@ -30,8 +31,11 @@ from torshrun.signals import signal_name
 from torshrun.workers.commit_memory import CommitMemory
 from torshrun.workers.group import Worker, WorkerGroup
 from torshrun.workers.keeper import Keeper, SpawnFailed
+from torshrun.workers.keeper_watch import KeeperWatch
+from torshrun.workers.leftovers import Stage, describe
 from torshrun.workers.logs.pump import LogPump
 from torshrun.workers.processes import kill_descendants, reap_orphans
+from torshrun.workers.refused_start import why_refused
 from torshrun.workers.spec import WorkerSpec, assign
 
 KEEPER_BOUND = 5.0
@@ -47,8 +51,7 @@ CULPRIT_SECONDS = 0.8
 NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
 """Signals that are for the workers, unless the user names them as ones that stop the job."""
-_LOOKED_INTO = ("failure", "hang", "closing", "verdict")
-"""Why workers are stopped, where it may matter where they stood."""
+_BY_OTHERS = ("signal", "closing", "verdict")  # which may be a scheduler's wish
 
 
 @dataclass(kw_only=True, eq=False)
@@ -80,11 +83,14 @@ class Agent:
         self._telemetry = Telemetry(config, self._group)
         self._tell = Announcer(config, self.pump.say, self._telemetry.record)
         self._dead_man = DeadManTimer(self._group, config.agent_timeout, self._on_renewal)
+        self._keeper_watch = KeeperWatch(self.keeper, config.agent_timeout, self._tell.say)
         self._diagnosis = Diagnosis(config.output, self.folder, config.rendezvous is not None)
         self._found = Findings()
+        timers, say = self.spec.timer_file, self._tell.say
         self._hangs = HangMonitor(
-            config.hang_timeout, self._group, self._post, self.spec.timer_file, self._on_timer
+            config.hang_timeout, self._group, self._post, timers, self._on_timer, say
         )
+        self._standstill = Standstill(self._group)
         self._time_limit = TimeLimit(config.time_limit, self._loop)
         self._round: Round | None = None
         self._diagnosing: asyncio.Task[None] | None = None
@@ -112,7 +118,7 @@ class Agent:
             if isinstance(event, base.RoundClosing | base.JobOver):
                 self._tell.decided(event)
             if isinstance(event, protocol.KeeperLost):
-                self._tell.keeper_lost(self.keeper.pid, self._clean_up())
+                self._tell.keeper_lost(self.keeper, self._clean_up())
             state, instructions = machine.handle(self.config, state, event)
             if isinstance(event, protocol.Noticed) and not event.handled_only:
                 self._tell.noticed(event.signo, bool(instructions))
@@ -198,6 +204,8 @@ class Agent:
         """Once a second or so."""
         if not self._hangs.inquires:  # that starts processes of its own
             reap_orphans(self.keeper.pid)
+        self._keeper_watch.tick()
+        self._standstill.tick(self._round)
         self._tell.output_lost(self.pump.lost)
         if standbys := self._group.standbys:
             standbys.tick()
@@ -212,11 +220,13 @@ class Agent:
         self._tell.emit("workers_started", ranks=ranks, pids=pids)
         if self._round:
             self._hangs.start(self._round)
+            self._standstill.begin()
 
     def on_not_started(self, worker: Worker, report: SpawnFailed) -> None:
         if self._complained_in != self._tell.round:  # the other ranks have the same reason
             self._complained_in = self._tell.round
-            program, why = worker.assignment.argv[0], os.strerror(report.errno)
+            program = worker.assignment.argv[0]
+            why = why_refused(program, report.errno)
             reason = f"rank {worker.rank}: cannot start {program}: {why} ({report.stage})"
             self._diagnosis.no_start = reason
             self._tell.start_failed(reason)
@@ -231,6 +241,10 @@ class Agent:
     def on_killed(self) -> None:
         self._tell.emit("workers_killed", ranks=list(self._group.alive()))
 
+    def on_leftovers(self, stage: Stage, names: Sequence[str], seconds: float) -> None:
+        self._tell.say(describe(stage, names, seconds))
+        self._tell.emit("processes_left", stage=stage, processes=list(names), seconds=seconds)
+
     def on_stopped(self, unkillable: tuple[str, ...]) -> None:
         self._diagnosing = self._start(self._diagnose(unkillable))
 
@@ -242,6 +256,9 @@ class Agent:
 
     def on_dead_man(self) -> None:
         self._post(protocol.DeadManFired(self._tell.round))
+
+    def on_keeper_answer(self) -> None:
+        self._keeper_watch.answered()
 
     def on_keeper_lost(self) -> None:
         self._post(protocol.KeeperLost())
@@ -269,11 +286,12 @@ class Agent:
         left = [worker for worker in self._group.workers if worker.alive]
         endings = [*self._group.endings, *left]
         found = self._found = await self._diagnosis.findings(endings, self._round)
+        self._tell.where_they_stood(await self._diagnosis.standing(endings))
         report = base.Report(
             round=self._tell.round,
             outcome="failed",
             code=found.cause.code if found.cause else 0,
-            signo=found.cause.signo if found.cause else 0,
+            signo=found.cause.signo if found.cause and not found.cause.raised else 0,
             startup="" if self.config.retry_same_start else found.startup,
             seconds=seconds,
             cause=found.summary or self._diagnosis.no_start,
@@ -335,19 +353,26 @@ class Agent:
 
     async def _stop_workers(self, stop: protocol.StopWorkers) -> None:
         self._hangs.stop()
+        if stop.cause == "done":
+            self._group.finish(stop.signo, stop.grace)
+            return
         if stop.cause == "hang" and self._hangs.finding:
             hang, stacks = self._hangs.finding
             self._diagnosis.hang = self._tell.hung(hang, stacks)
             self._diagnosis.stacks = stacks.texts
+        if stop.cause == "signal" and (standing := self._standstill.found(self._round)):
+            self._diagnosis.stood_still = self._tell.stood_still(standing)
         self._diagnosis.look(self._loop.time(), self._group, self._round)
         endings = list(self._group.endings)
         killed = any(each.was_killed for each in endings)  # that tells enough, so nobody waits
-        if stop.cause in _LOOKED_INTO and stop.grace > 0 and not killed:
+        if self._diagnosis.wants_stacks(stop.cause) and stop.grace > 0 and not killed:
             await self._group.leave_stacks()
             endings = list(self._group.endings)
         alive = self._group.alive()
         self._tell.stopping(stop, alive, self._last_signal)
-        self._group.stop(stop.signo, stop.grace)
+        is_shared = self.config.signals_reach_workers and stop.cause in _BY_OTHERS
+        is_known = is_shared and stop.grace > 0 and await self._group.have_got(stop.signo)
+        self._group.stop(0 if is_known else stop.signo, stop.grace)  # handlers are to run once
         if stop.cause == "failure" and alive:
             cause = (await self._diagnosis.findings(endings)).cause
             self._tell.stopping_others(stop, alive, cause)

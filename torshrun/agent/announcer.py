@@ -19,6 +19,7 @@ from torshrun.rendezvous.base import JobOver, Place, RoundClosing, Verdict
 from torshrun.signals import exit_code, signal_name
 from torshrun.text import printable
 from torshrun.workers.group import Worker
+from torshrun.workers.keeper import Keeper
 
 if TYPE_CHECKING:
     from torshrun.failure.exits import Exit
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
     from torshrun.health.detector import Hang
     from torshrun.health.stacks import Stacks
 
+_LOST = (
+    "{} of its {} nodes did not stay to the end: srun, or what else has started their torshruns, "
+    "may end with their exit codes, 137 of one that was killed, although the job has succeeded"
+)
 COMPLAINTS = 60.0
 """Seconds between two complaints of the same kind, at least."""
 
@@ -44,7 +49,7 @@ class Announcer:
         self._config = config
         self._say = say
         self._record = record
-        self._node_rank, self._num_nodes = 0, 1
+        self._node_rank, self._num_nodes, self._most_nodes = 0, 1, 1
         self._began = time.monotonic()
         self._sequel = ""
         self._lost: set[str] = set()
@@ -110,6 +115,7 @@ class Announcer:
         self.round, self._was_in_round, self._has_found = place.round, True, False
         self._own_finding = None
         self._node_rank, self._num_nodes = place.node_rank, place.num_nodes
+        self._most_nodes = max(self._most_nodes, place.num_nodes)
         if self._config.rendezvous is not None:
             self.say(
                 f"round {place.round}: node {place.node_rank} of {place.num_nodes}, "
@@ -129,6 +135,10 @@ class Announcer:
             if not alone:
                 self._sequel = verdict.sequel
                 self.say(f"the job is over ({verdict.outcome}): {printable(verdict.reason)}")
+                if verdict.outcome == "succeeded" and not self._was_in_round:
+                    self.say("no worker has run on this node: it was a spare until the end")
+                if verdict.outcome == "succeeded" and self._num_nodes < self._most_nodes:
+                    self.say(_LOST.format(self._most_nodes - self._num_nodes, self._most_nodes))
             elif verdict.outcome == "lost" and verdict.reason:
                 self.start_failed(verdict.reason)
         elif not alone:
@@ -169,10 +179,29 @@ class Announcer:
 
         text = describe(hang, stacks.texts, stacks.hint)
         self.say(text)
+        self._hang_detected(hang, text)
+        return summary(hang)
+
+    def _hang_detected(self, hang: Hang, text: str) -> None:
         ranks = [state.sample.rank for state in hang.ranks if state.sample.alive]
         facts = {"ranks": ranks, "suspect": hang.suspect, "seconds": hang.seconds}
         self.emit("hang_detected", **facts, text=text)
+
+    def stood_still(self, hang: Hang) -> str:
+        """Somebody stops workers that make no progress. That in a line."""
+        from torshrun.health.report import describe, summary
+
+        text = describe(hang, {})
+        self.say(f"when the signal came: {text}")
+        self._hang_detected(hang, text)
         return summary(hang)
+
+    def where_they_stood(self, finding: Finding | None) -> None:
+        """They have been stopped since."""
+        from torshrun.failure.report import describe_standing
+
+        if finding:
+            self._say(describe_standing(finding))
 
     def worker_exited(self, worker: Worker) -> None:
         end = _end_of(worker.rank, worker.pid, worker.status, worker.seconds)
@@ -248,18 +277,26 @@ class Announcer:
                 f"(ulimit -n), or see who opens so many to this host"
             )
 
-    def keeper_lost(self, pid: int, left: Sequence[object]) -> None:
+    def keeper_lost(self, keeper: Keeper, left: Sequence[object]) -> None:
         """The keeper died; `left` are processes that could not be killed without it."""
         remains = f"; these are left: {', '.join(map(str, left))}" if left else ""
-        self.say(
-            f"error: the keeper (torsh-keeper, pid {pid}) has died, so all workers were "
-            f"killed{remains}. It is what keeps them from being left behind; look for who or "
-            f"what killed it (the kernel's log, if memory ran out)."
-        )
-        self.emit("keeper_lost", pid=pid)
+        who = f"the keeper (torsh-keeper, pid {keeper.pid})"
+        if keeper.given_up:
+            said = (
+                f"{who} {keeper.given_up}, so this process killed it, and by that all workers"
+                f"{remains}. Look for who stopped it: a debugger does, and repeated SIGSTOP."
+            )
+        else:
+            said = (
+                f"{who} has died, so all workers were killed{remains}. It is what keeps them from "
+                f"being left behind; look for who or what killed it (the kernel's log, if memory "
+                f"ran out)."
+            )
+        self.say(f"error: {said}")
+        self.emit("keeper_lost", pid=keeper.pid)
         from torshrun.failure.kinds import Kind
 
-        self.found_of_job("the keeper has died", Kind.AGENT)
+        self.found_of_job(f"the keeper {keeper.given_up or 'has died'}", Kind.AGENT)
 
     def round_ended(self, cause: protocol.Cause, over: protocol.Diagnosed) -> None:
         report, left = over.report, list(over.unkillable)
@@ -284,6 +321,8 @@ class Announcer:
         self._say(describe(found.explained, self._outlook(report), is_partial=not alone))
         if cause is not None:
             end = _end_of(cause.rank, cause.pid, cause.status, cause.seconds)
+            if cause.raised:  # whoever stopped it after that
+                end |= {"code": cause.code, "signal": ""}
             more = {"host": cause.host, "kind": found.kind, "summary": found.summary}
             self.emit("worker_failed", **end, **more, log=cause.log)
             self._tell_above(cause, report)
@@ -386,7 +425,7 @@ class Announcer:
         return f"{attempt}: the job has failed{why.get(report.sequel, '')}"
 
 
-def _end_of(rank: int, pid: int, status: int, seconds: float) -> Mapping[str, object]:
+def _end_of(rank: int, pid: int, status: int, seconds: float) -> dict[str, object]:
     """`status` is as waitpid gives it."""
     return {
         "rank": rank,

@@ -12,10 +12,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from torshrun.agent.protocol import Cause
 from torshrun.agent.round import Round
-from torshrun.agent.sources import with_sources
+from torshrun.agent.sources import is_passing_through, with_sources
 from torshrun.config.job import OutputConfig
 from torshrun.health.pages import WorkerStatus
+from torshrun.health.waits import Wait, wait_of
 from torshrun.procfs import UNREAD, blocked_writers, ended_badly, read_stat, read_text
 from torshrun.safe_files import Folder
 from torshrun.signals import exit_code, signal_name
@@ -24,6 +26,7 @@ from torshrun.workers.group import Worker, WorkerGroup
 
 if TYPE_CHECKING:  # at the start it would take time
     from torshrun.failure.cause import Explanation
+    from torshrun.failure.ending import Ending
     from torshrun.failure.exits import Exit, OomEvidence
     from torshrun.failure.finding import Finding
     from torshrun.failure.kinds import Kind
@@ -32,10 +35,12 @@ Result = TypeVar("Result")
 STARTUP_SECONDS = 10.0
 """A worker that failed so soon, before any process group was initialised, failed at its start."""
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_LOOKED_INTO = ("failure", "hang", "closing", "verdict")
 KEPT_BYTES = 1 << 20
 """How much of a worker's error file is kept."""
 MOST_LOOKED_UP = 8
 """Ranks of which it is looked up who holds a port, or which disk is full."""
+_MOST_GENERATIONS = 16
 STACK_BYTES = 1 << 16
 """How much is read of the stack that a worker left when it was stopped."""
 
@@ -65,11 +70,15 @@ class Findings:
 
     @property
     def summary(self) -> str:
-        """The cause in one line; "" if there is none."""
+        """Who is to blame in one line, as in the report; "" if nobody failed."""
         from torshrun.failure.exits import how
 
-        cause = self.cause
-        return f"rank {cause.rank}: {how(cause)} ({self.kind})" if cause else ""
+        cause, finding = self.cause, self.finding
+        if cause is None or finding is None:
+            return ""
+        if cause.rank not in finding.ranks or finding.certainty == "undecided":
+            return finding.summary
+        return f"rank {cause.rank}: {how(cause)} ({finding.reading.kind})"
 
 
 class Moment(NamedTuple):
@@ -83,6 +92,9 @@ class Moment(NamedTuple):
     """The state of each rank's process, as in /proc."""
     children: Mapping[int, str]
     """How a process that a rank had started ended badly, if it has taken no notice."""
+    waits: Mapping[int, tuple[Wait, int]]
+    """What each rank's main thread waits for in the kernel, and the rank that has it, -1 if none of
+    this node is known to."""
 
 
 @dataclass
@@ -112,6 +124,8 @@ class Diagnosis:
         """What was found about ranks whose own timers ran out, in one line each."""
         self.hang = ""
         """The hang in one line; "" is none."""
+        self.stood_still = ""
+        """The same of workers that somebody stopped while they hung."""
         self.stacks: Mapping[int, str] = {}
         """Where ranks stood when they hung."""
         self.facts: dict[int, str] = {}
@@ -126,7 +140,12 @@ class Diagnosis:
         alive = {worker.rank: read_stat(worker.pid) for worker in group.workers if worker.alive}
         states = {rank: stat.state for rank, stat in alive.items() if stat}
         children = {each.rank: _child(each.pid) for each in group.workers if each.alive}
-        self.moment = Moment(now, dict(zip(ranks, pages, strict=False)), states, children)
+        statuses = dict(zip(ranks, pages, strict=False))
+        self.moment = Moment(now, statuses, states, children, _waits(group.workers))
+
+    def wants_stacks(self, cause: Cause) -> bool:
+        """Whether it matters where workers stand that are stopped for this."""
+        return cause in _LOOKED_INTO or bool(self.stood_still)
 
     async def findings(self, endings: Sequence[Worker], a_round: Round | None = None) -> Findings:
         """What is known of a round with these endings so far; more if it is over. Workers among
@@ -140,6 +159,16 @@ class Diagnosis:
         pages = a_round.pages.read() if a_round else ()
         initialised = any(each.initialised for each in pages)
         return await _in_thread(partial(self._examine, endings, oom, initialised))
+
+    async def standing(self, endings: Sequence[Worker]) -> Finding | None:
+        """For whom workers waited that somebody stopped while they hung; None if nobody did."""
+        return await _in_thread(partial(self._find_standing, endings)) if self.stood_still else None
+
+    def _find_standing(self, endings: Sequence[Worker]) -> Finding | None:
+        from torshrun.failure.cause import explain
+
+        exits = [replace(self._exit(ending, None), stopped=True) for ending in endings]
+        return explain(exits, self.stood_still, self.node_rank).finding
 
     async def only_follow(self, endings: Sequence[Worker], ranks: Mapping[int, int]) -> bool:
         """Whether all workers that have failed blame others, so that one more may be about to.
@@ -187,6 +216,7 @@ class Diagnosis:
         from torshrun.failure.exits import Exit
 
         place, moment = ending.assignment.worker, self.moment
+        wait, holder = moment.waits.get(place.rank, _NO_WAIT) if moment else _NO_WAIT
         exit_ = Exit(
             rank=place.rank,
             ranks=place.world_size,
@@ -197,18 +227,23 @@ class Diagnosis:
             at=ending.started + ending.seconds,
             stopped=ending.stopped or ending.alive,
             is_left=ending.alive,
-            stderr=ending.streams[1].tail or b"",
+            stderr=ending.streams[-1].tail or b"",
+            has_stdout=len(ending.streams) == 1,
             log=ending.assignment.folder if self.output.kept(place) else "",
             program=ending.assignment.argv[0],
             peak_rss_kib=ending.peak_rss_kib,
             oom=oom,
             hung=self.hung.get(place.rank, ""),
             stack=with_sources(_left_stack(ending) or self.stacks.get(place.rank, "")),
+            spied=self.stacks.get(place.rank, ""),
             child=moment.children.get(place.rank, "") if moment else "",
+            awaits=wait.what if wait else "",
+            holder=holder,
             state=moment.states.get(place.rank, "") if moment else "",
             facts=self.facts.get(place.rank, ""),
         )
-        return self._with_account(ending, self._with_standing(exit_))
+        exit_ = self._with_account(ending, self._with_standing(exit_))
+        return self._with_ending(ending, exit_)
 
     def _with_standing(self, exit_: Exit) -> Exit:
         from torshrun.agent.standing import standing
@@ -230,6 +265,21 @@ class Diagnosis:
         before = exit_.stopped and self.moment and ending.started < account.at <= self.moment.at
         return replace(exit_, account=account, raised=bool(before))
 
+    def _with_ending(self, ending: Worker, exit_: Exit) -> Exit:
+        """With what the start hook noted of its end."""
+        noted = _noted(ending)
+        if not ending.status or not noted.is_watched:
+            return exit_
+        is_its_end = noted.is_own or exit_.code == noted.code
+        if noted.by == "exception" and is_its_end:
+            before = not exit_.stopped or (self.moment and noted.at <= self.moment.at)
+            return replace(exit_, ending=noted, raised=exit_.raised or bool(before))
+        if noted.in_flight and noted.is_own and exit_.stopped:
+            goes_on = any(is_passing_through(*place) for place in noted.places)
+            return replace(exit_, ending=noted, raised=exit_.raised or goes_on)
+        # Of a process that it had started others tell.
+        return replace(exit_, ending=replace(noted, trace="", errors=()))
+
 
 async def _in_thread(work: Callable[[], Result]) -> Result:
     """Last words of hundreds of workers take their time, and the keeper and the other nodes want
@@ -244,6 +294,25 @@ async def _in_thread(work: Callable[[], Result]) -> Result:
         return work()
     finally:
         executor.shutdown(wait=False)
+
+
+_NO_WAIT: tuple[Wait | None, int] = None, -1
+
+
+def _waits(workers: Sequence[Worker]) -> Mapping[int, tuple[Wait, int]]:
+    alive = {worker.pid: worker.rank for worker in workers if worker.alive}
+    found = ((rank, wait_of(pid)) for pid, rank in alive.items())
+    return {rank: (wait, _rank_of(wait.holder, alive)) for rank, wait in found if wait}
+
+
+def _rank_of(pid: int, ranks: Mapping[int, int]) -> int:
+    """The rank of the worker that is this process, or has started it; -1 is none."""
+    for _ in range(_MOST_GENERATIONS):
+        stat = read_stat(pid) if pid > 1 and pid not in ranks else None
+        if stat is None:
+            break
+        pid = stat.parent
+    return ranks.get(pid, -1)
 
 
 def _child(pid: int) -> str:
@@ -262,9 +331,19 @@ def _left_stack(ending: Worker) -> str:
     if not ending.stopped:
         return ""
     if ending.status & 0x7F == signal.SIGABRT:  # as workers that hang may be ended
-        return (ending.streams[1].tail or b"").decode(errors="replace")
+        return (ending.streams[-1].tail or b"").decode(errors="replace")
     path = ending.assignment.worker.stack_file
     return read_text(path, STACK_BYTES) if path else ""
+
+
+def _noted(ending: Worker) -> Ending:
+    """How its Python ended, as its start hook noted it."""
+    from torshrun.failure.ending import ENDING_BYTES, NO_ENDING, SUFFIX, parse
+
+    path = ending.assignment.worker.stack_file
+    if not path or not os.path.lexists(path):
+        return NO_ENDING
+    return parse(read_text(path + SUFFIX, ENDING_BYTES))
 
 
 def _keep(path: str, folder: Folder, kept: str) -> None:

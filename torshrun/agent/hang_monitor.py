@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from torshrun.agent import protocol
 from torshrun.agent.round import Round
+from torshrun.text import format_ranks
 from torshrun.workers.group import Worker, WorkerGroup
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ class HangMonitor:
     timer_file: str
     on_expired: Callable[[int, str], None]
     """Is told the rank of a worker whose own timer ran out, and what happened, just before."""
+    say: Callable[[str], None]
+    """Gets a line for people."""
 
     def __post_init__(self) -> None:
         self._interval = min(max(self.timeout / 10, _SHORTEST), _LONGEST)
@@ -50,10 +53,11 @@ class HangMonitor:
         """The hang of this round, and where its workers stand, by rank."""
         self.inquires = False
         """Whether it is just finding out where workers stand, by other programs."""
+        self._has_pardoned = False
 
     def start(self, a_round: Round) -> None:
         """Watch this round, whose pages stay open until stop(). It is told of a hang once."""
-        self.finding = None
+        self.finding, self._has_pardoned = None, False
         if self._timers:
             self._timers.forget()
         if self.timeout > 0:
@@ -106,7 +110,7 @@ class HangMonitor:
 
     async def _inquire(self, hang: Hang, a_round: Round) -> None:
         """Find out where the workers stand, while they still do."""
-        from torshrun.health.stacks import Stacks, collect
+        from torshrun.health.stacks import Stacks, collect, is_at_breakpoint
 
         pids, before = self._ranks(), self._progress(a_round)
         self.inquires = True
@@ -119,12 +123,24 @@ class HangMonitor:
         if self._progress(a_round) != before:  # it took its time, but goes on
             return
         texts = {pids[pid]: text for pid, text in stacks.texts.items()}
+        held = {each.sample.rank for each in hang.ranks if each.sample.state == "t"}
+        held |= {rank for rank, text in texts.items() if is_at_breakpoint(text)}
+        if held:
+            self._pardon(held)
+            return
         self.finding = hang, Stacks(texts, stacks.hint)
         # Workers leave their stacks by themselves where the start hook could see to it; else
         # SIGABRT makes faulthandler write those that could not be had.
         told = any(texts.values()) or all(map(_leaves_stack, self.group.workers))
         signo = signal.SIGTERM if told else signal.SIGABRT
         self.post(protocol.Hung(a_round.number, signo))
+
+    def _pardon(self, held: Collection[int]) -> None:
+        """Go on, though others wait for these; said once a round."""
+        if not self._has_pardoned:
+            self._has_pardoned = True
+            is_in = "is in" if len(held) == 1 else "are in"
+            self.say(f"{format_ranks(held)} {is_in} a debugger, which does not count as a hang")
 
     def _ranks(self) -> dict[int, int]:
         """Of the workers that run, by pid."""

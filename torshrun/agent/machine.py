@@ -28,7 +28,9 @@ HUNG_GRACE = 5.0
 _PASSED_ON = {signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2}
 """Stop requests that workers get as they are, since many catch them; else they get SIGTERM."""
 _NO_SIGNAL = 0
-"""For workers that have had a notice: they are given time, and not interrupted."""
+"""For workers that have had a notice, and what others leave: they are given time, and not
+interrupted.
+"""
 _MADE_ROOM = exit_codes.PREEMPTED << 8
 """How a worker ends, as waitpid gives it, that goes because of a notice and is to be resumed."""
 
@@ -228,7 +230,9 @@ def _on_exit(config: LaunchConfig, state: Running, event: protocol.WorkerEnded) 
     failed = state.failing or event.status != 0
     alive = state.alive - {event.rank}
     if not alive:
-        return _stop(config, state, "failure" if failed else "done")
+        if not failed:
+            return _stop(config, state, "done", signo=_NO_SIGNAL)
+        return _stop(config, state, "failure")
     if state.attempt.noticed and event.status == _MADE_ROOM:
         return _stop(config, state, "failure", signo=_NO_SIGNAL)  # they all know, and may be saving
     if event.status & 0x7F in FIRST_CAUSES:  # it follows from nothing that there is to wait for
@@ -278,8 +282,9 @@ def _on_stop_requested(config: LaunchConfig, state: Running | Stopping, signo: i
     if not first and signo != signal.SIGINT:
         return state, ()
     state = replace(state, stopped_by=signo)
-    if state.cause == "done":
-        return state, ()
+    if state.cause == "done":  # what workers have left need not end by itself
+        end = signal.SIGTERM if first and config.shutdown_timeout else signal.SIGKILL
+        return state, (protocol.StopWorkers(end, 0, "done"),)
     if not first:
         return state, (protocol.StopWorkers(signal.SIGKILL, 0, "signal"),)
     passed_on = signo if signo in _PASSED_ON else signal.SIGTERM

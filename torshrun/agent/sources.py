@@ -1,5 +1,5 @@
-"""Lines of source below the frames of a stack that names only their numbers, with the clean-up that
-they belong to.
+"""Lines of source below the frames of a stack that names only their numbers, with the clean-up, or
+the loop that waits for a file, that they belong to.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ MOST_FILES = 16
 FILE_BYTES = 1 << 20
 """Longer ones are read up to there."""
 _BLOCK = re.compile(r"(finally|except)\b.*:")
+_WITH = re.compile(r"\s*(?:async )?with\b")
+_LOOP = re.compile(r"while not .*\b(?:exists|is_file|is_dir|isfile|isdir)\(.*:")
 _OUTERMOST = re.compile(r"(?:async )?def |class ")
 MOST_LINES = 500
 """Lines of source that are looked at above the one where a frame stands."""
@@ -27,6 +29,17 @@ def with_sources(stack: str) -> str:
     the program are still there and are text. Takes the time to read them.
     """
     return "\n".join(_lines(stack))
+
+
+def is_passing_through(path: str, number: int) -> bool:
+    """Whether an exception that is being handled at this line goes on after it: there is a
+    `finally`, or the end of a `with`.
+    """
+    lines = (read_text(path, FILE_BYTES) if _is_open(path) else "").split("\n")
+    source = lines[max(number - MOST_LINES, 0) : number] if number <= len(lines) else []
+    if not source or not source[-1].strip():
+        return False
+    return bool(_WITH.match(source[-1])) or _clean_up(source).endswith("finally")
 
 
 def _lines(stack: str) -> Iterator[str]:
@@ -55,17 +68,20 @@ def _is_open(path: str) -> bool:
 
 
 def _clean_up(source: Sequence[str]) -> str:
-    """Whether the last of these lines of Python belongs to an except or finally, as a comment; ""
-    if not. Told by the indentation alone: what comes from a worker is not parsed.
+    """Whether the last of these lines of Python belongs to an except or finally, or to a loop that
+    waits for a file, as a comment; "" if not. Told by the indentation alone: what comes from a
+    worker is not parsed.
     """
-    depth = _depth(source[-1])
-    for line in reversed(source[:-1]):
+    depth = _depth(source[-1]) + 1  # the block may stand in one line
+    for line in reversed(source):
         text = line.strip()
         if not text or text.startswith("#") or _depth(line) >= depth:
             continue
         block = _BLOCK.match(text)
         if block:
             return f"  # in {block[1]}"
+        if _LOOP.match(text):
+            return f"  # in {text}"
         if _OUTERMOST.match(text):
             break
         depth = _depth(line)

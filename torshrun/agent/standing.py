@@ -15,9 +15,12 @@ def standing(status: WorkerStatus) -> Standing | None:
     call, full = (last.operation, numbered(last)) if last.active else ("", "")
     if awaited is not None and not last.active:
         call, full = "recv", f"recv ({awaited.what})"
+        if awaited.call:
+            call, full = awaited.call.partition("(")[0], awaited.call
     return Standing(
         call=call,
         full=full,
+        instead=awaited.instead if awaited and not last.active else -1,
         awaited=awaited.rank if awaited and not last.active else -1,
         mesh=status.place,
         doing=status.doing,

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from torsh_runtime import slurm as slurm_runtime
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.launchers import launcher_process
+from torsh_runtime.slurm import Reply
 from torshrun.clusters import kubernetes, lsf, mpi, pbs, slurm
 from torshrun.clusters.hints import Cluster, Environ, Hint, Hints, Machine
 from torshrun.clusters.user_key import make_user_key
@@ -66,12 +67,14 @@ class RealMachine:
     def __init__(self) -> None:
         self._has_scontrol = True
 
-    def scontrol(self, *words: str) -> str:
+    def scontrol(self, *words: str) -> Reply:
         """Once it has taken too long it is not asked any more."""
+        if not self._has_scontrol:
+            return Reply("", "Slurm's controller is out of reach")
         began = time.monotonic()
-        told = slurm_runtime.scontrol(*words) if self._has_scontrol else ""
-        self._has_scontrol = bool(told) or time.monotonic() - began < _TOO_LONG
-        return told
+        reply = slurm_runtime.scontrol(*words)
+        self._has_scontrol = not reply.error or time.monotonic() - began < _TOO_LONG
+        return reply
 
     def read(self, path: str) -> str:
         text = read_text(path, _LONGEST_LIST + 1)

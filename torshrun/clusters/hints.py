@@ -8,6 +8,8 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
+from torsh_runtime.slurm import Reply
+
 PLACE = ("nnodes", "node_rank", "master_addr", "master_port")
 """The options that together say which nodes the job has, which one this is, and where they meet."""
 NUMBER = re.compile("[0-9]{1,9}")
@@ -61,7 +63,7 @@ class Hints:
     """Whether the scheduler sends its signals to all processes of the job, and not to torshrun
     alone."""
     requeues: str = ""
-    """The job's name in Slurm, at the node that may ask Slurm to run it again; elsewhere ""."""
+    """How Slurm's commands name the job, at the node that may ask for its requeue; elsewhere ""."""
 
     @property
     def options(self) -> Mapping[str, Hint]:
@@ -75,8 +77,8 @@ class Hints:
 class Machine(Protocol):
     """What has to be asked beyond the environment. All is bounded."""
 
-    def scontrol(self, *words: str) -> str:
-        """What Slurm's scontrol prints; "" if there is none or it fails."""
+    def scontrol(self, *words: str) -> Reply:
+        """What Slurm's scontrol answers."""
 
     def read(self, path: str) -> str:
         """A file's whole content; "" if it cannot be read. ConfigError if it is absurdly long."""

@@ -11,11 +11,9 @@ _TERMINATE_INTERVAL = 10.0  # seconds between SIGTERM and SIGKILL, unless lsb.pa
 
 
 def allocation(environ: Environ, machine: Machine) -> Hints | None:
-    job = environ.get("LSB_JOBID")
-    if not job or not NUMBER.fullmatch(job):
+    if not NUMBER.fullmatch(environ.get("LSB_JOBID", "")):
         return None
-    index = environ.get("LSB_JOBINDEX", "0")
-    name = f"lsf-{job}" if index in ("", "0") else f"lsf-{job}[{index}]"
+    name = run_id(environ)
     grace = f"{_TERMINATE_INTERVAL - GRACE_MARGIN:g}"
     return Hints(
         cluster="lsf",
@@ -23,6 +21,12 @@ def allocation(environ: Environ, machine: Machine) -> Hints | None:
         run_id=Hint(name, "LSB_JOBID"),
         shutdown_timeout=Hint(grace, "JOB_TERMINATE_INTERVAL's default, 10 s"),
     )
+
+
+def run_id(environ: Environ) -> str:
+    """Names the job, or the task of an array: all of an array's have one LSB_JOBID."""
+    job, index = environ.get("LSB_JOBID", ""), environ.get("LSB_JOBINDEX", "0")
+    return f"lsf-{job}" if index in ("", "0") else f"lsf-{job}[{index}]"
 
 
 def place(hints: Hints, environ: Environ, machine: Machine) -> Hints:

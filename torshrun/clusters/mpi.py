@@ -73,5 +73,5 @@ def _first_host(names: _Names, environ: Environ, machine: Machine) -> tuple[Hint
     if nodes := pbs.hosts(environ, machine):
         return Hint(nodes[0], "PBS_NODEFILE"), f"pbs-{environ.get('PBS_JOBID')}"
     if nodes := lsf.hosts(environ, machine):
-        return Hint(nodes[0], "LSB_MCPU_HOSTS"), f"lsf-{environ.get('LSB_JOBID')}"
+        return Hint(nodes[0], "LSB_MCPU_HOSTS"), lsf.run_id(environ)
     return None, ""

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-import time
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import replace
 
 from torsh_runtime import slurm
 from torshrun.clusters.hints import GRACE_MARGIN, NUMBER, Environ, Hint, Hints, Machine
+from torshrun.clusters.slurm_job import end_of
 
 _GPUS = re.compile("[1-9][0-9]{0,3}")
 _LONGEST = 10 * 366 * 86400.0
 """Seconds; an end that is farther away, or over, is none that Slurm has told."""
-_UNLIMITED = ("UNLIMITED", "NOT_SET")
 
 
 def allocation(environ: Environ, machine: Machine) -> Hints | None:
@@ -23,7 +22,7 @@ def allocation(environ: Environ, machine: Machine) -> Hints | None:
         return None
     gpus = environ.get("SLURM_GPUS_ON_NODE", "")
     restarts = environ.get("SLURM_RESTART_COUNT", "0")
-    configuration = machine.scontrol("show", "config")
+    configuration = machine.scontrol("show", "config").text
     begun = f"job {job}" if restarts == "0" else f"job {job}, requeued {restarts} time(s)"
     return Hints(
         cluster="slurm",
@@ -41,31 +40,49 @@ def place(hints: Hints, environ: Environ, machine: Machine) -> Hints:
     """ConfigError if Slurm's variables contradict each other."""
     step = slurm.step(environ)
     if step is None:
-        return _batch_script(hints, environ)
+        return replace(hints, found=(*hints.found, *_outside_steps(environ)))
     if step.world_size > len(step.tasks):
-        hints = replace(hints, mistake=_several(step))
+        hints = replace(hints, mistake=_several(step, environ))
     elif len(step.tasks) > 1:
         hints = _among_nodes(hints, step, machine)
     return replace(hints, run_id=Hint(step.name, "SLURM_JOB_ID"))
 
 
-def _batch_script(hints: Hints, environ: Environ) -> Hints:
-    """It is one process on the first node, whatever the job has."""
-    nodes = environ.get("SLURM_JOB_NUM_NODES", "1")
-    if nodes == "1":
-        return hints
-    here = environ.get("SLURMD_NODENAME", "this node")
-    told = f"on {here} only, of the job's {nodes} nodes, as srun did not start it (srun torshrun …)"
-    return replace(hints, found=(*hints.found, told))
+def _outside_steps(environ: Environ) -> Iterator[str]:
+    """A batch script and a shell are one process, whatever the job has."""
+    nodes, here = environ.get("SLURM_JOB_NUM_NODES", "1"), environ.get("SLURMD_NODENAME")
+    if here is None:  # where salloc was called
+        which = "node" if nodes == "1" else f"{nodes} nodes"
+        yield f"on this host, as srun did not start it on the job's {which} ({_srun(nodes)})"
+    elif nodes != "1":
+        srun = _srun(nodes, overlap=True) if slurm.in_shell(environ) else "srun torshrun …"
+        yield f"on {here} only, of the job's {nodes} nodes, as srun did not start it ({srun})"
 
 
-def _several(step: slurm.Step) -> str:
+def _srun(nodes: object, *options: str, overlap: bool = False, cpus: int = 0) -> str:
+    """What starts one torshrun on each of so many nodes. In a shell that is itself a step's task
+    srun waits for ever for what the shell has, unless both are to have it.
+    """
+    shared = " --overlap" if overlap else ""
+    own = f" --cpus-per-task={cpus}" if cpus else ""
+    words = " ".join([*options, "…"])
+    return f"srun{shared}{own} --ntasks={nodes} --ntasks-per-node=1 torshrun {words}"
+
+
+def _several(step: slurm.Step, environ: Environ) -> str:
     most = max(step.tasks)
+    each = environ.get("SLURM_CPUS_PER_TASK", "1")
+    is_even = min(step.tasks) == most and NUMBER.fullmatch(each)
+    srun = _srun(
+        len(step.tasks),
+        f"--nproc-per-node={most}",
+        overlap="SLURM_PTY_PORT" in environ,
+        cpus=most * int(each) if is_even else 0,  # those that all tasks of a node have now
+    )
     return (
         f"Slurm has started {step.world_size} torshruns on {len(step.tasks)} node(s) "
         f"(SLURM_STEP_TASKS_PER_NODE; this one has SLURM_LOCALID={step.local_rank}), and a node "
-        f"needs one, which starts its workers: srun --ntasks={len(step.tasks)} "
-        f"--ntasks-per-node=1 torshrun --nproc-per-node={most} …"
+        f"needs one, which starts its workers: {srun}"
     )
 
 
@@ -96,44 +113,9 @@ def _time_limit(job: str, environ: Environ, machine: Machine) -> Hint | None:
     end = environ.get("SLURM_JOB_END_TIME", "")
     if re.fullmatch(r"[0-9]{1,12}", end) and 0 < int(end) - machine.now() < _LONGEST:
         return Hint(_seconds(int(end) - machine.now()), "SLURM_JOB_END_TIME")
-    told = machine.scontrol("--oneliner", "show", "job", job)
-    facts = dict(re.findall(r"\b(TimeLimit|EndTime)=(\S+)", told))
-    if facts.get("TimeLimit", "NOT_SET") in _UNLIMITED:
-        return None
-    with suppress(ValueError, OverflowError):  # SLURM_TIME_FORMAT may say something else
-        ends = time.mktime(time.strptime(facts.get("EndTime", ""), "%Y-%m-%dT%H:%M:%S"))
-        return Hint(_seconds(ends - machine.now()), "scontrol show job")
-    return None
+    ends = end_of(job, machine)
+    return None if ends is None else Hint(_seconds(ends - machine.now()), "scontrol show job")
 
 
 def _seconds(left: float) -> str:
     return f"{max(left, 0.0):.0f}"
-
-
-def requeue(job: str, machine: Machine) -> str:
-    """Have Slurm put the job into its queue again, unless it is being cancelled or has ended: then
-    somebody wants that. What became of it, for people.
-    """
-    told = machine.scontrol("--oneliner", "show", "job", job)
-    state = re.search(r"\bJobState=(\w+)", told)
-    if state is None:
-        return f"error: Slurm's job {job} is not requeued: scontrol does not tell its state"
-    if state[1] != "RUNNING":
-        return f"Slurm's job {job} is not requeued: it is {state[1]}"
-    if re.search(r"\bRequeue=0\b", told):
-        return f"error: Slurm's job {job} cannot be requeued: submit it with sbatch --requeue"
-    machine.scontrol("requeue", job)
-    return f"Slurm has been asked to requeue job {job}"
-
-
-def meeting_place(run_id: str, machine: Machine) -> str:
-    """HOST:PORT where the nodes of a run of that name meet; "" if it is no step of a job that Slurm
-    knows. The step is taken to have the job's first node.
-    """
-    named = re.fullmatch(r"slurm-([0-9]+)\.[0-9]+", run_id)
-    told = machine.scontrol("--oneliner", "show", "job", named[1]) if named else ""
-    nodes = re.search(r" NodeList=([^\s(]+)", told)
-    if nodes is None:
-        return ""
-    host = slurm.first_host(nodes[1], machine.scontrol)
-    return f"[{host}]:{slurm.port(run_id)}" if ":" in host else f"{host}:{slurm.port(run_id)}"

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from torsh_runtime.errors import ConfigError
 from torshrun.config.options import BY_NAME, OPTIONS, Option
+from torshrun.config.other_launchers import hint
 from torshrun.config.values import nearest
 
 EAGER = ("help", "version")
@@ -68,7 +69,8 @@ def _take_letters(word: str, words: deque[str], given: dict[str, str]) -> None:
             given[option.key] = value or _following(f"-{letter}", option, words)
             return
         if not option and letter != "h":
-            raise ConfigError(f"there is no option -{letter}")
+            called = word if hint(word) else f"-{letter}"  # -np is one option of mpiexec's
+            raise ConfigError(f"there is no option {called}{hint(called)}")
         given[option.key if option else "help"] = "true"
 
 
@@ -87,8 +89,9 @@ def _full_name(typed: str) -> str:
     fitting = [name for name in names if start and name.startswith(start)]
     fitting = [name for name in fitting if name in TORCHRUNS.split()] or fitting
     if not fitting:
-        hint = nearest(typed[2:], [name.replace("_", "-") for name in names], "--")
-        raise ConfigError(f"there is no option {typed}{hint}")
+        spelled_out = [name.replace("_", "-") for name in names]
+        known = hint(typed) or nearest(typed[2:], spelled_out, "--")
+        raise ConfigError(f"there is no option {typed}{known}")
     if len({BY_NAME[name].key if name in BY_NAME else name for name in fitting}) > 1:
         spelled = ", ".join(f"--{name.replace('_', '-')}" for name in fitting)
         raise ConfigError(f"{typed} could be {spelled}: write more of it")

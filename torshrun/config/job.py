@@ -194,6 +194,8 @@ class LaunchConfig:
     torch_backend: Literal["torsh"] | None = None
     metrics_port: tuple[str, int] | None = None
     """Host ("" is every address) and port of the Prometheus endpoint; None is none."""
+    debugpy: Address | None = None
+    """Where the first worker serves it, and the others at the ports behind; None is nowhere."""
     events: str | None = None
     time_limit: float | None = None
     """Counted from when this was made; None is without an end."""

@@ -73,7 +73,8 @@ Failure and end:
 --retry-same-start
     Restart also when workers failed at their start in the same way as the time before.
 --shutdown-timeout SECONDS = 30
-    Between asking workers to stop (SIGTERM) and killing them (SIGKILL); 0 kills at once.
+    Between asking workers to stop (SIGTERM) and killing them (SIGKILL); 0 kills at once. After
+    success, time for what they have left running to end by itself.
 --signals-to-handle NAMES = SIGTERM,SIGINT,SIGHUP,SIGQUIT
     Signals that stop the job in an orderly way.
 --hang-timeout SECONDS = 0
@@ -124,6 +125,9 @@ Output:
 Watching:
 --metrics-port [HOST:]PORT = (not served)
     Serve Prometheus metrics: PORT to this host only, :PORT on every address.
+--debugpy [HOST:]PORT = (not served)
+    Serve debugpy, VS Code's debugger, in each worker, at PORT plus its local rank, to the same. See
+    docs/debugging.md.
 --events FILE|- = (not written)
     Add the job's events to FILE as lines of JSON; - is stdout.
 
@@ -167,6 +171,8 @@ Configuration:
     Print every value and where it comes from, and start nothing.
 --dry-run
     Print each worker's command and environment, and start nothing.
+--print-completion bash|zsh|fish
+    Print a script by which that shell completes torshrun's options; its head says how.
 """
 """By the headings of --help and in its order, for each option: how it is called, what stands for
 its value (nothing for a flag), after = the default as it would be given, or (in words) where no

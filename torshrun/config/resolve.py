@@ -9,6 +9,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from torsh_runtime.errors import ConfigError
+from torshrun.clusters.hints import Hints
+from torshrun.config.debugging import debugged, debugging_notes
 from torshrun.config.job import (
     Access,
     Address,
@@ -23,7 +25,7 @@ from torshrun.config.request import Request
 from torshrun.config.secret import read_secret
 from torshrun.config.surroundings import account
 from torshrun.config.values import CONF_WITHOUT_EFFECT, Endpoint, Nodes
-from torshrun.topology.cpus import usable_cpus
+from torshrun.topology.cpus import allowed_cpus, told_of_binding, usable_cpus
 
 _PORTS: Mapping[Backend, int] = {"static": 29500, "tcp": 29400, "etcd": 2379}
 """As torchrun and etcd have it."""
@@ -46,11 +48,15 @@ def resolve(
     *,
     new_id: Callable[[], str] = lambda: os.urandom(8).hex(),
     needs_target: bool = True,
+    is_debugged: bool = False,
 ) -> Resolution:
     """Make the job. `environ` is torshrun's own; `new_id` names a job that is to have a name of
-    its own. Raises ConfigError naming the option, variable or line of a file that is wrong.
+    its own; `is_debugged`: whether a debugger follows torshrun into the workers. Raises
+    ConfigError naming the option, variable or line of a file that is wrong.
     """
     fields = _check(request, environ, new_id)
+    workers = fields["nproc_per_node"]
+    fields |= debugged(request, workers, is_debugged=is_debugged)
     target = ""
     if request.target is not None:
         target = _check_target(request.target.text or "", fields["kind"], environ)
@@ -59,7 +65,10 @@ def resolve(
             "SCRIPT is missing: name it after the options, or in a --config file as script:, "
             "module: or program: (torshrun --help lists the options)"
         )
-    said = tuple(_notes(request, fields["nproc_per_node"]))
+    said = (
+        *_notes(request, workers, environ),
+        *debugging_notes(request, workers, is_debugged=is_debugged),
+    )
     return Resolution(LaunchConfig(target=target, **fields), said)
 
 
@@ -168,6 +177,7 @@ def _check_target(target: str, kind: Kind, environ: Mapping[str, str]) -> str:
     if not target:
         raise ConfigError("the script's name must not be empty")
     if kind == "module":
+        _check_module(target)
         return target
     if kind == "program":
         return _find_program(target, environ.get("PATH", os.defpath))
@@ -177,6 +187,15 @@ def _check_target(target: str, kind: Kind, environ: Mapping[str, str]) -> str:
     if not script.exists():
         raise ConfigError(f"script {target} does not exist (looked in {Path.cwd()})")
     return target
+
+
+def _check_module(name: str) -> None:
+    """A file's name is none, though x.py could be the module py of a package x."""
+    if "/" not in name and name.endswith(".py") and Path(name).is_file():
+        module = name.removesuffix(".py")
+        raise ConfigError(
+            f"{name} is a file, and -m takes a module's name: give {module}, or leave -m out"
+        )
 
 
 def _find_program(name: str, path: str) -> str:
@@ -313,15 +332,13 @@ def _secret(request: Request, environ: Mapping[str, str]) -> str:
 # ---- what was given and comes to nothing: said in a line each, never an error
 
 
-def _notes(request: Request, workers: int) -> Iterator[str]:
+def _notes(request: Request, workers: int, environ: Mapping[str, str]) -> Iterator[str]:
     """A line about each option that has no effect, or that is missed. What says in many words that
     there is one node (--nnodes 1, --node-rank 0, a rendezvous' endpoint) deserves none.
     """
-    alone, hints = is_alone(request), request.hints
-    if hints:
-        yield account(request)
-    if hints and hints.no_secret and not alone:
-        yield f"the job has no secret of its own ({hints.no_secret}): give --secret-file"
+    alone = is_alone(request)
+    if request.hints:
+        yield from _of_cluster(request, request.hints, environ)
     if request["rdzv_backend"] == "etcd" and not alone and not request.knows("run_id"):
         yield (
             "--rdzv-id is not given: this job is one with any other at this etcd that has none "
@@ -337,6 +354,14 @@ def _notes(request: Request, workers: int) -> Iterator[str]:
     for key, ranks in numbered.items():
         if request[key] and min(request[key]) >= workers:
             yield f"{request.name(key)} names no worker: their {ranks} are 0 to {workers - 1}"
+
+
+def _of_cluster(request: Request, hints: Hints, environ: Mapping[str, str]) -> Iterator[str]:
+    yield account(request)
+    if hints.cluster == "slurm" and (binding := told_of_binding(environ, allowed_cpus())):
+        yield binding
+    if hints.no_secret and not is_alone(request):
+        yield f"the job has no secret of its own ({hints.no_secret}): give --secret-file"
 
 
 def _idle(request: Request) -> Iterator[tuple[str, str]]:

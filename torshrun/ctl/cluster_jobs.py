@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from torshrun.clusters.hints import Machine
-from torshrun.clusters.slurm import meeting_place
+from torshrun.clusters.slurm_job import meeting_place
 from torshrun.clusters.user_key import user_key_path
 from torshrun.config.request import Entry, Request
 

@@ -75,14 +75,20 @@ def _waiting(command: Command) -> Command:
 @click.group(
     "torshctl",
     help=_HELP,
+    invoke_without_command=True,
     context_settings={
         "token_normalize_func": lambda name: name.replace("_", "-"),
         "max_content_width": 100,
         "help_option_names": ["-h", "--help"],
     },
 )
-def command() -> None:
+@click.version_option(package_name="torshrun", message="torshctl %(version)s")
+@click.pass_context
+def command(context: click.Context) -> None:
     """See _HELP."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help(), err=True)
+        context.exit(USAGE)
 
 
 @command.command(short_help="Show a run and its nodes.")
@@ -92,7 +98,8 @@ def command() -> None:
 @_meeting
 def status(run_id: str | None, watch: bool, as_json: bool, **options: Any) -> None:
     """Show how RUN stands: its round, its nodes, and why those wait that do. Without RUN, list the
-    runs that the store knows of.
+    runs that the store knows of; where no store is named, the jobs of this host, and where each of
+    their ranks stands.
     """
 
     def show(picture: Picture) -> None:
@@ -110,6 +117,12 @@ def status(run_id: str | None, watch: bool, as_json: bool, **options: Any) -> No
 
     if run_id is None and (watch or as_json):
         raise click.UsageError("--watch and --json are of one run: name it")
+    if run_id is None and not is_place_given(options, os.environ):
+        from torshrun.ctl.host_jobs import find_jobs
+        from torshrun.ctl.host_jobs import in_words as told
+
+        click.echo(told(find_jobs()), nl=False)
+        return
     _carry_out(options, act, run_id)
 
 
@@ -265,6 +278,11 @@ def place_if_given(
     secret = read_secret(request["secret_file"], request.name("secret_file"), environ)
     place = rendezvous(request, environ) if is_said else None
     return place, secret, request["master_port"] if request.has("master_port") else None
+
+
+def is_place_given(given: Mapping[str, str | None], environ: Mapping[str, str]) -> bool:
+    """Whether it is said where nodes meet."""
+    return _says_where(gather({**given, **_ANY_JOB}, None, (), environ))
 
 
 def _says_where(request: Request) -> bool:

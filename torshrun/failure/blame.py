@@ -225,6 +225,7 @@ _GLOO_AND_NCCL = (
     _says(
         "lost",
         r"remote process exited or there was a network error",
+        r"[Cc]onnection closed by remote peer",
         r"ncclRemoteError",
         r"NCCL communicator was aborted",
     ),

@@ -10,8 +10,8 @@ from functools import cached_property
 
 from torshrun.failure.witness import Silent, Witness
 
-MESSAGES = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv"})
-"""What is between two ranks."""
+MESSAGES = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv", "wait"})
+"""What is between two ranks, or may be."""
 MOST_OPERATIONS = 64
 """Operations of groups, the furthest ones, for which it is looked who has not entered them."""
 
@@ -75,8 +75,8 @@ class Case:
         for rank, behind in _pointed_at_by_collectives(self.witnesses):
             found[rank] |= behind
         for each in self.witnesses:
-            if each.standing and each.standing.awaited >= 0 and not each.is_own:
-                found[each.rank] |= {each.standing.awaited} - {each.rank}
+            if each.standing and not each.is_own:
+                found[each.rank] |= {each.standing.awaited, each.holder} - {each.rank, -1}
         return {rank: whom for rank, whom in found.items() if whom}
 
     @cached_property

@@ -16,7 +16,15 @@ from torshrun.failure.exits import Exit, OomEvidence, how, where
 from torshrun.failure.finding import Finding
 from torshrun.failure.graph import find
 from torshrun.failure.kinds import Kind, Reading, of_ranks
-from torshrun.failure.last_words import CRASHES, Words, find_thread_error, last_words
+from torshrun.failure.last_words import (
+    CRASHES,
+    Words,
+    find_thread_error,
+    find_trace,
+    last_words,
+    said_last,
+    stderr_lines,
+)
 from torshrun.failure.patterns import USAGE
 from torshrun.failure.signs import by_frame, by_words, crash_in, of_child
 from torshrun.failure.standing import Standing, from_stack, from_trace
@@ -27,7 +35,7 @@ from torshrun.text import printable_lines, size
 _MUTTERED = 200  # lines of stderr in which a worker may complain while it goes on
 _COMPLAINS = re.compile(rb"client socket has|ailed to connect")
 _NATIVE_FRAME = re.compile(r"(?:\[rank\d+\]:)?frame #")
-_LAST = 5  # lines of stderr that count where there is no traceback
+_LAST = 5  # lines of stderr that count where there is no traceback; surely but the last one
 _LOST_CHILD = re.compile(
     r"killed by signal: Killed|terminated abruptly|SIGKILL|\bexit(?:ed with)? code:? (?:-9|137)\b"
 )
@@ -90,33 +98,55 @@ def counting(exits: Sequence[Exit], finding: Finding) -> Exit | None:
     """Whose end counts as the round's: the first of those to blame, else of those that failed."""
     failed = [exit_ for exit_ in exits if exit_.failed]
     unasked = [exit_ for exit_ in failed if not exit_.stopped or exit_.raised or exit_.hung]
-    blamed = [exit_ for exit_ in unasked if exit_.rank in finding.ranks]
+    blamed = sorted((exit_ for exit_ in unasked if exit_.rank in finding.ranks), key=_moment)
     return next(iter(blamed or unasked or failed), None)
+
+
+def _said(exit_: Exit, words: Words) -> str:
+    """Its error: of a chain the last one that is not about others, as one of a clean-up may be."""
+    if words.errors:
+        own = [error for error in words.errors if not from_words([error])]
+        return (own or words.errors)[-1]
+    if exit_.signo and exit_.signo not in CRASHES:  # who is killed says nothing of that
+        return ""
+    return next(reversed(said_last(words)), "")
+
+
+def _moment(exit_: Exit) -> float:
+    """When it failed: one that an exception ended may take long until it is gone."""
+    noted = exit_.account.at or (0.0 if exit_.ending.in_flight else exit_.ending.at)
+    return (noted if exit_.raised else 0.0) or exit_.at
 
 
 def witness(exit_: Exit, node: int = 0) -> Witness:
     """What is known of a worker's end."""
     end = _end(exit_)
     words = last_words(exit_)
-    said = (words.errors or [line for line in words.lines if line.strip()] or ("",))[-1]
+    said = _said(exit_, words)
+    standing = _standing(exit_, words, end)
+    is_away = end == "stopped" and not (standing and standing.call)
     return Witness(
         rank=exit_.rank,
         node=node,
         end=end,
         how=how(exit_),
         where=where(exit_),
-        at=(exit_.account.at if exit_.raised else 0.0) or exit_.at,
+        at=_moment(exit_),
         reading=diagnose(exit_),
+        is_unsure=_is_unsure(exit_),
         said=said.strip().split("\n")[0][:_TOLD_CHARS],
         alike=_likeness(exit_, words),
         blame=_within(blamed(exit_), exit_.ranks) if end == "failed" else None,
         call=exit_.account.call,
-        standing=_standing(exit_, words, end),
+        standing=standing,
         peak=exit_.peak_rss_kib,
         versions=", ".join(f"{name} {it}" for name, it in exit_.account.versions.items()),
         thread=_thread_error(exit_) if end == "stopped" else "",
         warning=_warning(exit_),
         child=exit_.child,
+        handles=_in_flight(exit_) if end == "stopped" else "",
+        awaits=exit_.awaits if is_away else "",
+        holder=exit_.holder if is_away else -1,
         mutters=_muttered(exit_) if end == "stopped" else None,
         is_frozen=exit_.state in ("T", "t"),
         is_deaf=exit_.state == "D",
@@ -130,6 +160,12 @@ def _within(blame: Blame | None, ranks: int) -> Blame | None:
         return blame
     calls = {rank: call for rank, call in blame.calls.items() if rank < ranks}
     return replace(blame, ranks=tuple(rank for rank in blame.ranks if rank < ranks), calls=calls)
+
+
+def _in_flight(exit_: Exit) -> str:
+    """The exception that it was handling when it was asked to stop; "" is none."""
+    errors = exit_.ending.errors if exit_.ending.in_flight else ()
+    return errors[-1].split("\n")[0][:_TOLD_CHARS] if errors else ""
 
 
 def _thread_error(exit_: Exit) -> str:
@@ -180,7 +216,21 @@ def blamed(exit_: Exit) -> Blame | None:
             return None
         if blame or not _WITHIN_LIBRARIES.match(error):
             return blame
-    return None if words.errors else from_words(reversed(words.lines[-_LAST:]))
+    if words.errors:
+        return None
+    return from_words(reversed(_last_lines(words))) or _blamed_before(exit_)
+
+
+def _blamed_before(exit_: Exit) -> Blame | None:
+    """Whom an exception blames that it handled, and after which it ended by itself."""
+    trace = find_trace(stderr_lines(exit_)) if not exit_.signo else None
+    blames = [from_words([error]) for error in trace.errors] if trace else []
+    return blames[0] if blames and blames[0] and not blames[0].weak else None
+
+
+def _last_lines(words: Words) -> tuple[str, ...]:
+    """Those that count where there is no traceback."""
+    return (words.complaints or words.lines)[-_LAST:]
 
 
 def _standing(exit_: Exit, words: Words, end: End) -> Standing | None:
@@ -191,13 +241,18 @@ def _standing(exit_: Exit, words: Words, end: End) -> Standing | None:
     else:
         left = "\n".join(printable_lines(exit_.stack))
         seen = from_stack(left) or from_stack("\n".join(words.lines))
+    spied = from_stack(exit_.spied) if seen and not seen.full else None
+    if seen and spied and spied.call == seen.call:
+        seen = replace(seen, full=spied.full, awaited=spied.awaited)
     if noted is None or seen is None:
         return noted or seen
     call = noted.call or seen.call
     return replace(
         noted,
         call=call,
-        full=noted.full or call,
+        full=noted.full or seen.full or call,
+        awaited=seen.awaited if noted.awaited < 0 and call == seen.call else noted.awaited,
+        locks=seen.locks if not call else "",
         place=seen.place,
         line=seen.line,
         cleanup=seen.cleanup,
@@ -215,10 +270,11 @@ def _diagnose(exit_: Exit) -> Reading:
     if exit_.hung:
         return Reading(Kind.HUNG, exit_.hung)
     words = last_words(exit_)
-    said = "\n".join(words.errors[-1:] or words.lines[-_LAST:])
+    said = "\n".join(words.errors[-1:] or said_last(words)[-_LAST:])
     if exit_.stopped and not exit_.raised:
         return Reading(Kind.STOPPED)
-    if exit_.oom and (exit_.signo == 9 or exit_.code == 137 or _LOST_CHILD.search(said)):
+    killed = not exit_.raised and (exit_.signo == 9 or exit_.code == 137)
+    if exit_.oom and (killed or _LOST_CHILD.search(said)):
         return _out_of_memory(exit_, exit_.oom)
     blame = blamed(exit_)
     if blame and blame.weak:
@@ -229,9 +285,27 @@ def _diagnose(exit_: Exit) -> Reading:
         return _LOST_PEER
     if exit_.signo and not exit_.raised:
         return _by_signal(exit_, words)
-    texts = [*reversed(words.errors), *([] if words.errors else [said])]
-    known = by_words(texts, exit_.program) or by_frame(words.frame)
+    known = by_words(_texts(words), exit_.program) or by_frame(words.frame)
     return known or _of_child(exit_, words) or _by_code(exit_, words)
+
+
+def _texts(words: Words) -> list[str]:
+    """What may show a kind, the most telling text first."""
+    if words.errors:
+        return [*reversed(words.errors)]
+    lines = said_last(words)[-_LAST:]
+    return [*lines[-1:], "\n".join(lines)]
+
+
+def _is_unsure(exit_: Exit) -> bool:
+    """Whether its words may be of something else than its end."""
+    words = last_words(exit_)
+    if exit_.hung or (exit_.signo and not exit_.raised):
+        return False
+    if words.errors:
+        return words.is_handled
+    known = by_words(_texts(words), exit_.program)
+    return known is not None and not by_words(_texts(words)[:1], exit_.program)
 
 
 def _of_child(exit_: Exit, words: Words) -> Reading | None:
@@ -269,7 +343,19 @@ def _by_code(exit_: Exit, words: Words) -> Reading:
         return Reading(Kind.EXCEPTION)
     name = signal_name(exit_.code - 128) if exit_.code > 128 else ""
     told = f"A shell gives that code when {name} killed what it ran." if name[:3] == "SIG" else ""
-    return Reading(Kind.EXIT_CODE, told)
+    return Reading(Kind.EXIT_CODE, told or _in_which_way(exit_))
+
+
+def _in_which_way(exit_: Exit) -> str:
+    """How its Python came to end with an exit code, without an exception."""
+    if exit_.ending.by == "exit" and exit_.ending.is_own:
+        return "It ended itself by sys.exit(), or SystemExit: its last lines may say why."
+    if exit_.ending.is_watched and not exit_.ending.by:
+        return (
+            "Neither an exception nor sys.exit() ended its Python: os._exit() or compiled code "
+            "did, or another program had taken its place."
+        )
+    return ""
 
 
 def _out_of_memory(exit_: Exit, oom: OomEvidence) -> Reading:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torshrun.failure.account import NO_ACCOUNT, Account
+from torshrun.failure.ending import NO_ENDING, Ending
 from torshrun.failure.standing import Standing
 from torshrun.signals import exit_code, signal_name
 
@@ -37,21 +38,34 @@ class Exit:
     stopped: bool
     """Whether it had been asked to stop before it ended."""
     stderr: bytes = b""
+    """The end of its stderr."""
+    has_stdout: bool = False
+    """Whether `stderr` is the end of both its streams, which were one."""
     account: Account = NO_ACCOUNT
     """What it left in its error file."""
+    ending: Ending = NO_ENDING
+    """How its Python ended."""
     standing: Standing | None = None
     """What it had noted of its collectives when it ended or was asked to stop; None is nothing."""
     stack: str = ""
     """Where it stood when it was asked to stop, as faulthandler or py-spy shows it."""
+    spied: str = ""
+    """The same as py-spy has shown it when it hung, perhaps with arguments."""
     state: str = ""
     """The state of its process, as in /proc, when it was asked to stop; "" is unknown."""
     child: str = ""
     """How a process that it had started ended badly, if it has taken no notice, or for what that
     waits; "" is none."""
+    awaits: str = ""
+    """What its main thread waited for in the kernel when it was asked to stop; "" is unknown."""
+    holder: int = -1
+    """The rank that had that, or whose process had; -1 is none that is known."""
     is_left: bool = False
     """Whether it has not ended, even of SIGKILL; then status says nothing."""
     raised: bool = False
-    """Whether an exception had ended its program before it was asked to stop."""
+    """Whether an exception had ended its program before it was asked to stop, or before a signal
+    ended it. The exception is what counts then.
+    """
     log: str = ""
     """Where its output was kept; "" is nowhere."""
     program: str = ""
@@ -79,7 +93,11 @@ class Exit:
 
     @property
     def code(self) -> int:
-        """Its exit code as a shell gives it: 128 + n for signal n; 1 if it hung and gave 0."""
+        """Its exit code as a shell gives it: 128 + n for signal n; 1 if it hung and gave 0. Of one
+        that an exception had ended it is what that gives, whoever stopped it after that.
+        """
+        if self.raised and self.signo:
+            return self.ending.code or 1
         return exit_code(self.status) or int(self.failed)
 
 
@@ -87,6 +105,9 @@ def how(exit_: Exit) -> str:
     """The manner of its end: its exit code, or the signal that killed it."""
     if exit_.is_left:
         return "it does not die of SIGKILL"
+    if exit_.raised and exit_.signo:
+        by = "torshrun" if exit_.stopped else signal_name(exit_.signo)
+        return f"exit code {exit_.code}, stopped by {by} before it had ended"
     manner = f"killed by {signal_name(exit_.signo)}, " if exit_.signo else ""
     return f"{'hung, then ' if exit_.hung else ''}{manner}exit code {exit_.code}"
 

@@ -43,6 +43,14 @@ class Finding:
         return f"{self._all} {surely}failed first: {how}"
 
     @property
+    def summary(self) -> str:
+        """Who is to blame, or may be, and the sort of failure, for lines that tell more."""
+        if not self.ranks and not self.nodes:
+            return f"no rank: {self.reading.kind}"
+        who = self._either if self.certainty == "undecided" else self._all
+        return f"{who}: {self.reading.kind}"
+
+    @property
     def _all(self) -> str:
         parts = [format_ranks(self.ranks)] if self.ranks else []
         if self.nodes:

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from torshrun.failure import disagreement, meeting, nodes, own, waiting
+from torshrun.failure import between_two, disagreement, meeting, nodes, own, unmade, waiting
 from torshrun.failure.case import Case, call_of
 from torshrun.failure.finding import Certainty, Finding
 from torshrun.failure.kinds import Kind, of_ranks
 from torshrun.failure.witness import Silent, Witness
-from torshrun.failure.wording import Verdict, evidence, manner_of, told
+from torshrun.failure.wording import Verdict, evidence, manner_of, told, with_debugging
 from torshrun.text import format_ranks
 
 
@@ -34,7 +34,7 @@ def find(
         ranks=tuple(sorted(verdict.ranks)),
         nodes=tuple(sorted(verdict.nodes)),
         certainty=verdict.certainty,
-        reading=verdict.reading,
+        reading=with_debugging(case, verdict.reading),
         how=manner_of(case, verdict),
         evidence=evidence(case, verdict),
     )
@@ -59,7 +59,7 @@ def _left(case: Case) -> Verdict | None:
     done = {each.rank for each in case.witnesses if each.end == "done"}
     if not done or not (lost or (case.followers and not case.away)):
         return None
-    return Verdict(done, "likely", told(case, Kind.EARLY_EXIT, done))
+    return waiting.ended_too_early(case, done)
 
 
 def _weak(case: Case) -> Verdict | None:
@@ -107,14 +107,18 @@ def _no_progress(case: Case) -> Verdict:
 
 
 _JUDGES: Sequence[Callable[[Case], Verdict | None]] = (
+    unmade.given_up,
     own.own_failure,
     _frozen,
     disagreement.disagreement,
     disagreement.unread,
     waiting.cleaning,
+    between_two.holding,
+    unmade.unmade,
     waiting.pointed_at,
     _left,
     nodes.silent,
+    between_two.unmet,
     waiting.circle,
     waiting.absent,
     _weak,

@@ -25,6 +25,8 @@ class Kind(StrEnum):
     UNREACHABLE = "node unreachable"
     AGENT = "agent"
     GPU_MEMORY = "GPU out of memory"
+    GPU = "GPU failed"
+    GPU_PROGRAM = "GPU program failed"
     ALLOCATION = "allocation refused"
     SHARED_MEMORY = "shared memory full"
     IMPORT = "import failed"
@@ -58,6 +60,17 @@ class Reading(NamedTuple):
     @property
     def hint(self) -> str:
         return " ".join(filter(None, (self.why, self.advice)))
+
+
+class Pattern(NamedTuple):
+    """Words by which workers show a sort of failure, with why and what to do."""
+
+    kind: Kind
+    words: str
+    why: str
+    advice: str
+    """Both may speak of {name}, what the group of that name found or else the first, of the other
+    groups by their names, and of the {program}."""
 
 
 NO_READING = Reading(Kind.EXIT_CODE)
@@ -99,8 +112,7 @@ _OF_RANKS: Mapping[Kind, tuple[str, str]] = {
     Kind.MISMATCH: (
         "Ranks disagree about a collective: {call}.",
         "Every rank must make the same calls in the same order, with the same shape and dtype: "
-        "compare what they pass, the size of the last batch, and conditions on the rank. "
-        "TORCH_DISTRIBUTED_DEBUG=DETAIL has torch name both calls.",
+        "compare what they pass, the size of the last batch, and conditions on the rank.",
     ),
     Kind.VERSION: (
         "Ranks have different code or packages: {who} {what}.",
@@ -120,8 +132,8 @@ _OF_RANKS: Mapping[Kind, tuple[str, str]] = {
         "scheduler's log tell of kills and reboots, torshctl doctor of the network.",
     ),
     Kind.UNREACHABLE: (
-        "{who} was lost: {what}. No connection of its workers was closed, so the network to it "
-        "broke, or the whole machine stopped.",
+        "{who} was lost: {what}. Ranks that waited for it saw no connection closed: most likely "
+        "the network to it broke, or the whole machine stopped.",
         "See whether the machine is up and reached from the others (ping, the switch, a "
         "firewall); torshctl doctor examines the network between the nodes.",
     ),

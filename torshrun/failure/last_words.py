@@ -1,4 +1,9 @@
-"""What a worker said last: traceback, stack of a crash, error file or plain lines. Pure."""
+"""What a worker said last: traceback, stack of a crash, error file or plain lines. Pure.
+
+What is known best comes first: the exception that ended its Python, as the start hook noted it; the
+error file; the very end of stderr. A traceback that stands anywhere else may be of an exception
+that was handled long ago.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from torshrun.failure.ending import Ending
 from torshrun.failure.exits import Exit
 from torshrun.text import printable_lines
 
 TAIL_LINES = 20
 """How many lines of a worker's stderr are looked at where it holds no traceback."""
+BESIDE_LINES = 6
+"""How many lines of stderr's end are shown beside what tells more."""
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
 """Signals that a process brings upon itself, and for which Python's faulthandler shows a stack."""
 
@@ -39,6 +47,21 @@ _NOISE = re.compile(
 )
 _FATAL = re.compile(r"^Fatal Python error: ")
 _CRASHED_THREAD = re.compile(r"^(?:Current t|T)hread .*\(most recent call first\):")
+_BESIDE = re.compile(
+    rf"(?!\[?ERROR\b)(?:{_ASIDE.pattern}|{_NOISE.pattern}|\s|Call stack:$|Message: |Arguments: |"
+    r"[\[(]?\d{2,4}[-/]\d\d[-/]\d\d.*\b(?:DEBUG|INFO|WARNING)\b|"
+    r"Set the environment variable HYDRA_FULL_ERROR)"
+)
+"""What says nothing of an end: what libraries log and warn of, and what is indented below it."""
+_IN_THREAD = "Exception in thread "
+_LAST_TRACE = "the last traceback in its {}"
+_HANDLED = "earlier in its {}, an exception that it seems to have handled"
+_COMPLAINT = re.compile(
+    r"error|fail|fatal|exception|cannot|can't|could not|unable|denied|invalid|refused|no such|"
+    r"not found|abort|panic|killed|out of|timed? ?out",
+    re.IGNORECASE,
+)
+_MOST_COMPLAINTS = 5
 _MESSAGE_LINES = 25
 _MESSAGE_UNINDENTED = 5
 _BEFORE_FATAL = 3
@@ -56,34 +79,167 @@ class Words:
     """The exceptions in it with their messages, the last one raised last; () if it has none."""
     frame: str = ""
     """The innermost frame as "path:line"; "" is unknown."""
+    complaints: tuple[str, ...] = ()
+    """Of plain lines with those of stdout among them, the ones that count for the cause."""
     innermost_first: bool = False
     """Whether the lines that matter most are the first ones."""
+    is_handled: bool = False
+    """Whether it may well have gone on after them, so that they are not why it ended."""
+    ends: tuple[int, ...] = ()
+    """Of a chain of exceptions: behind which lines the tracebacks of each end."""
 
 
 @lru_cache(maxsize=1024)  # of hundreds of workers it takes time, and several ask
 def last_words(exit_: Exit) -> Words:
-    """The crash's stack, else the last traceback, else the error file, else stderr's end."""
-    lines = _lines(exit_.stderr.decode("utf-8", "backslashreplace"))
-    crashed = exit_.signo in CRASHES
-    stack = find_stack(lines, _BEFORE_FATAL * (exit_.signo == signal.SIGABRT)) if crashed else None
-    trace = find_trace(lines) if crashed or not exit_.signo or exit_.raised else None
+    """What tells most about its end, by the order in which things are known."""
+    lines = stderr_lines(exit_)
+    if exit_.raised and exit_.ending.trace:
+        return _noted(exit_.ending)
+    stack = trace = accounted = None
+    if exit_.signo in CRASHES and not exit_.raised:
+        stack = find_stack(lines, _BEFORE_FATAL * (exit_.signo == signal.SIGABRT))
+    if exit_.signo in CRASHES or not exit_.signo or exit_.raised:
+        trace, accounted = _written(exit_, lines), _accounted(exit_)
     if stack and trace and not stack.frame:  # it crashed while it was ending
         stack = None
-    heading = "the last lines of its stderr" if lines else ""
+    if trace and accounted and trace.is_handled:
+        trace = None
+    return stack or trace or accounted or _tail(exit_, lines)
+
+
+def _written(exit_: Exit, lines: Sequence[str]) -> Words | None:
+    """The traceback in its stderr that counts. Of a Python that is known not to have ended by an
+    exception it is one at the very end, which was handled, as before a sys.exit(1).
+    """
+    found = find_trace(lines)
+    if found is None:
+        return None
+    if not exit_.ending.is_watched or exit_.raised:
+        is_end = _is_at_end(lines, found)
+        return (
+            found
+            if is_end
+            else replace(found, heading=_LAST_TRACE.format(_stream(exit_)), is_handled=True)
+        )
+    if found.lines[0] not in (_HEADER, _GROUP):  # of a thread, or of what Python ignored
+        return None
+    error, *more = found.errors[-1].split("\n")
+    if _told([*more, *_after(lines, found.lines[-1])]):  # Python gives messages no end
+        return None
+    kept = len(found.lines) - sum(not line.startswith(" ") for line in more)
+    return replace(
+        found,
+        heading=_LAST_TRACE.format(_stream(exit_)),
+        lines=found.lines[:kept],
+        errors=(*found.errors[:-1], error),
+        is_handled=True,
+    )
+
+
+def _is_at_end(lines: Sequence[str], found: Words) -> bool:
+    """Whether nothing follows but what Python and libraries write when they end."""
+    return not _told(_after(lines, found.lines[-1]))
+
+
+def _after(lines: Sequence[str], last: str) -> Sequence[str]:
+    """Those behind the last one like this; all if there is none."""
+    found = (n + 1 for n in reversed(range(len(lines))) if lines[n] == last)
+    return lines[next(found, 0) :]
+
+
+def _told(lines: Sequence[str]) -> list[str]:
+    """The lines that are no part of tracebacks, and that no library writes aside."""
+    kept: list[str] = []
+    is_inside = False
+    for line in lines:
+        if _is_header(line):
+            is_inside = True
+        elif is_inside and not line.startswith(" "):
+            is_inside = False  # the exception
+        elif not is_inside and line.strip() and not _BESIDE.match(line):
+            kept.append(line)
+    return kept
+
+
+def said_last(words: Words) -> list[str]:
+    """Of lines without an exception those that it seems to have ended with, the last one last."""
+    last = words.complaints or words.lines
+    return _told(last) or [line for line in last if line.strip()]
+
+
+def beside(exit_: Exit, words: Words) -> list[Words]:
+    """What stands in its stderr besides these words: an exception that did not end it, and the last
+    lines.
+    """
+    lines = stderr_lines(exit_)
+    trace = find_trace(lines) if not words.errors and not exit_.stopped else None
+    found = []
+    if trace and not set(trace.lines[1:]) <= set(words.lines):
+        found.append(replace(trace, heading=_HANDLED.format(_stream(exit_))))
+    if words.errors and lines and lines[-1] not in words.lines:
+        tail = _after(lines, words.lines[-1])[-BESIDE_LINES:]
+        heading = f"the last lines of its {_stream(exit_)}"
+        found.append(Words(heading=heading, lines=tuple(tail)))
+    return found
+
+
+def _stream(exit_: Exit) -> str:
+    return "output" if exit_.has_stdout else "stderr"
+
+
+def _tail(exit_: Exit, lines: Sequence[str]) -> Words:
+    """The last lines; of both streams in one those that complain, too, if more was printed after
+    them."""
+    heading = f"the last lines of its {_stream(exit_)}" if lines else ""
     tail = Words(heading=heading, lines=tuple(lines[-TAIL_LINES:]))
-    return stack or trace or _accounted(exit_.account.text) or tail
+    return _mixed(tail, lines) if exit_.has_stdout else tail
+
+
+def _mixed(tail: Words, lines: Sequence[str]) -> Words:
+    complaints = [n for n, line in enumerate(lines) if _COMPLAINT.search(line)][-_MOST_COMPLAINTS:]
+    shown = {*complaints, *range(len(lines))[len(complaints) - TAIL_LINES :]}
+    return replace(
+        tail,
+        lines=tuple(lines[n] for n in sorted(shown)),
+        complaints=tuple(lines[n] for n in complaints),
+    )
 
 
 def find_thread_error(exit_: Exit) -> str:
     """The exception that ended a thread of its, the last one; "" if none did."""
-    lines = _lines(exit_.stderr.decode("utf-8", "backslashreplace"))
-    trace = find_trace(lines)
-    in_thread = trace is not None and trace.lines[0].startswith("Exception in thread ")
-    return trace.errors[-1] if trace and in_thread else ""
+    lines = stderr_lines(exit_)
+    heads = (n for n in reversed(range(len(lines))) if lines[n].startswith(_IN_THREAD))
+    for head in heads:
+        starts = [n for n in range(head, min(head + 3, len(lines))) if _is_header(lines[n])]
+        block = _block(lines, starts[0]) if starts else None
+        if block:
+            return _error(lines, block)
+    return ""
+
+
+def stderr_lines(exit_: Exit) -> list[str]:
+    """The end of its stderr, as a terminal shows it."""
+    return _lines(exit_.stderr.decode("utf-8", "backslashreplace"))
 
 
 def _lines(text: str) -> list[str]:
     return [_RANK.sub("", line) for line in printable_lines(text)]
+
+
+def _noted(ending: Ending) -> Words:
+    """The exception that ended its Python."""
+    lines = _lines(ending.trace)
+    heading = "its traceback"
+    if ending.in_flight:
+        heading = "the traceback of an exception that had not got to its end"
+    heads = [n for n in range(1, len(lines)) if lines[n] in (_HEADER, _GROUP)]
+    return Words(
+        heading=heading,
+        lines=tuple(lines),
+        errors=ending.errors or tuple(lines[-1:]),
+        frame=ending.frame,
+        ends=(*heads, len(lines)),
+    )
 
 
 def find_trace(lines: Sequence[str]) -> Words | None:
@@ -182,10 +338,12 @@ def _line_before(lines: Sequence[str], start: int) -> str:
 
 def _trace(lines: Sequence[str], blocks: Sequence[_Block]) -> Words:
     shown: list[str] = []
+    ends: list[int] = []
     for start, _, end in blocks:
         chained = _line_before(lines, start)
         shown += ["", chained, ""] if shown else [chained] if _ASIDE.match(chained) else []
         shown += [_GROUP if lines[start] == _GROUP else _HEADER, *lines[start + 1 : end]]
+        ends.append(len(shown))
     start, error, _ = blocks[-1]
     frames = [line for line in lines[start:error] if _FRAME.match(line)]
     return Words(
@@ -193,6 +351,7 @@ def _trace(lines: Sequence[str], blocks: Sequence[_Block]) -> Words:
         lines=tuple(shown),
         errors=tuple(_error(lines, block) for block in blocks),
         frame=_place(frames[-1]) if frames else "",
+        ends=tuple(ends),
     )
 
 
@@ -217,12 +376,17 @@ def _syntax_error(lines: Sequence[str]) -> Words | None:
     )
 
 
-def _accounted(account: str) -> Words | None:
-    lines = _lines(account)
+def _accounted(exit_: Exit) -> Words | None:
+    """What its error file says. Of an exception that did not end its Python the worker may have
+    left that long before.
+    """
+    lines = _lines(exit_.account.text)
     if not lines:
         return None
     trace = find_trace(lines) or Words(heading="", errors=(lines[0],))
-    return replace(trace, heading="from its error file", lines=tuple(lines))
+    handled = exit_.ending.is_watched and not exit_.raised
+    heading = "from its error file"
+    return replace(trace, heading=heading, lines=tuple(lines), is_handled=handled)
 
 
 def _place(frame: str) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Mapping
 
 from torshrun.failure.case import Case, call_of
 from torshrun.failure.kinds import Kind, Reading, of_ranks
-from torshrun.failure.wording import Verdict
+from torshrun.failure.wording import Verdict, full_call, listed
 from torshrun.text import format_ranks
 
 NOT_MET = "they do not reach the store at the port that MASTER_ADDR and MASTER_PORT name there"
@@ -20,7 +21,7 @@ def meeting(case: Case) -> Verdict | None:
     if len(there) < len(case.witnesses) or case.silent or not calls <= _MEETING:
         return None
     if "init_process_group" not in calls:
-        return Verdict(there, "undecided", _of_groups(there))
+        return different_groups(case)
     complaints = [each.blame or each.mutters for each in case.witnesses]
     if all(each and each.weak and each.how == "late" for each in complaints):
         said = next((each.said for each in case.followers), "")
@@ -35,6 +36,50 @@ def meeting(case: Case) -> Verdict | None:
     return None
 
 
+def different_groups(case: Case) -> Verdict:
+    """Of ranks of which some stand in new_group, and others nowhere else than in a collective."""
+    groups = {each.rank: full_call(each) for each in case.waiting}
+    inside = {rank: call for rank, call in groups.items() if call.startswith("new_group")}
+    is_known = any(call != "new_group" for call in inside.values())
+    reading = _of_groups(inside, listed(groups) if is_known else "")
+    members = {rank: _members(call) for rank, call in inside.items()}
+    behind = _passed_by(inside, members)
+    if len(behind) == 1:
+        return Verdict(behind, "likely", reading)
+    return Verdict(behind or _at_odds(inside, members) or inside, "undecided", reading)
+
+
+_RANKS = re.compile(r"\bnew_group\((?:ranks=)?\[([0-9, ]+)\]\)")
+_NUMBER = re.compile(r" as its group ([0-9]{1,9})$")
+
+
+def _members(call: str) -> frozenset[int]:
+    """Of the group that a rank makes; none if that is not known."""
+    found = _RANKS.search(call)
+    return frozenset(map(int, found[1].split(","))) if found else frozenset()
+
+
+def _passed_by(calls: Mapping[int, str], members: Mapping[int, frozenset[int]]) -> set[int]:
+    """Ranks that wait in a group for members that have gone on to a later one."""
+    found = {rank: _NUMBER.search(call) for rank, call in calls.items()}
+    numbers = {rank: int(match[1]) for rank, match in found.items() if match}
+    return {
+        rank
+        for rank, number in numbers.items()
+        if any(numbers.get(other, 0) > number for other in members[rank])
+    }
+
+
+def _at_odds(calls: Mapping[int, str], members: Mapping[int, frozenset[int]]) -> set[int]:
+    """Ranks that wait for each other, each in another group."""
+    return {
+        rank
+        for rank, others in members.items()
+        for other in others & calls.keys()
+        if rank in members[other] and others != members[other]
+    }
+
+
 def _of_address(said: str) -> Reading:
     return Reading(
         Kind.NETWORK,
@@ -45,11 +90,11 @@ def _of_address(said: str) -> Reading:
     )
 
 
-def _of_groups(ranks: Collection[int]) -> Reading:
+def _of_groups(ranks: Collection[int], calls: str) -> Reading:
     return Reading(
         Kind.MISSING,
         f"{format_ranks(ranks)} waited for each other in new_group: they have not all made the "
-        "same groups before.",
+        f"same groups before{': ' * bool(calls)}{calls}.",
         "Every rank has to call new_group() for every group, in the same order, also for those "
         "that it is no member of.",
     )

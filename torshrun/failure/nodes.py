@@ -26,10 +26,11 @@ def lost(case: Case, silent: Sequence[Silent], certainty: Certainty) -> Verdict:
     if all(each.is_unable for each in silent):
         reading = of_job(f"{names} cannot run workers: {why}", Kind.AGENT)
         return Verdict((), certainty, reading, nodes)
-    # Whose connections end has ended itself.
-    kind = Kind.NODE_LOST if case.claims("lost") else Kind.UNREACHABLE
+    # Whose connections end has ended itself; but only who waits for it sees that.
+    is_cut_off = bool(case.waiting) and not case.claims("lost")
+    kind = Kind.UNREACHABLE if is_cut_off else Kind.NODE_LOST
     reading = of_ranks(kind, names, "", "", why or "nothing more was heard of it")
-    return Verdict((), certainty, reading, nodes)
+    return Verdict((), "likely" if is_cut_off else certainty, reading, nodes)
 
 
 def ranks_of(silent: Iterable[Silent]) -> set[int]:

@@ -24,9 +24,14 @@ def own_failure(case: Case) -> Verdict | None:
         ranks = [each.rank for found in classes for each in found]
         return Verdict(ranks, "undecided", classes[0][0].reading)
     doubts = len(classes) > 1 or case.silent or _others_are_pointed_at(case)
-    doubts = doubts or _may_be_anothers(case, chosen)
+    doubts = doubts or _may_be_anothers(case, chosen) or _is_unsure(chosen)
     ranks = [each.rank for each in chosen]
     return Verdict(ranks, "likely" if doubts else "certain", chosen[0].reading)
+
+
+def _is_unsure(chosen: Sequence[Witness]) -> bool:
+    """Whether what is told of them may be of something else than their ends."""
+    return any(each.is_unsure for each in chosen) and chosen[0].reading.kind is not Kind.EXIT_CODE
 
 
 def _may_be_anothers(case: Case, chosen: Sequence[Witness]) -> bool:

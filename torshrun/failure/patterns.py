@@ -2,19 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from torshrun.failure.kinds import Kind
-
-
-class Pattern(NamedTuple):
-    kind: Kind
-    words: str
-    why: str
-    advice: str
-    """Both may speak of {name}, what the group of that name found or else the first, of the other
-    groups by their names, and of the {program}."""
-
+from torshrun.failure.gpu_patterns import GPU_FALLBACKS, GPU_PATTERNS
+from torshrun.failure.kinds import Kind, Pattern
 
 USAGE = (
     "It refused its arguments.",
@@ -35,12 +24,14 @@ DAMAGED = (
 PATTERNS = (
     Pattern(
         Kind.GPU_MEMORY,
-        r"CUDA out of memory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|"
+        r"CUDA out of memory|(?:CUDA|HIP) error: out of memory|CUDA_ERROR_OUT_OF_MEMORY|"
+        r"cudaErrorMemoryAllocation|"
         r"cupy\S*\.OutOfMemoryError|HIP out of memory|"
         r"(?:CUDNN|CUBLAS|cublas|cudnn)_STATUS_ALLOC_FAILED|RESOURCE_EXHAUSTED: Out of memory",
         "The GPU's memory is used up.",
         "Smaller batches, sharding or offloading need less; nvidia-smi shows who else uses it.",
     ),
+    *GPU_PATTERNS,
     Pattern(
         Kind.SHARED_MEMORY,
         r"out of shared memory|unable to \w.*(?:shared memory|</torch_)|"
@@ -298,4 +289,5 @@ PATTERNS = (
         "Its words say which, and what they may be; variables that are set by hand win over what "
         "torshrun would set.",
     ),
+    *GPU_FALLBACKS,
 )

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from torshrun.failure.cause import NOTHING, Explanation, blamed, fingerprint
 from torshrun.failure.exits import Exit, how, where
 from torshrun.failure.finding import Finding
 from torshrun.failure.kinds import NO_READING, Reading
-from torshrun.failure.last_words import Words, last_words
+from torshrun.failure.last_words import Words, beside, last_words
 from torshrun.text import format_ranks
 
 SHOWN_LINES = 40
 """How many lines of a worker's last words the report shows."""
+BESIDE_LINES = 12
+"""How many lines of what else it wrote."""
+MOST_CHAINED = 6
+"""Exceptions of a chain that are shown: the first one and the last ones."""
 LINE_CHARS = 500
 """How much of each it shows."""
+_HEADER = "Traceback (most recent call last):"
 _GROUPS = 6
 _FATES = {
     "lost": "lost a peer",
@@ -61,6 +67,13 @@ def describe_finding(finding: Finding, whole: bool) -> str:
     return "\n".join([*lines, *_to_do(finding.reading)])
 
 
+def describe_standing(finding: Finding) -> str:
+    """Where workers stood that hung when somebody stopped them, which is no failure of theirs."""
+    lines = ["torshrun: before they were stopped:", *_indented(finding.reading.why)]
+    lines += [f"  {line}" for line in finding.evidence]
+    return "\n".join([*lines, *_to_do(finding.reading)])
+
+
 def partial_line(cause: Exit) -> str:
     """Who failed first here, which may have come of what happened on another node."""
     return f"rank {cause.rank} failed first on this node: {how(cause)}, {where(cause)}"
@@ -71,25 +84,61 @@ def _words(cause: Exit, finding: Finding) -> list[str]:
     words = last_words(cause)
     follows = cause.rank not in finding.ranks and bool(words.errors)
     whose = f"rank {cause.rank}: " if follows or finding.ranks != (cause.rank,) else ""
-    heading = "its error" if follows else words.heading or "it wrote nothing to stderr"
-    shown = words.errors[-1].split("\n") if follows else _cut(words)
-    lines = [f"  {whose}{heading}{':' if words.lines else ''}"]
-    lines += [f"  | {line[:LINE_CHARS]}".rstrip() for line in shown]
+    nothing = "it wrote nothing" if cause.has_stdout else "it wrote nothing to stderr"
+    heading = "its error" if follows else words.heading or nothing
+    shown = words.errors[-1].split("\n") if follows else _cut(words, SHOWN_LINES)
+    lines = _quoted(f"{whose}{heading}", shown)
+    for more in () if follows else beside(cause, words):
+        lines += _quoted(more.heading, _cut(more, BESIDE_LINES))
     if cause.log:
         lines.append(f"  its output is kept in {cause.log}")
     return lines
 
 
-def _cut(words: Words) -> list[str]:
-    """Lines that fit, without those that matter least: the outermost calls."""
+def _quoted(heading: str, lines: Sequence[str]) -> list[str]:
+    quoted = [f"  | {line[:LINE_CHARS]}".rstrip() for line in lines]
+    return [f"  {heading}{':' if quoted else ''}", *quoted]
+
+
+def _cut(words: Words, most: int) -> list[str]:
+    """Lines that fit, without those that matter least: the outermost calls, of each exception of a
+    chain.
+    """
     lines = list(words.lines)
-    missing = len(lines) - SHOWN_LINES
-    if missing <= 0:
+    if len(lines) <= most:
         return lines
-    note = f"  … {missing + 1} lines left out …"
     if words.innermost_first:
-        return [*lines[: SHOWN_LINES - 1], note]
-    return [lines[0], note, *lines[missing + 2 :]]
+        return [*lines[: most - 1], _left_out(len(lines) - most + 1)]
+    edges = (0, *words.ends[:-1], len(lines))
+    parts = [lines[start:end] for start, end in pairwise(edges)]
+    if len(parts) > MOST_CHAINED:  # the first one is where it began
+        parts = [parts[0], *parts[1 - MOST_CHAINED :]]
+    shares = _shares([*map(len, parts)], most)
+    cut = map(_cut_outermost, parts, shares)
+    return [line for part in cut for line in part]
+
+
+def _shares(sizes: Sequence[int], most: int) -> list[int]:
+    """How many lines each may have, so that none has fewer than it needs while others have more."""
+    left, shares = most, [0] * len(sizes)
+    order = sorted(range(len(sizes)), key=sizes.__getitem__)
+    for done, number in enumerate(order):
+        shares[number] = min(sizes[number], left // (len(sizes) - done))
+        left -= shares[number]
+    return shares
+
+
+def _cut_outermost(lines: Sequence[str], most: int) -> list[str]:
+    """The head of a traceback and its end. Lines that chain it to another stand before the head."""
+    if len(lines) <= most:
+        return [*lines]
+    head = next((n for n, line in enumerate(lines) if line.endswith(_HEADER)), 0)
+    kept = max(most - head - 2, 1)
+    return [*lines[: head + 1], _left_out(len(lines) - head - 1 - kept), *lines[-kept:]]
+
+
+def _left_out(count: int) -> str:
+    return f"  … {count} lines left out …"
 
 
 def _in_brief(exits: Iterable[Exit], cause: str) -> str:

@@ -16,7 +16,7 @@ SEARCHED_CHARS = 8192
 _CHILD = re.compile(
     r"worker \(pid.*\d\) (?:is killed by signal: (?P<signal>[A-Z][a-z]+(?: [a-z]+)*)|exited)|"
     r"died with <Signals\.(?P<name>SIG[A-Z]+)|(?P<code>SIG[A-Z]+)\(-\d+\)|"
-    r"(?:exit(?:ed)?|returned).*(?:code|status):? (?P<number>-\d+|1[2-9]\d)\b|"
+    r"(?:exit(?:ed)?|returned).*(?:code|status):? (?P<number>-\d{1,9}|1[2-9]\d)\b|"
     r"terminated abruptly|worker process.*unexpectedly"
 )
 _NAMES = {

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Mapping
 
-_CALL = re.compile(r"^(\w+)\((\w+?)(\d+)\[([\d, ]*)\]")
+_CALL = re.compile(r"^(\w+)\((\w+?)(\d{1,3})\[((?:\d{1,18}(?:, ?|(?=\])))*)\]")
 _NEAR = 0.02
 OTHER = "something of another size"
 
@@ -22,14 +22,21 @@ def what_it_called(came: int, room: int, calls: Mapping[int, str]) -> str:
     sizes = {call: _bytes(call) for call in calls.values()}
     if not came or not all(sizes.values()):
         return ""
-    for call, size in sizes.items():
-        if any(_fits(came, room, other, size) for other in sizes.values()):
-            return call
-    return OTHER
+    errors = {
+        call: min((_error(came, room, theirs, own) for theirs in sizes.values()), default=math.inf)
+        for call, own in sizes.items()
+    }
+    closest = min(errors, key=errors.__getitem__, default=OTHER)
+    return closest if errors.get(closest, math.inf) <= _NEAR else OTHER
 
 
-def _fits(came: int, room: int, theirs: int, own: int) -> bool:
-    return theirs != own and math.isclose(theirs * room / came, own, rel_tol=_NEAR)
+def _error(came: int, room: int, theirs: int, own: int) -> float:
+    """How far off it is that one with an array of `own` bytes had room for so many of `theirs`.
+    More bytes come than there is room for, or fewer, only if the sender's array is as much larger.
+    """
+    if (came > room) != (theirs > own) or theirs == own:
+        return math.inf
+    return abs(theirs * room / (came * own) - 1)
 
 
 def _bytes(call: str) -> int:

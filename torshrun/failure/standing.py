@@ -5,13 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise, zip_longest
+from itertools import pairwise, takewhile, zip_longest
 from pathlib import PurePath
 from types import MappingProxyType
 from typing import NamedTuple
 
 _NONE: Mapping[int, int] = MappingProxyType({})
 WAITS = ("a lock", "a lock file", "another process", "a file", "a connection", "compiled code")
+A_FILE = "a file to appear"
+KEYS = "store.wait"
+"""The call of a rank that waits for keys of a store."""
+_MOST_LOCKS = 4
 LINE_CHARS = 120
 """Characters of a line of source that are kept."""
 
@@ -31,8 +35,10 @@ class Standing:
     cleanup: str = ""
     """The clean-up that it was in, "finally" or "except"; "" is none that is known."""
     waits_for: str = ""
-    """What it waited for there outside of any collective, by its code: one of WAITS; "" is nothing
-    that can be told."""
+    """What it waited for there outside of any collective, by its code: A_FILE or one of WAITS; ""
+    is nothing that can be told."""
+    locks: str = ""
+    """Where threads of it waited for locks, if several did: "load (train.py:5): with CACHE:"."""
     last: str = ""
     """The collective that it entered last, if it has left that one or not, with its arguments."""
     group: int = -1
@@ -43,6 +49,8 @@ class Standing:
     """For each group of its own, the number of the last operation that it entered."""
     awaited: int = -1
     """The rank whose message it waited for; -1 is none that is known."""
+    instead: int = -1
+    """The tag of another message that has come from there, which nobody takes; -1 is none."""
     mesh: str = ""
     """Where it stands in a mesh: "pp 1, tp 0"; "" is in none."""
     doing: str = ""
@@ -50,6 +58,8 @@ class Standing:
 
     def __str__(self) -> str:
         where = f"in {self.full or self.call}" if self.call else "in no collective"
+        if self.instead >= 0:
+            where += f", while a message with tag={self.instead} had come"
         doing = self.doing if self.awaited < 0 else ""
         where = ", ".join(filter(None, (where, doing, self.mesh and f"at {self.mesh}")))
         line = f": {self.line}" if self.line and not self.call else ""
@@ -60,19 +70,26 @@ class _Frame(NamedTuple):
     path: str
     line: str
     function: str
+    arguments: str = ""
+    """As far as they are shown: "src=2, tag=5"."""
     source: str = ""
 
 
 _TRACE = re.compile(r'^[ |]*File "(?P<path>[^"]+)", line (?P<line>\d+),? in (?P<function>\S+)')
-_PY_SPY = re.compile(r"^ +(?P<function>[^( ]+) \((?P<path>[^():]+):(?P<line>\d+)\)$")
+_PY_SPY = re.compile(
+    r"^ +(?P<function>[^( ]+) \((?P<path>[^():]+):(?P<line>\d+)\)(?: \[(?P<arguments>.*)\])?$"
+)
 _SOURCE = re.compile(r"^ {4,}(?=[^ ~^])")
 _CLEANUP = re.compile(r"  # in (finally|except)$")
+_LOOP = re.compile(r"^(.*)  # in (while .*)$")
+_FOR_FILE = re.compile(r"\bwhile not .*\b(?:exists|is_file|is_dir|isfile|isdir)\(")
 _THREAD = re.compile(r"^(?:Current t|T)hread ", re.MULTILINE)
 _LIBRARY = re.compile(
     r"(?:^|/)(?:site|dist)-packages/|/lib/python\d|^<|(?:^|/)torsh_runtime/|/torshrun/workers/|"
     r"^torch/|^(?:threading|queue|subprocess|selectors|socket|ssl|asyncio|concurrent|"
     r"multiprocessing|runpy|importlib)(?:/|\.py)"
 )
+_HOOK = re.compile(r"(?:^|/)torshrun/workers/startup/|^<frozen site>$|/lib/python[\d.]+/site\.py$")
 _COLLECTIVE = re.compile(
     r"(?:^|/)torch/(?:distributed/(?:distributed_c10d|rendezvous|_functional_collectives|"
     r"nn/functional)|nn/parallel/distributed)\.py$|"
@@ -94,6 +111,16 @@ _NAMES = {
     "next": "init_process_group",
 }
 _LOCK = re.compile(r"^with |\.acquire\(|\b(?:flock|lockf|FileLock)\(")
+_KEYS = re.compile(r"\.wait\((\[[^\[\]]*\])")
+_WORK = re.compile(r"\.wait\(")
+_MESSAGE = re.compile(
+    r"\b(?P<call>i?(?:send|recv)|broadcast|reduce)\([^(),=]+(?:\([^()]*\)[^(),=]*)?,"
+    r"\s*(?:(?:src|dst)\s*=\s*(?P<named>[0-9]{1,7})|(?P<peer>[0-9]{1,7}))(?P<rest>\s*(?:,[^()]*)?\))"
+)
+_END = re.compile(r"\b(?<!group_)(?:src|dst)=([0-9]{1,7})\b")
+_RANKS = re.compile(r"\branks=\[[0-9, ]+\]")
+_GROUP = re.compile(r'\bgroup_name="([0-9]+)"')
+_TAG = re.compile(r"\btag\s*=\s*([0-9]{1,9})\b")
 _AWAITED = (  # by the library that the innermost call is in, or by the program's own line
     (
         "a lock file",
@@ -148,8 +175,10 @@ def from_stack(text: str) -> Standing | None:
         return None
     whole = [frames for frames in threads if frames[0].function == "<module>"]
     standing = _standing((whole or threads)[-1])
-    if standing and not standing.call and sum(map(_takes_lock, threads)) > 1:
-        return replace(standing, waits_for="a lock")
+    locked = [frames[-1] for frames in threads if _takes_lock(frames)]
+    if standing and not standing.call and len(locked) > 1:
+        places = [f"{_place(frame)}: {frame.source}" for frame in locked[:_MOST_LOCKS]]
+        return replace(standing, waits_for="a lock", locks="; ".join(places))
     return standing
 
 
@@ -176,21 +205,32 @@ def _frames(lines: Sequence[str]) -> list[_Frame]:
         if found:
             is_source = _SOURCE.match(after) and not _PY_SPY.match(after)
             source = after.strip()[:LINE_CHARS] if is_source else ""
-            frames.append(_Frame(**found.groupdict(), source=source))
+            shown = {name: text or "" for name, text in found.groupdict().items()}
+            frames.append(_Frame(**shown, source=source))
     return frames
 
 
 def _standing(frames: Sequence[_Frame]) -> Standing | None:
-    """`frames` are outermost first."""
+    """`frames` are outermost first. Those of the start hook, and what it calls, are not the
+    program's.
+    """
+    frames = [*takewhile(lambda frame: not _HOOK.search(frame.path), frames)]
     if not frames:
         return None
-    own = [frame for frame in frames if not _LIBRARY.search(frame.path)]
+    own = [frame for frame in frames if _is_own(frame)]
     last = (own or frames)[-1]
-    call = _call(frames)
+    call, arguments = _call(frames) or (_waited_work(frames[-1]), "")
+    awaited, full = _message(call, last.source)
+    if call == KEYS:
+        full = f"{KEYS}({_KEYS.findall(last.source)[0]})"
+    if arguments:
+        awaited, full = _other_end(call, arguments), f"{call}({arguments}){_number(frames)}"
     return Standing(
         call=call,
+        full=full,
+        awaited=awaited,
         place=_place(last),
-        line=_CLEANUP.sub("", last.source),
+        line=_LOOP.sub(r"\2 \1", _CLEANUP.sub("", last.source)),
         cleanup=next((found[1] for each in own if (found := _CLEANUP.search(each.source))), ""),
         waits_for="" if call else _awaited(frames, last),
     )
@@ -199,6 +239,8 @@ def _standing(frames: Sequence[_Frame]) -> Standing | None:
 def _awaited(frames: Sequence[_Frame], own: _Frame) -> str:
     """By the library that the program had called there, the innermost first, or by its own line."""
     within = frames[::-1][: frames[::-1].index(own)]
+    if _FOR_FILE.search(own.source):
+        return A_FILE
     for what, library, line in _AWAITED:
         if any(library.search(frame.path) for frame in within):
             return what
@@ -207,14 +249,62 @@ def _awaited(frames: Sequence[_Frame], own: _Frame) -> str:
     return ""
 
 
-def _call(frames: Sequence[_Frame]) -> str:
-    """What the program called of a library of collectives, by the name that it has there."""
+def _call(frames: Sequence[_Frame]) -> tuple[str, str] | None:
+    """What the program called of a library of collectives, by the name that it has there, with its
+    arguments as far as they are shown; None if nothing.
+    """
     for frame in frames:
         if _COLLECTIVE.search(frame.path) and frame.function not in _WRAPPERS:
             name = frame.function.rpartition(".")[2]
-            return _NAMES.get(name, name)
+            name = _NAMES.get(name, name)
+            return name, frame.arguments or (_members(frames) if name == "new_group" else "")
     gradients = any(_GRADIENTS.search(frame.path) for frame in frames[-3:])
-    return "backward" if gradients else ""
+    return ("backward", "") if gradients else None
+
+
+def _members(frames: Sequence[_Frame]) -> str:
+    """Of the group that is made: new_group itself is told of none if all ranks are."""
+    found = next(filter(None, (_RANKS.search(frame.arguments) for frame in frames)), None)
+    return found[0] if found else ""
+
+
+def _number(frames: Sequence[_Frame]) -> str:
+    """Which group it makes, as torch counts those of a process."""
+    found = next(filter(None, (_GROUP.search(frame.arguments) for frame in frames)), None)
+    return f" as its group {found[1]}" if found else ""
+
+
+def _other_end(call: str, arguments: str) -> int:
+    """The rank at the other end of a message; -1 is unknown."""
+    found = _END.search(arguments)
+    return int(found[1]) if found and call in ("send", "recv") else -1
+
+
+def _waited_work(innermost: _Frame) -> str:
+    """ "wait" if the program itself waits for what it began before, or for keys of the store: of
+    torch's Work and Store there are no frames."""
+    if not _is_own(innermost):
+        return ""
+    return KEYS if _KEYS.search(innermost.source) else "wait" * bool(_WORK.search(innermost.source))
+
+
+def _message(call: str, source: str) -> tuple[int, str]:
+    """The rank at the other end of a message, and the call with its arguments, where the program's
+    line has them as numbers; -1 and "" where not. Of collectives the call alone.
+    """
+    calls = [found for found in _MESSAGE.finditer(source) if found["call"] == call]
+    if len(calls) != 1:
+        return -1, ""
+    peer = int(calls[0]["named"] or calls[0]["peer"])
+    tag = _TAG.search(calls[0]["rest"])
+    side = "dst" if "send" in call or call == "reduce" else "src"
+    is_message = call not in ("broadcast", "reduce")
+    full = f"{call}({side}={peer}{f', tag={int(tag[1])}' if tag else ''})"
+    return peer if is_message else -1, full
+
+
+def _is_own(frame: _Frame) -> bool:
+    return not _LIBRARY.search(frame.path)
 
 
 def _place(frame: _Frame) -> str:

@@ -72,6 +72,7 @@ def _plain(witness: Witness) -> Mapping[str, Any]:
         "kind": reading.kind,
         "why": reading.why if own else "",
         "advice": reading.advice if own else "",
+        "unsure": witness.is_unsure and own,
         "said": witness.said if own else "",
         "alike": witness.alike if own else "",
         "blame": _blame(witness.blame) if witness.blame else None,
@@ -81,6 +82,9 @@ def _plain(witness: Witness) -> Mapping[str, Any]:
         "thread": witness.thread,
         "warning": witness.warning,
         "child": witness.child,
+        "handles": witness.handles,
+        "awaits": witness.awaits,
+        "holder": witness.holder + 1,
         "mutters": _blame(witness.mutters) if witness.mutters else None,
         "frozen": witness.is_frozen,
         "deaf": witness.is_deaf,
@@ -100,7 +104,8 @@ def _standing(at: Standing) -> Mapping[str, Any]:
     entered = {str(group): number for group, number in [*at.entered.items()][:_MOST_GROUPS]}
     facts = {"call": at.call, "full": at.full, "place": at.place, "line": at.line}
     more = {"waits_for": at.waits_for, "last": at.last, "group": at.group, "cleanup": at.cleanup}
-    in_mesh = {"mesh": at.mesh, "doing": at.doing, "awaited": at.awaited + 1}
+    in_mesh = {"mesh": at.mesh, "doing": at.doing, "awaited": at.awaited + 1, "locks": at.locks}
+    in_mesh["instead"] = at.instead + 1
     return _kept({**facts, **more, **in_mesh, "sequence": at.sequence, "entered": entered})
 
 
@@ -158,6 +163,7 @@ def _witnesses(facts: object, ranks: range, node: int) -> Iterable[Witness]:
                 where=_text(facts, "where"),
                 at=_number(facts.get("at", 0.0)),
                 reading=Reading(kind, _text(facts, "why"), _text(facts, "advice")),
+                is_unsure=facts.get("unsure") is True,
                 said=_text(facts, "said"),
                 alike=_text(facts, "alike"),
                 blame=None if blame is None else _read_blame(blame),
@@ -167,6 +173,9 @@ def _witnesses(facts: object, ranks: range, node: int) -> Iterable[Witness]:
                 thread=_text(facts, "thread"),
                 warning=_text(facts, "warning"),
                 child=_text(facts, "child"),
+                handles=_text(facts, "handles"),
+                awaits=_text(facts, "awaits"),
+                holder=_count(facts.get("holder", 0)) - 1,
                 mutters=None if mutters is None else _read_blame(mutters),
                 is_frozen=facts.get("frozen") is True,
                 is_deaf=facts.get("deaf") is True,
@@ -214,6 +223,8 @@ def _read_standing(facts: Mapping[str, Any]) -> Standing:
         sequence=_count(facts.get("sequence", 0)),
         mesh=_text(facts, "mesh"),
         doing=_text(facts, "doing"),
+        locks=_text(facts, "locks"),
+        instead=_count(facts.get("instead", 0)) - 1,
         awaited=_count(facts.get("awaited", 0)) - 1,
         entered={_count(int(group)): _count(number) for group, number in entered},
     )

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping
 
+from torshrun.failure.between_two import NO_COUNTERPART, unmet
 from torshrun.failure.case import MESSAGES, Case, call_of, comparable
 from torshrun.failure.disagreement import odd_one
 from torshrun.failure.kinds import Kind, Reading, of_ranks
+from torshrun.failure.meeting import different_groups
 from torshrun.failure.nodes import lost, ranks_of
 from torshrun.failure.signs import by_words
-from torshrun.failure.wording import Verdict, differ, listed, told
+from torshrun.failure.witness import Witness
+from torshrun.failure.wording import Verdict, differ, full_call, listed, told, where_it_waits
 from torshrun.procfs import UNREAD
 from torshrun.text import format_ranks
 
@@ -30,11 +34,35 @@ def pointed_at(case: Case) -> Verdict | None:
     done = {each.rank for each in case.of(ends) if each.end == "done"}
     if done == ends:
         # Or those who need them went on for too long: nobody can be sure.
-        return Verdict(ends, "likely", told(case, Kind.EARLY_EXIT, ends))
+        return ended_too_early(case, ends)
     if not case.of(ends) and case.claims("lost"):
         who = format_ranks(ends)
         return Verdict(ends, "likely", of_ranks(Kind.NODE_LOST, who, "", "", _UNHEARD))
     return Verdict(ends, "likely", _why_absent(case, ends))
+
+
+def ended_too_early(case: Case, done: Collection[int]) -> Verdict:
+    """Of ranks that ended well while others still needed them; one that alone goes on after that
+    has most likely made a call too many.
+    """
+    left = [each for each in case.witnesses if each.end != "done"]
+    if len(left) == 1 < len(done) and call_of(left[0]):
+        return Verdict({left[0].rank}, "likely", _alone_in(left[0], done))
+    return Verdict(done, "likely", told(case, Kind.EARLY_EXIT, done))
+
+
+def _alone_in(witness: Witness, done: Collection[int]) -> Reading:
+    """What is said of a rank that makes a call after all others have ended well."""
+    why = f"rank {witness.rank} alone went on, and waited in {where_it_waits(witness)} for others, "
+    why += f"but {format_ranks(done)} had come to the end of the program, with exit code 0."
+    return Reading(Kind.MISSING, why, _TO_ALL)
+
+
+_TO_ALL = (
+    "Every rank must make the same calls of collectives: look for a condition on the rank around "
+    "that line, or for more steps on this rank than on the others (uneven data; drop_last, or "
+    "DDP's join())."
+)
 
 
 def cleaning(case: Case) -> Verdict | None:
@@ -62,7 +90,9 @@ def _in_another(case: Case, ends: Mapping[int, str]) -> Verdict:
     pointing = {each.rank: call_of(each) for each in case.of(case.edges.keys())}
     calls = {**pointing, **ends}
     if MESSAGES & {*calls.values()}:
-        return _mutual(case, calls, calls)
+        return unmet(case) or _mutual(case, calls, calls)
+    if "new_group" in ends.values():
+        return different_groups(case)
     if set(ends.values()) <= set(pointing.values()):  # they came, and too late
         return Verdict(ends, "likely", _why_absent(case, ends.keys()))
     odd = odd_one(calls)
@@ -99,11 +129,22 @@ def _mutual(case: Case, ranks: Collection[int], calls: Mapping[int, str]) -> Ver
         return Verdict(ranks, "undecided", differ(ranks, told_calls))
     if len(names) > 1 and not names & MESSAGES:
         return Verdict(ranks, "undecided", differ(ranks, calls))
+    seen = {each.rank: full_call(each) for each in case.of(ranks) if _is_seen(each)}
+    if len(names) == 1 and seen.keys() == {*ranks} and len({*map(comparable, seen.values())}) > 1:
+        odd = odd_one(seen)
+        unlike = ranks if odd is None else {odd}
+        return Verdict(unlike, "undecided" if odd is None else "likely", differ(unlike, seen))
     alike = case.do_the_same(ranks)
     if alike and not names <= MESSAGES:
         return Verdict(ranks, "undecided", of_ranks(Kind.NETWORK, who, "", "", _IN_VAIN))
     deadlock = of_ranks(Kind.DEADLOCK, who, "", "each other", what)
     return Verdict(ranks, "likely" if alike else "undecided", deadlock)
+
+
+def _is_seen(witness: Witness) -> bool:
+    """Whether its call is known with what all ranks give to it alike, by its stack."""
+    standing = witness.standing
+    return bool(standing and standing.group < 0 and comparable(standing.full) == standing.full)
 
 
 _IN_VAIN = "they were in the same collective, and what they send does not arrive, or too slowly"
@@ -127,17 +168,28 @@ def _why_absent(case: Case, ranks: Collection[int]) -> Reading:
     if any(each.is_deaf for each in found):
         return told(case, Kind.HUNG, ranks, "something in the kernel, in state D")
     awaited = next((each.standing.waits_for for each in found if each.standing), "")
+    thing = next((each.awaits for each in found if each.awaits), "")
+    locks = next((each.standing.locks for each in found if each.standing), "")
     if awaited == "a lock file":
         return told(case, Kind.HUNG, ranks, f"{awaited}, {_LEFT_BEHIND}")
-    if awaited == "a lock":
-        return told(case, Kind.DEADLOCK, ranks, awaited)
+    if awaited == "a lock" and not thing:
+        what = f"{_LOCKS}: {locks}" if locks else awaited
+        told_of = told(case, Kind.HUNG, ranks, what)
+        return Reading(Kind.DEADLOCK, told_of.why, _LOCK_ORDER)
+    thing = thing or awaited
     child = next((each.child for each in found if each.child), "")
     if child:
-        kind = Kind.DEADLOCK if UNREAD in child and awaited == "another process" else Kind.HUNG
-        return told(case, kind, ranks, f"{awaited or 'something'}; {child}")
-    return told(case, Kind.HUNG if awaited else Kind.MISSING, ranks, awaited)
+        is_mutual = UNREAD in child and awaited == "another process"
+        reading = told(case, Kind.HUNG, ranks, f"{thing or 'something'}; {child}")
+        return reading._replace(kind=Kind.DEADLOCK) if is_mutual else reading
+    return told(case, Kind.HUNG if thing else Kind.MISSING, ranks, thing)
 
 
+_LOCKS = "locks that threads of its own hold, most likely each the other's"
+_LOCK_ORDER = (
+    "Take locks in the same order in all threads, and let go of them before a collective, a fork "
+    "and a call that takes other locks; acquire(timeout=) tells who cannot have one."
+)
 _LEFT_BEHIND = "which a process that was killed may have left behind"
 
 
@@ -148,8 +200,50 @@ def elsewhere(case: Case) -> Verdict | None:
     calls = {each.rank: call_of(each) for each in behind}
     if len(calls) < 2:
         return None
+    if "new_group" in calls.values():  # who has left it is ahead, and not to blame for that
+        return different_groups(case)
     odd = odd_one(calls)
+    if odd is not None and _is_root(case.by_rank[odd]):
+        return _besides_root(case, calls.keys() - {odd})
+    in_messages = {rank: call for rank, call in calls.items() if call in MESSAGES}
+    if odd is not None and odd in in_messages and case.hang:
+        return Verdict(calls, "undecided", _without_counterpart(case, in_messages))
     if odd is not None:
         return Verdict({odd}, "likely", differ({odd}, calls))
+    if 0 < len(in_messages) < len(calls) and case.hang:
+        return Verdict(in_messages, "undecided", _without_counterpart(case, in_messages))
     waits = case.claims("late") or case.hang or len({*calls.values()}) > 1
     return _mutual(case, calls, calls) if waits else None
+
+
+def _is_root(witness: Witness) -> bool:
+    """Whether it is the root of what it waits in, so that it may well be there in time."""
+    root = _ROOT.search(witness.standing.full if witness.standing else "")
+    return root is not None and int(root[1]) == witness.rank
+
+
+_ROOT = re.compile(r"^(?!i?send|i?recv)\w+\((?:src|dst)=([0-9]{1,7})\b")
+
+
+def _besides_root(case: Case, ranks: Collection[int]) -> Verdict:
+    """Of ranks in one collective, while a root waits for one of them in another: who stands at
+    another place than the rest.
+    """
+    places = {each.rank: each.standing.place for each in case.of(ranks) if each.standing}
+    odd = odd_one(places)
+    calls = {each.rank: where_it_waits(each) for each in case.waiting}
+    if odd is None:
+        return Verdict(calls, "undecided", differ(calls, calls))
+    return Verdict({odd}, "likely", differ({odd}, calls))
+
+
+def _without_counterpart(case: Case, ranks: Collection[int]) -> Reading:
+    """Of messages, it is not known between whom, that others do not wait in."""
+    lines = [f"rank {each.rank} in {where_it_waits(each)}" for each in case.of(ranks)[:_MOST_SHOWN]]
+    others = [each for each in case.waiting if each.rank not in ranks]
+    calls = {each.rank: call_of(each) for each in others}
+    why = f"Messages had no counterpart: {', '.join(lines)}. Meanwhile {listed(calls)}."
+    return Reading(Kind.DEADLOCK, why, NO_COUNTERPART)
+
+
+_MOST_SHOWN = 4

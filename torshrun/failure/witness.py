@@ -32,6 +32,8 @@ class Witness:
     """The place of its node's report among all, by the store's revisions."""
     reading: Reading = NO_READING
     """What its end shows, if it failed."""
+    is_unsure: bool = False
+    """Whether that was taken from words that may be of something else than its end."""
     said: str = ""
     """Its error, in one line."""
     alike: str = ""
@@ -53,6 +55,13 @@ class Witness:
     child: str = ""
     """How a process that it had started ended badly, if it has taken no notice, or for what that
     waits; "" is none."""
+    handles: str = ""
+    """The exception that it was handling when it was asked to stop; "" is none."""
+    awaits: str = ""
+    """What its main thread waited for in the kernel, outside of collectives: "the lock of
+    /data/build.lock, which python (pid 812) holds"; "" is unknown."""
+    holder: int = -1
+    """The rank that had that; -1 is none that is known."""
     mutters: Blame | None = None
     """Whom it complained about while it still ran; None: nobody."""
     is_frozen: bool = False

@@ -44,9 +44,14 @@ def told(case: Case, kind: Kind, ranks: Collection[int], what: str = "") -> Read
     """What is said of ranks to blame by what others did; `what` they did themselves."""
     others = {each.rank: each for each in [*case.followers, *case.waiting]}
     waiting = [each for rank, each in sorted(others.items()) if rank not in ranks]
-    call = next((_full(each) for each in waiting if call_of(each)), "a collective")
+    call = next((full_call(each) for each in waiting if call_of(each)), "a collective")
     who = format_ranks([each.rank for each in waiting]) if waiting else "others"
-    return of_ranks(kind, format_ranks(ranks), call, who, what)
+    if kind is Kind.HUNG and waiting:
+        what = f"{what}. Meanwhile {who} waited in {call} for it"
+    reading = of_ranks(kind, format_ranks(ranks), call, who, what)
+    if kind is Kind.FROZEN and not waiting:  # nobody is known to wait for it
+        return reading._replace(why=f"{reading.why.partition(', and ')[0]}.")
+    return reading
 
 
 def differ(ranks: Collection[int], calls: Mapping[int, str]) -> Reading:
@@ -54,7 +59,30 @@ def differ(ranks: Collection[int], calls: Mapping[int, str]) -> Reading:
     return of_ranks(Kind.MISMATCH, format_ranks(ranks) if ranks else "", listed(calls), "")
 
 
-def _full(witness: Witness) -> str:
+def with_debugging(case: Case, reading: Reading) -> Reading:
+    """With how torch's groups tell more, where those have found a mismatch and name no calls."""
+    claims = case.claims("mismatch")
+    is_torchs = any("torch " in f" {each.versions}" for each in claims)
+    if reading.kind is not Kind.MISMATCH or not is_torchs or any(_calls(each) for each in claims):
+        return reading
+    return reading._replace(advice=f"{reading.advice} {_DEBUGGING}".strip())
+
+
+_DEBUGGING = "TORCH_DISTRIBUTED_DEBUG=DETAIL has torch name both calls."
+
+
+def _calls(witness: Witness) -> Mapping[int, str]:
+    return witness.blame.calls if witness.blame else {}
+
+
+def where_it_waits(witness: Witness) -> str:
+    """ "recv(src=1, tag=7) at load (train.py:12)"."""
+    place = witness.standing.place if witness.standing else ""
+    return f"{full_call(witness)} at {place}" if place else full_call(witness)
+
+
+def full_call(witness: Witness) -> str:
+    """The call that it waited in, with its arguments as far as they are known."""
     standing = witness.standing
     return (standing.full if standing else "") or call_of(witness)
 
@@ -94,6 +122,10 @@ def _versions(case: Case) -> Iterable[str]:
 def _testimony(witness: Witness, is_culprit: bool, verdict: Verdict) -> Iterable[str]:
     yield from _place(witness)
     yield from filter(None, (witness.mutters.text if witness.mutters else "", witness.child))
+    if witness.handles:
+        yield f"was handling {witness.handles}"
+    if witness.awaits and witness.awaits not in verdict.reading.why:
+        yield f"waited for {witness.awaits}"
     is_mismatch = verdict.reading.kind is Kind.MISMATCH
     if witness.blame and witness.blame.text:
         if not witness.blame.calls or not is_mismatch:
@@ -108,9 +140,9 @@ def _testimony(witness: Witness, is_culprit: bool, verdict: Verdict) -> Iterable
 
 def _place(witness: Witness) -> Iterable[str]:
     if witness.is_frozen:
-        yield "its process was stopped (state T)"
+        yield "the process was stopped (state T)"
     elif witness.end == "done":
-        yield f"ended by itself with {witness.how}"
+        yield f"ended unasked with {witness.how}"
     elif witness.standing and (witness.end == "stopped" or witness.blame or _is_of_mesh(witness)):
         yield f"stood {witness.standing}"
 

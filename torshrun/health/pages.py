@@ -12,8 +12,10 @@ from torsh_runtime import status
 from torshrun.text import printable
 
 _TRIES = 8  # how often a record is read that its worker goes on changing
-_RECORD_WORDS = 5
+_RECORD_WORDS = 8
 _MOST_RANKS = 1 << 24
+_MOST_PAGES = 1 << 14
+_MOST_TAGS = 1 << 32
 _PAGE_WORDS = status.PAGE_BYTES // 8
 _REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 _TO_ROOT = ("reduce", "gather")
@@ -46,6 +48,8 @@ class Collective:
     """False if the worker went on while it was read: what it is may then be of two operations."""
     axis: str = ""
     """The axis of a mesh that the group is along; "" is none that is known."""
+    arrays: int = 0
+    """Length of the list of arrays that it was given; 0 is an array that is no list's."""
 
     def __str__(self) -> str:
         if not self.sequence and self.operation == "barrier":
@@ -60,6 +64,8 @@ class Collective:
         if self.operation == "barrier":
             return ""
         words = [f"{self.dtype}[{self.count}]"]
+        if self.arrays:
+            words = [f"{self.arrays} arrays of {self.count} {self.dtype} in all"]
         if self.operation in _REDUCING:
             words.append(self.reduction)
         if self.root >= 0:
@@ -74,6 +80,10 @@ class Awaited(NamedTuple):
     """Who is to send it."""
     what: str
     """Such as "waits for F5 of stage 0"."""
+    call: str = ""
+    """The message that it waits for: "recv(src=1, tag=7)"; "" is another thing."""
+    instead: int = -1
+    """The tag of another message that has come from there instead; -1 is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,44 +130,70 @@ class StatusPages:
 
     def read(self) -> tuple[WorkerStatus, ...]:
         """What the workers have noted, by local rank."""
-        for _ in range(_TRIES):
-            # A record is whole if its worker began no other one while it was read.
-            words, later = self._words(), self._words()
-            found = tuple(_read_page(words, later, rank + 1) for rank in range(self._count))
-            if all(each.whole for worker in found for each in worker.collectives):
-                break
-        return found
+        return _read(self._descriptor, self._count)
 
     def close(self) -> None:
         """Let go of the file; it stays, and workers may go on writing to it."""
         os.close(self._descriptor)
 
-    def _words(self) -> memoryview:
-        size = (self._count + 1) * status.PAGE_BYTES
-        return memoryview(os.pread(self._descriptor, size, 0).ljust(size, b"\0")).cast("Q")
+
+def read_pages(path: str) -> tuple[WorkerStatus, ...]:
+    """What the workers have noted, by local rank, in a file that somebody else has made; () if it
+    is none.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return ()
+    try:
+        header = os.pread(descriptor, 24, 0)
+        magic, version, count = struct.unpack("=3Q", header.ljust(24, b"\0"))
+        is_ours = (magic, version) == (status.MAGIC, status.VERSION) and count <= _MOST_PAGES
+        return _read(descriptor, count) if is_ours else ()
+    except OSError:
+        return ()
+    finally:
+        os.close(descriptor)
+
+
+def _read(descriptor: int, count: int) -> tuple[WorkerStatus, ...]:
+    for _ in range(_TRIES):
+        # A record is whole if its worker began no other one while it was read.
+        words, later = _words(descriptor, count), _words(descriptor, count)
+        found = tuple(_read_page(words, later, rank + 1) for rank in range(count))
+        if all(each.whole for worker in found for each in worker.collectives):
+            break
+    return found
+
+
+def _words(descriptor: int, count: int) -> memoryview:
+    size = (count + 1) * status.PAGE_BYTES
+    return memoryview(os.pread(descriptor, size, 0).ljust(size, b"\0")).cast("Q")
 
 
 def _read_page(words: memoryview, later: memoryview, page: int) -> WorkerStatus:
     begin = page * _PAGE_WORDS
     step, awaited = words[begin + status.STEP], words[begin + status.AWAITED]
     doing = _text(later, begin + status.DOING)
+    waits = Awaited(awaited - 1, doing) if 0 < awaited <= _MOST_RANKS else None
     first, size = begin + status.FIRST_RECORD, status.RECORD_WORDS
-    found = (
-        _collective(
-            words[start : start + _RECORD_WORDS].tolist(),
-            later[start],
-            _text(later, start + status.AXIS),
-        )
+    records = [
+        (words[start : start + _RECORD_WORDS].tolist(), start)
         for start in range(first, first + status.RECORDS * size, size)
         if words[start]
+    ]
+    found = (
+        _collective(record, later[start], _text(later, start + status.AXIS))
+        for record, start in records
     )
+    messages = (_message(record) for record, _ in records)
     return WorkerStatus(
         initialised=words[begin + status.INITIALISED] != 0,
         step=step - 1 if step else None,
         collectives=tuple(sorted(found, key=lambda each: each.group)),
         place=_text(later, begin + status.PLACE),
         doing=doing,
-        awaited=Awaited(awaited - 1, doing) if 0 < awaited <= _MOST_RANKS else None,
+        awaited=waits or next(filter(None, messages), None),
     )
 
 
@@ -167,7 +203,7 @@ def _text(words: memoryview, word: int) -> str:
 
 
 def _collective(record: list[int], turn_later: int, axis: str) -> Collective:
-    turn, call, count, group, rounds = record
+    turn, call, count, group, rounds, *_ = record
     root = call >> 32
     return Collective(
         group=group & 0xFFFFFFFF,
@@ -182,7 +218,20 @@ def _collective(record: list[int], turn_later: int, axis: str) -> Collective:
         root=root - (1 << 32) if root >> 31 else root,
         whole=turn == turn_later and turn % 4 != status.WRITING,
         axis=axis,
+        arrays=call >> 24 & 0xFF,
     )
+
+
+def _message(record: list[int]) -> Awaited | None:
+    """A message that the worker waits for; None if for none."""
+    *_, message, tag, instead = record
+    rank, operation = message >> 32, _name(status.OPERATIONS, message & 0xFF, "operation")
+    if operation not in ("send", "recv") or rank >= _MOST_RANKS:
+        return None
+    tagged = f", tag={tag}" if message & status.HAS_TAG else ", tag=any"
+    call = f"{operation}({'dst' if operation == 'send' else 'src'}={rank}{tagged})"
+    other = instead if message & status.HAS_INSTEAD and instead < _MOST_TAGS else -1
+    return Awaited(rank, f"waits in {call}", call, other)
 
 
 def _name(names: tuple[str, ...], number: int, kind: str) -> str:

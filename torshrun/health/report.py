@@ -63,7 +63,10 @@ def _called(hang: Hang, rank: int) -> str:
 def _awaits(hang: Hang, state: RankState) -> str:
     """ "waits for F5 of stage 0 (rank 1, pp 0, tp 1)"."""
     awaited = state.awaits
-    return f"{awaited.what} ({_called(hang, awaited.rank)})" if awaited else ""
+    if awaited is None:
+        return ""
+    sent = f", which has sent one with tag={awaited.instead}" if awaited.instead >= 0 else ""
+    return f"{awaited.what} ({_called(hang, awaited.rank)}{sent})"
 
 
 def _end(hang: Hang) -> str:

@@ -7,7 +7,7 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice, repeat
 
@@ -18,12 +18,20 @@ DUMP_BOUND = 5.0
 """Seconds that one run of py-spy may take."""
 _LOOK_BELOW = 4
 """Processes of a worker that are tried until one is Python: a script may have started it."""
-_MISSING = "py-spy is not installed: pip install 'torshrun[debug]' for Python stacks here"
+_MISSING = "py-spy is not installed: pip install py-spy for Python stacks here"
 _FORBIDDEN = (
     "py-spy may not look into the workers: run as root, or with the capability SYS_PTRACE "
     "(in a container: --cap-add SYS_PTRACE)"
 )
 _NOT_PYTHON = "no Python process"
+_AT_BREAKPOINT = re.compile(r"\binteraction \((?:\S*/)?pdb\.py:|\b_?do_wait_suspend \(")
+"""pdb, and what is made of it, and pydevd, while somebody types or looks on."""
+_DEEPER = " " * 8
+_COLLECTIVE = re.compile(r"\((?:torch/distributed/distributed_c10d|torsh_runtime/comm/\w+)\.py:")
+_ARGUMENT = re.compile(
+    r"^ {12}(?P<name>(?:group_)?(?:src|dst)|tag|ranks|group_name|(?:in|out)put_split_sizes): "
+    r'(?P<value>-?[0-9]+|None|"[0-9]+"|\[[0-9, ]*(?:\.\.\.)?\])$'
+)
 _THREAD = re.compile(r'^Thread \S+ \((?P<state>\w+).*?\)(?:: "(?P<name>.*)")?$', re.MULTILINE)
 
 
@@ -56,6 +64,11 @@ async def collect(pids: Sequence[int], timeout: float) -> Stacks:
     return Stacks({pid: text for pid, (text, _) in found.items()}, "; ".join(hints))
 
 
+def is_at_breakpoint(text: str) -> bool:
+    """Whether the process with this stack stands in a debugger."""
+    return bool(_AT_BREAKPOINT.search(text))
+
+
 def find_program() -> str:
     """Path of py-spy: beside this Python, or in PATH; "" if it is not installed."""
     import shutil
@@ -70,7 +83,8 @@ async def _dump(program: str, pid: int) -> tuple[str, str]:
     for process in islice(tree(pid), _LOOK_BELOW):
         # First without stopping the process, which succeeds where it stands still.
         for mode in ("--nonblocking", ""):
-            text, hint = await _run([program, "dump", "--pid", str(process), *mode.split()])
+            asked = [program, "dump", "--locals", "--pid", str(process), *mode.split()]
+            text, hint = await _run(asked)
             if text not in ("", _NOT_PYTHON):
                 return text, ""
             if text == _NOT_PYTHON or hint == _FORBIDDEN:
@@ -124,4 +138,29 @@ def _shown(out: str) -> str:
         return f"{thread['name'] or nameless} ({thread['state']})"
 
     lines = _THREAD.sub(head, f"Thread {threads}" if threads else "").splitlines()
-    return "\n".join(f"  {line.strip()}" if line[:1] == " " else line for line in lines)
+    return "\n".join(_without_locals(lines))
+
+
+def _without_locals(lines: Sequence[str]) -> Iterator[str]:
+    """Of variables only arguments of collectives, behind their calls."""
+    frame, arguments = "", dict[str, str]()
+    for line in [*lines, ""]:
+        found = _ARGUMENT.match(line)
+        if found and _COLLECTIVE.search(frame):
+            arguments[found["name"]] = found["value"]
+        if line.startswith(_DEEPER):
+            continue
+        if frame:
+            yield frame + _listed(arguments)
+        frame, arguments = f"  {line.strip()}" if line[:1] == " " else line, {}
+
+
+def _listed(arguments: Mapping[str, str]) -> str:
+    """Those that are given; a rank of the job says more than one of the group."""
+    given = {name: value for name, value in arguments.items() if value != "None"}
+    told = [
+        f"{name}={value}"
+        for name, value in given.items()
+        if name[:6] != "group_" or name.removeprefix("group_") not in given
+    ]
+    return f" [{', '.join(told)}]" if told else ""

@@ -69,6 +69,8 @@ def parse(line: bytes) -> Timer | None:
     are_numbers = all(type(value) is int for value in (pid, signo)) and type(end) in (int, float)
     if not are_numbers or not isinstance(scope, str) or not abs(end) < 1e12:
         return None
+    if signo not in range(signal.NSIG):  # 0 gives one back
+        return None
     return Timer(pid, printable(scope[:_SCOPE_CHARS]), end, signo)
 
 

@@ -24,6 +24,7 @@
  *            'K' signal   u32 id or ALL, i32 signo         to the worker's process group
  *            'N' notify   u32 id or ALL, i32 signo         to the worker's process alone
  *            'W' sweep    u32 tag, u32 bound in ms         kill all that are not parked, wait for it
+ *            'L' list     u32 tag, u32 0                   name all that are not parked
  *            'A' arm      u64 deadline in ns, u32 clock    0 disarms
  *                         (clock 0 is CLOCK_MONOTONIC, 1 is CLOCK_BOOTTIME)
  *   report   'n' inside   i32 pid, i32 errno, u8 stage     first of all, in a namespace; see there
@@ -33,6 +34,7 @@
  *                         workers are, unless it ends before or its status is 0 or unknown
  *            'e' exited   u32 id, i32 wait status, u64 peak RSS in KiB
  *            'w' swept    u32 tag, u32 n, n x i32 pid of those that will not die
+ *            'l' left     u32 tag, u32 n, n x i32 pid        of children that are not parked
  *            'd' dead man
  */
 #define _GNU_SOURCE
@@ -302,6 +304,14 @@ static void kill_children(const struct keeper *k) {
   for (size_t i = 0; i < n; i++) kill(pids[i], SIGKILL);
 }
 
+/* Report the children that are not parked, or that there are none. */
+static void report_children(struct keeper *k, char kind, uint32_t tag, bool any) {
+  struct { uint32_t tag, n; int32_t pids[MAX_CHILDREN]; } body;
+  body.tag = tag;
+  body.n = any ? (uint32_t)list_unparked(k, true, body.pids) : 0;
+  report(&k->channel, kind, &body, (2 + (size_t)body.n) * 4);
+}
+
 static void start_sweep(struct keeper *k, bool silent, uint32_t tag, uint32_t bound_ms) {
   int64_t deadline_ns = now_ns() + bound_ms * 1000000ll;
   k->sweep = (struct sweep){true, silent, tag, deadline_ns};
@@ -309,16 +319,13 @@ static void start_sweep(struct keeper *k, bool silent, uint32_t tag, uint32_t bo
 }
 
 static void continue_sweep(struct keeper *k, bool any_child) {
-  struct { uint32_t tag, n; int32_t pids[MAX_CHILDREN]; } body;
+  pid_t pids[MAX_CHILDREN];
   bool late = now_ns() >= k->sweep.deadline_ns;
-  bool any_left = any_child && (!any_parked(k) || list_unparked(k, true, body.pids));
+  bool any_left = any_child && (!any_parked(k) || list_unparked(k, true, pids));
   if (any_left) kill_children(k);
   if (any_left && !late) return;
   k->sweep.active = false;
-  if (k->sweep.silent) return;
-  body.tag = k->sweep.tag;
-  body.n = any_left ? (uint32_t)list_unparked(k, true, body.pids) : 0;
-  report(&k->channel, 'w', &body, (2 + (size_t)body.n) * 4);
+  if (!k->sweep.silent) report_children(k, 'w', k->sweep.tag, any_left);
 }
 
 static void signal_workers(struct keeper *k, uint32_t id, int signo, bool group) {
@@ -383,6 +390,7 @@ static bool handle_frame(struct keeper *k, char *frame, size_t size) {
   else if (*frame == 'N') signal_workers(k, words[0], (int)words[1], false);
   else if (*frame == 'W') start_sweep(k, false, words[0], words[1]);
   else if (*frame == 'T') take(k, words[0]);
+  else if (*frame == 'L') report_children(k, 'l', words[0], reap(k));
   else return false;
   return true;
 }

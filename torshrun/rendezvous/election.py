@@ -17,7 +17,7 @@ from torshrun.rendezvous.lead import Lead
 from torshrun.rendezvous.member import Member
 from torshrun.rendezvous.registration import Registration
 from torshrun.rendezvous.rows import Header, LeaderRow
-from torshrun.rendezvous.settings import GRANT
+from torshrun.rendezvous.settings import GRANT, misfit
 from torshrun.rendezvous.view import View
 
 _NEVER = 0, -math.inf
@@ -123,16 +123,10 @@ class Election:
             request = self.asking.store.transact((Compare(key, self.fence),), (Delete(key),))
             await self.asking.ask(request, timeout)
 
-    def misfit(self, leader: LeaderRow) -> str:
-        """Why this node cannot work with that leader, or ""."""
-        for name in ("ttl", "outage_timeout"):
-            ours, theirs = getattr(self.asking.settings, name), getattr(leader, name)
-            if ours != theirs:
-                return (
-                    f"{name} is {ours:g} here and {theirs:g} on the other nodes: give all the same "
-                    f"--rdzv-conf"
-                )
-        return ""
+    @property
+    def misfit(self) -> str:
+        """Why this node cannot work with the leader, if there is one; "" if it can."""
+        return misfit(self.asking.settings, self.leader) if self.leader else ""
 
     # ---- this node's term
 

@@ -277,9 +277,7 @@ class NodeRendezvous(Rendezvous):
         self._due.set()
 
     def _check_fit(self) -> None:
-        leader = self._election.leader
-        why = self._election.misfit(leader) if leader and self.is_proven else ""
-        if why:
+        if self.is_proven and (why := self._election.misfit):
             self._tell(self._member.give_up(why))
 
     # ---- what is to be written and read
@@ -309,7 +307,7 @@ class NodeRendezvous(Rendezvous):
         if not registration.lease:
             await registration.open_lease()
             self._pulse.beat_soon()
-        elif registration.is_due:
+        elif registration.is_due and not self._election.misfit:  # else it is about to give up
             if await registration.write():
                 self._on_written()
             else:  # why, a listing tells: a watch of a store that was overtaken tells nothing

@@ -110,6 +110,7 @@ class Member:
 
     def _fresh_row(self, state: NodeState = "waiting", **changes: Any) -> NodeRow:
         changes |= _fields(self._facts, _OF_ITSELF) | self._ports()
+        changes |= {"ttl": self._settings.ttl, "outage_timeout": self._settings.outage_timeout}
         changes.setdefault("standbys", self._standbys)
         return NodeRow(state=state, sequence=next(self._versions), **changes)
 
@@ -190,7 +191,10 @@ class Member:
             return f"round {header.number} is over for this node; the next one is to come"
         if header.size >= header.max_nodes:
             most = header.max_nodes
-            return f"the job has its maximum of {most} node(s); this one waits in case one is lost"
+            return (
+                f"the job has its maximum of {most} node(s); this one waits in case one is lost. "
+                f"If it is to run another job, that needs a --rdzv-id of its own"
+            )
         return f"round {header.number} runs on {header.size} node(s), which will let this one in"
 
     def take_place(self, token: str, place: PlaceRow | None) -> Events:

@@ -122,6 +122,9 @@ class NodeRow:
     """Of the whole job, as far as this node knows."""
     holds: bool = False
     """Whether its workers want no node to be added before their next checkpoint."""
+    ttl: float = 0.0
+    """As in the leader's row, with which it has to fit; 0: not told."""
+    outage_timeout: float = 0.0
     standbys: Count = 0
     """How many processes wait on it to be workers after a restart."""
     leaving: str = ""

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from torshrun.rendezvous.rows import NodeRow
+from torshrun.rendezvous.settings import misfit
 from torshrun.rendezvous.view import View
 
 _UNHEARD = "its beats do not reach the leader"
+_UNFIT = "its ttl or outage_timeout (--rdzv-conf) is another than the other nodes'"
 _MISSED = "it did not enter the round that it had a place in; it is taken again once it says more"
 
 
@@ -31,8 +33,8 @@ class Candidates(NamedTuple):
 
     ready: list[NodeRow]
     held: dict[str, str]
-    """Nodes that are not heard, or did not enter the last round they had a place in, or of hosts
-    that lose theirs again and again; and why each waits."""
+    """Nodes that do not fit, are not heard, or did not enter the last round they had a place in, or
+    of hosts that lose theirs again and again; and why each waits."""
     wake: float = math.inf
     """When the first of these may have a place."""
 
@@ -42,6 +44,7 @@ def candidates(view: View, rows: list[NodeRow], now: float, least: int) -> Candi
     known, hosts = view.roster.reports.keys() - view.roster.dropped, view.hosts
     absent = {row.node: _MISSED for row in rows if view.is_absent(row.node)}
     absent |= {row.node: _UNHEARD for row in rows if not view.hears(row.node)}
+    absent |= {row.node: _UNFIT for row in rows if row.ttl and misfit(row, view.settings)}
     rows = [row for row in rows if row.node not in absent]
     new = {row.node: view.host(row.node) for row in rows if row.node not in known}
     ends = {node: hosts.free_at(host, needed=False) for node, host in new.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from torshrun.config.job import Timeouts
 
@@ -14,7 +15,7 @@ before others count on it, though clocks run differently and killing takes its t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings(Timeouts):
-    """The job's rules; where nodes differ the first leader's hold, but see Election.misfit()."""
+    """The job's rules; where nodes differ the first leader's hold, but see misfit()."""
 
     run_id: str
     """Names the job. Keys are under "torsh/<run id>/", with the id quoted as in a URL."""
@@ -43,6 +44,27 @@ class Settings(Timeouts):
     def verdict_ttl(self) -> float:
         """Of what the store still holds once the job has ended, in seconds."""
         return max(1.0, self.close_timeout)
+
+
+class Shared(Protocol):
+    """What has to be the same on all nodes, or some reckon wrongly when others' workers end."""
+
+    @property
+    def ttl(self) -> float: ...
+    @property
+    def outage_timeout(self) -> float: ...
+
+
+def misfit(ours: Shared, theirs: Shared) -> str:
+    """In what nodes with these do not fit together, as `ours` would say it; "" is nothing."""
+    for name in ("ttl", "outage_timeout"):
+        own, other = getattr(ours, name), getattr(theirs, name)
+        if own != other:
+            return (
+                f"{name} is {own:g} here and {other:g} on the other nodes: give all the same "
+                f"--rdzv-conf"
+            )
+    return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

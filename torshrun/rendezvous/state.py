@@ -12,9 +12,10 @@ has a table of what is waited for, who acts, and by when.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 from torshrun import exit_codes
 from torshrun.rendezvous import causes
@@ -24,6 +25,9 @@ from torshrun.rendezvous.rows import Header, NodeRow, VerdictRow
 from torshrun.rendezvous.seats import Seating, candidates, seat
 from torshrun.rendezvous.view import View
 from torshrun.signals import FIRST_CAUSES
+
+if TYPE_CHECKING:  # few rounds fail
+    from torshrun.failure.finding import Finding
 
 ON_PURPOSE = ("preempted", "stopped")
 """How a node leaves that somebody told to."""
@@ -346,8 +350,26 @@ def _remoteness(row: NodeRow) -> tuple[bool, bool, bool]:
 
 
 def _describe(view: View, cause: NodeRow) -> str:
+    """Whose fault it was, as the root cause has it: what the node whose exit code counts has seen
+    is not all, and it may be another's fault.
+    """
+    finding = causes.found(view)
+    if finding and finding.ranks and not _tells_of(cause, finding):
+        return finding.summary
     what = cause.cause or ("workers hung" if cause.outcome == "hung" else "workers failed")
     return f"{view.name(cause.node)}: {what}"
+
+
+def _tells_of(row: NodeRow, finding: Finding) -> bool:
+    """Whether the node says how a rank that is to blame ended, and takes it for the same."""
+    found = _MANNER.match(row.cause)
+    if not found:
+        return not row.cause.startswith(("rank ", "ranks ", "no rank"))
+    same_kind = not row.cause.endswith(")") or row.cause.endswith(f"({finding.reading.kind})")
+    return finding.certainty != "undecided" and int(found[1]) in finding.ranks and same_kind
+
+
+_MANNER = re.compile(r"rank (\d{1,7}): (?:exit code|killed by|hung)\b")
 
 
 # ---- hosts that lose their nodes

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from torsh_runtime.errors import StoreError
+from torsh_runtime.errors import ConfigError, StoreError
 from torsh_runtime.store.base import Store
 from torsh_runtime.store.remote import RemoteStore
 from torshrun import exit_codes
@@ -131,9 +131,7 @@ class Together(Rendezvous):
     async def _prepare(self, store: Store, epoch: Epoch) -> tuple[NodeFacts, Hub]:
         """What this node is reached by in an epoch, in which `store` signs."""
         config = self.config
-        private = not config.secret  # then a store at localhost is for this host alone
-        find = partial(routable, config.endpoints, may_be_private=private)
-        address = config.local_addr or await asyncio.to_thread(find)
+        address = config.local_addr or await self._own_address()
         self._store = store
         self._hub = await Hub(epoch, self._node, self._on_refused).open(address)
         facts = NodeFacts(
@@ -147,6 +145,22 @@ class Together(Rendezvous):
             ports=self._ports.take,
         )
         return facts, self._hub
+
+    async def _own_address(self) -> str:
+        """This host's, as others reach it, once there is a way to where the nodes meet: that may be
+        the name of this pod, which Kubernetes' DNS learns only after a while.
+        """
+        config = self.config
+        private = not config.secret  # then a store at localhost is for this host alone
+
+        async def attempt() -> str:
+            try:
+                return await asyncio.to_thread(routable, config.endpoints, may_be_private=private)
+            except ConfigError as error:
+                raise OSError(str(error)) from None
+
+        names = " or ".join(host for host, _ in config.endpoints)
+        return await patiently(names, attempt, config.join_timeout, self._part.say)
 
     async def _watch_host(self, meeting: Meeting) -> None:
         """End when the store's host says that nobody serves it any more: it does not come back."""

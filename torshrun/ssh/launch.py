@@ -96,7 +96,8 @@ class _Run:
         self._running = {link: asyncio.create_task(self._follow(link)) for link in nodes}
         for signo in self.signals:  # between the start and now
             self._pass_on(signo)
-        done, _ = await asyncio.wait(self._running.values())
+        # A mistake of our own must not leave the other hosts waiting.
+        done, _ = await asyncio.wait(self._running.values(), return_when=asyncio.FIRST_EXCEPTION)
         for task in done:
             task.result()
         return code_of(self._endings, self._stopped, next(iter(self.signals), 0))
@@ -110,6 +111,7 @@ class _Run:
         hosts = [link.host for link in nodes]
         for rank, link in enumerate(nodes):
             told = self.job.told(rank, hosts, endpoint, time.monotonic() - self._planned)
+            told["one_output"] = self.pump.is_one
             link.send(frames.message(frames.JOB, told))
         return nodes
 
@@ -122,7 +124,7 @@ class _Run:
             async with turn:
                 try:
                     await link.open(here, self.job.start_timeout)
-                except HostLost:
+                except Exception:
                     link.kill()
                     failed.set()
                     raise
@@ -176,7 +178,7 @@ class _Run:
             why = str(error) or f"no answer within {self.job.start_timeout:g} s"
             raise HostLost(f"{first.host.label} cannot serve the job: {why}") from None
         host, port = ip_or_empty(facts.get("host")), facts.get("port")
-        if not host or not isinstance(port, int) or not 0 < port < 65536:
+        if not host or type(port) is not int or not 0 < port < 65536:
             raise HostLost(f"{first.host.label} does not speak as torshrun does")
         return Address(host, port)
 

@@ -65,8 +65,11 @@ class Link:
                 hello = await self._hello()
         except TimeoutError:
             raise HostLost(f"no answer within {timeout:g} s: {explain(None, self._words())}")
-        there = printable(str(hello.get("version")))
+        there = hello.get("version")
+        if not isinstance(there, str):
+            raise HostLost(_STRANGE)
         if there != version:
+            there = printable(there)
             raise HostLost(
                 f"torshrun is of version {there} there and {version} here: install the same, or "
                 f"name the Python that has it by --remote-python"
@@ -104,8 +107,9 @@ class Link:
         kind, content = await self._next()
         if kind != frames.HELLO:
             raise HostLost(_STRANGE)
-        out, err = self.pump.open_shown(f"{self.host.label}: ")
-        self._sinks = {frames.STDOUT: out.source.end, frames.STDERR: err.source.end}
+        shown = self.pump.open_shown(f"{self.host.label}: ")
+        ends = shown[0].source.end, shown[-1].source.end
+        self._sinks = dict(zip((frames.STDOUT, frames.STDERR), ends, strict=True))
         for fd in self._sinks.values():
             os.set_blocking(fd, False)
         return _facts(content)
@@ -129,7 +133,7 @@ class Link:
             if got == kind:
                 return _facts(content)
             if got == frames.EXIT:
-                code = _facts(content).get("code")
+                code = _code(_facts(content))
                 raise HostLost(f"torshrun has ended there with exit code {code}; see above")
             await self._show(got, content)
 
@@ -141,10 +145,10 @@ class Link:
                 await self._show(kind, content)
                 continue
             facts = _facts(content)
-            code, begun = facts.get("code"), facts.get("begun")
-            if not isinstance(code, int) or not isinstance(begun, bool):
+            begun = facts.get("begun")
+            if not isinstance(begun, bool):
                 raise HostLost(_STRANGE)
-            return Ended(self.host.label, code, begun)
+            return Ended(self.host.label, _code(facts), begun)
 
     async def close(self) -> None:
         """End what is left of ssh here; torshrun there notices that its input has ended."""
@@ -156,7 +160,7 @@ class Link:
             await self._has_ended(_END_BOUND)
         if self._listening:
             self._listening.cancel()
-        for fd in self._sinks.values():
+        for fd in set(self._sinks.values()):
             os.close(fd)
         self._sinks = {}
 
@@ -220,11 +224,20 @@ def ip_or_empty(text: object) -> str:
 
 def _facts(content: bytes) -> dict[str, Any]:
     """What a host says. HostLost if it makes no sense."""
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         facts = json.loads(content)
         if isinstance(facts, dict):
             return facts
     raise HostLost(_STRANGE)
+
+
+def _code(facts: dict[str, Any]) -> int:
+    """The exit code that it tells. HostLost if no process can end with it."""
+    code = facts.get("code")
+    if type(code) is int and 0 <= code <= 255:
+        return code
+    said = str(code)[:20] if isinstance(code, int) else "what is no number"
+    raise HostLost(f"{_STRANGE}: its exit code is {said}, and not one of 0 to 255")
 
 
 async def _write(fd: int, data: bytes) -> None:

@@ -34,7 +34,10 @@ _UNKNOWN = Address("127.0.0.1", 1)
 """Stands for the endpoint while node 0 has not named it."""
 _LONGEST = 4 << 20
 """Characters of a list of hosts."""
-_OURS = "hostfile include exclude ssh_command remote_python export config print_config dry_run"
+_OURS = (
+    "hostfile include exclude ssh_command remote_python export config print_config dry_run "
+    "print_completion"
+)
 _NOT_FOR_ALL = {
     "standalone": "the hosts of --hostfile are the job's nodes",
     "node_rank": "nodes are numbered as --hostfile lists them",

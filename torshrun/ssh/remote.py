@@ -97,6 +97,8 @@ def _address_for(peers: list[str]) -> str:
 def _run(wire: Wire, facts: Mapping[str, Any]) -> int:
     from torshrun.config.resolve import resolve
 
+    if facts["one_output"]:  # there, and so here: the order of lines is kept
+        os.dup2(1, 2)
     directory = facts["directory"]
     try:
         os.chdir(directory)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from torshrun import cgroups
 from torshrun.cgroups import Cgroup
-from torshrun.procfs import ROOT
+from torshrun.procfs import ROOT, read_text
+from torshrun.text import parse_ranges
 
 
 def allowed_cpus() -> frozenset[int]:
@@ -29,6 +30,24 @@ def allocated_cpus(environ: Mapping[str, str]) -> float:
     """
     number = environ.get("SLURM_CPUS_ON_NODE", "")
     return float(number) if re.fullmatch(r"[1-9][0-9]{0,5}", number) else math.inf
+
+
+def told_of_binding(environ: Mapping[str, str], allowed: frozenset[int], root: Path = ROOT) -> str:
+    """For people, that srun has bound this task to one core, although its step has more here; ""
+    if it has not. A step that may use a thread of each of its cores is bound as it should be.
+    """
+    allocated = allocated_cpus(environ)
+    folder = root / f"sys/devices/system/cpu/cpu{min(allowed)}/topology"
+    core = parse_ranges(read_text(folder / "thread_siblings_list")) or {min(allowed)}
+    is_step = "SLURM_STEP_ID" in environ and math.isfinite(allocated)
+    if not is_step or not allowed <= core or allocated <= len(core):
+        return ""
+    return (
+        f"all workers here share {len(allowed)} of the {allocated:g} processors that the step has: "
+        f"Slurm binds a task to one core unless srun is told how many it needs, and srun does not "
+        f"take that from sbatch's --cpus-per-task: export SRUN_CPUS_PER_TASK={allocated:g} first, "
+        f"or srun --cpu-bind=none"
+    )
 
 
 def usable_cpus(environ: Mapping[str, str], root: Path = ROOT) -> int:

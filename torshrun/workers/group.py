@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from torshrun.procfs import handles
+from torshrun.debugger import followed
+from torshrun.procfs import handles, holds_back, read_text
 from torshrun.workers import keeper as reports
+from torshrun.workers.leftovers import Leftovers, Stage
 from torshrun.workers.logs.pump import LogPump
 from torshrun.workers.logs.stream import Stream
-from torshrun.workers.processes import kill
+from torshrun.workers.processes import named
 from torshrun.workers.spec import Assignment
 
 if TYPE_CHECKING:
@@ -24,9 +26,15 @@ if TYPE_CHECKING:
     from torshrun.workers.standbys import Standbys
 
 STACK_SIGNAL = 62
-"""Upon it the Python of a worker leaves its stack: startup/sitecustomize.py."""
+"""Upon it the Python of a worker leaves its stack: startup/torsh_start.py."""
+REACH_BOUND = 1.0
+"""Seconds that a scheduler may take from the first of a job's processes to signal them all."""
 STACKS_BOUND = 0.2
 """Seconds that stacks are waited for."""
+NOTES_BOUND = 0.5
+"""Seconds likewise for what runs in their Python itself."""
+STACK_BYTES = 1 << 16
+"""How much is read of a stack."""
 SWEEP_BOUND = 5.0
 """Seconds that processes may take to die of SIGKILL before they count as unkillable."""
 ENDING_BOUND = 60.0
@@ -40,8 +48,8 @@ class Worker:
     """One worker, from its start on."""
 
     assignment: Assignment
-    streams: tuple[Stream, Stream]
-    """Its stdout and its stderr."""
+    streams: tuple[Stream, ...]
+    """Its stdout and its stderr; one stream where both are read together."""
     started: float = field(default_factory=time.monotonic)
     pid: int = 0
     """0 while it is being started."""
@@ -87,6 +95,11 @@ class Listener(Protocol):
     def on_killed(self) -> None:
         """The grace is over: workers that still run are killed."""
 
+    def on_leftovers(self, stage: Stage, names: Sequence[str], seconds: float) -> None:
+        """All workers have ended well, but not these processes of theirs, as a person would name
+        them: so they stand, for so many seconds.
+        """
+
     def on_stopped(self, unkillable: tuple[str, ...]) -> None:
         """No process of the round is left, but for those that outlived SIGKILL, as a person would
         name them. Some output may still be on its way: see drain().
@@ -94,6 +107,9 @@ class Listener(Protocol):
 
     def on_dead_man(self) -> None:
         """The keeper killed all workers, because the agent did not renew its lease in time."""
+
+    def on_keeper_answer(self) -> None:
+        """The keeper answers, whom KeeperWatch has asked."""
 
     def on_keeper_lost(self) -> None:
         """The keeper is gone, and direct workers with it. Nothing more is told."""
@@ -119,6 +135,7 @@ class WorkerGroup:
         self.standbys: Standbys | None = None
         self._num_starting = 0
         self._kill_timer: asyncio.TimerHandle | None = None
+        self._leftovers: Leftovers | None = None
         self._closed = False
         self.begin()
         self.loop.add_reader(self.keeper.fileno(), self._receive)
@@ -178,6 +195,36 @@ class WorkerGroup:
             self._flush()
             self._kill_timer = self.loop.call_later(grace, self._sweep)
 
+    async def have_got(self, signo: int) -> bool:
+        """Whether a scheduler that signals all processes of the job sends this signal: then the
+        keeper gets it, too, which blocks all, and nobody else sends it one.
+        """
+        deadline = self.loop.time() + REACH_BOUND
+        while not holds_back(self.keeper.pid, signo):
+            if self.loop.time() >= deadline:
+                return False
+            await asyncio.sleep(REACH_BOUND / 100)
+        return True
+
+    def finish(self, signo: int, grace: float) -> None:
+        """End a round whose workers have all ended well: what they left running may end by itself
+        for `grace` seconds, or not at all after SIGKILL, and gets SIGTERM then, or now if that is
+        the signal.
+        """
+        if self.standbys:
+            self.standbys.pause()
+        self._stopping = True
+        if signo == signal.SIGKILL:
+            self._sweep()
+        elif self._leftovers is None and not self._sweeping:
+            tell = self._tell_leftovers
+            self._leftovers = Leftovers(self.keeper, self.loop, grace, tell, self._sweep)
+        if self._leftovers and signo == signal.SIGTERM:
+            self._leftovers.terminate()
+
+    def _tell_leftovers(self, stage: Stage, pids: Sequence[int], seconds: float) -> None:
+        self.listener.on_leftovers(stage, named(pids), seconds)
+
     def send(self, signo: int) -> None:
         """To all workers and what they have started."""
         if not self._closed:
@@ -211,6 +258,17 @@ class WorkerGroup:
             if all(sizes) and sizes == seen:
                 break
             seen = sizes
+        await self._wait_for_notes([each for _, each in asked])
+
+    async def _wait_for_notes(self, asked: Sequence[Worker]) -> None:
+        """Of what exception was on its way: those note it that run Python, and those that wait in a
+        collective do not.
+        """
+        able = [worker for worker in asked if worker.alive and _runs_python(worker)]
+        deadline = self.loop.time() + NOTES_BOUND
+        while able and self.loop.time() < deadline:
+            await asyncio.sleep(STACKS_BOUND / 20)
+            able = [worker for worker in able if not _has_noted(worker)]
 
     async def drain(self) -> None:
         """Let the output of a round that is over catch up, but not for ever."""
@@ -229,12 +287,13 @@ class WorkerGroup:
         self.loop.remove_reader(self.keeper.fileno())
         self.loop.remove_writer(self.keeper.fileno())
         self._cancel_timer()
+        self._forget_leftovers()
         if self.standbys:
             self.standbys.close()
 
     def _spawn(self, assignment: Assignment) -> None:
         streams = self.pump.open(assignment.worker, assignment.folder)
-        ends = [stream.source.end for stream in streams]
+        ends = [streams[0].source.end, streams[-1].source.end]
         worker = Worker(assignment, streams)
         self.workers.append(worker)
         if not self._begin(worker, ends):
@@ -256,7 +315,8 @@ class WorkerGroup:
                 return False
         worker_id = next(self._ids)
         try:
-            self.keeper.spawn(worker_id, assignment.argv, environ, "", fds, assignment.cpus)
+            argv = followed(assignment.argv)
+            self.keeper.spawn(worker_id, argv, environ, "", fds, assignment.cpus)
         finally:
             _close_all(ends)
         self._present[worker_id] = worker
@@ -297,11 +357,19 @@ class WorkerGroup:
             elif isinstance(report, reports.Swept):
                 self._cancel_timer()
                 self.listener.on_stopped(report.unkillable)
+            elif isinstance(report, reports.Left):
+                self._on_left(report)
             elif isinstance(report, reports.DeadManFired):
                 self.listener.on_dead_man()
             else:
                 self.close()
                 self.listener.on_keeper_lost()
+
+    def _on_left(self, report: reports.Left) -> None:
+        if report.tag == reports.PING:
+            self.listener.on_keeper_answer()
+        elif self._leftovers:
+            self._leftovers.take(report.pids)
 
     def _on_gone(self, report: reports.SpawnFailed | reports.Exited) -> None:
         worker = self._present.pop(report.worker_id)
@@ -326,6 +394,7 @@ class WorkerGroup:
 
     def _sweep(self) -> None:
         self._cancel_timer()
+        self._forget_leftovers()
         if not self._sweeping:
             self._sweeping = True
             if self.alive():
@@ -334,8 +403,14 @@ class WorkerGroup:
             bound = ENDING_BOUND if are_ending else SWEEP_BOUND
             self.keeper.sweep(0, bound)
             self._flush()
-            # One that does not answer was stopped: without it the agent can go on to the end.
-            self._kill_timer = self.loop.call_later(bound + 2, kill, self.keeper.pid)
+            # Without one that does not answer the agent can go on to the end.
+            give_up = partial(self.keeper.give_up, f"did not end the workers in {bound + 2:g} s")
+            self._kill_timer = self.loop.call_later(bound + 2, give_up)
+
+    def _forget_leftovers(self) -> None:
+        if self._leftovers is not None:
+            self._leftovers.stop()
+            self._leftovers = None
 
     def _cancel_timer(self) -> None:
         if self._kill_timer is not None:
@@ -356,6 +431,20 @@ def _stack_size(worker: Worker) -> int:
         return 1
 
 
+def _runs_python(worker: Worker) -> bool:
+    """Whether it may be outside of any collective, as far as its stack tells."""
+    from torshrun.failure.standing import from_stack
+
+    found = from_stack(read_text(worker.assignment.worker.stack_file, STACK_BYTES))
+    return found is None or not found.call
+
+
+def _has_noted(worker: Worker) -> bool:
+    from torshrun.failure.ending import SUFFIX
+
+    return not worker.alive or os.path.lexists(worker.assignment.worker.stack_file + SUFFIX)
+
+
 def _close_all(descriptors: Iterable[int]) -> None:
-    for descriptor in descriptors:
+    for descriptor in set(descriptors):
         os.close(descriptor)

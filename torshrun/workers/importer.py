@@ -102,13 +102,13 @@ class Importer:
         environ = {**self.environ, VARIABLE: json.dumps(told)}
         streams = around.pump.open_shown(PREFIX)
         nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        ends = [nothing, *(stream.source.end for stream in streams)]
+        ends = [nothing, streams[0].source.end, streams[-1].source.end]
         fds = (*ends, *around.inherited, process.end.fileno())
         try:
             around.keeper.spawn(process.worker_id, self.argv, environ, "", fds, parked=True)
         finally:
             process.end.close()
-            for end in ends:
+            for end in set(ends):
                 os.close(end)
 
     @property

@@ -23,6 +23,8 @@ from torshrun.workers.spec import encoded, encoded_environment
 
 ALL = 0xFFFFFFFF
 """Stands for every worker where a worker's id is asked for."""
+PING, LEFTOVERS = 1, 2
+"""Why it is asked who is left: the tags of ask_left()."""
 
 _LENGTH = struct.Struct("=I")
 _TWO = struct.Struct("=II")
@@ -84,6 +86,14 @@ class Swept(NamedTuple):
     """Those that outlived SIGKILL until the sweep's bound, as a person would name them."""
 
 
+class Left(NamedTuple):
+    """Answers ask_left()."""
+
+    tag: int
+    pids: tuple[int, ...]
+    """The keeper's children that are not parked, as this process sees them."""
+
+
 class DeadManFired(NamedTuple):
     """The dead-man timer ran out, and all workers have been killed."""
 
@@ -92,7 +102,7 @@ class Lost(NamedTuple):
     """The keeper is gone. Nothing more will be reported."""
 
 
-Report = Spawned | SpawnFailed | Ending | Exited | Swept | DeadManFired | Lost
+Report = Spawned | SpawnFailed | Ending | Exited | Swept | Left | DeadManFired | Lost
 
 
 def find_keeper() -> str:
@@ -113,6 +123,8 @@ class Keeper:
 
     def __init__(self, pid: int, connection: socket.socket) -> None:
         self.pid = pid
+        self.given_up = ""
+        """Why this process has killed it; "" if it has not."""
         self._socket = connection
         self._incoming = bytearray()
         self._outgoing: deque[tuple[bytes, list[int]]] = deque()
@@ -195,6 +207,15 @@ class Keeper:
         after the Exited of each.
         """
         self._send(b"W" + _TWO.pack(tag, int(bound * 1000)))
+
+    def ask_left(self, tag: int) -> None:
+        """Ask who is left of all that workers started. Answered by Left with this tag."""
+        self._send(b"L" + _TWO.pack(tag, 0))
+
+    def give_up(self, reason: str) -> None:
+        """Kill the keeper, and by that the workers. `reason` says what it did, for a sentence."""
+        self.given_up = reason
+        kill(self.pid)
 
     def arm(self, deadline_ns: int, counts_suspend: bool) -> None:
         """Kill all workers at this time unless armed again before; 0 disarms. The time is one of
@@ -300,7 +321,8 @@ def _decode(frame: bytes) -> Report:
     if kind == b"d":
         return DeadManFired()
     tag, count = _TWO.unpack_from(body)
-    return Swept(tag, named(struct.unpack_from(f"={count}i", body, _TWO.size)))
+    pids = struct.unpack_from(f"={count}i", body, _TWO.size)
+    return Left(tag, pids) if kind == b"l" else Swept(tag, named(pids))
 
 
 def _cpu_mask(cpus: Collection[int]) -> bytes:

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from torsh_runtime.contract import WorkerEnv
 from torsh_runtime.errors import ConfigError
-from torshrun.config.job import LaunchConfig
+from torshrun.config.job import Address, LaunchConfig
 from torshrun.config.options import is_for_torshrun
+from torshrun.debugger import WITHOUT_FROZEN_MODULES
 from torshrun.procfs import ROOT
 from torshrun.topology.cpus import allocated_cpus, cpu_quota
 
@@ -47,10 +48,18 @@ class WorkerSpec:
     """The processors of each local rank; an empty set is no binding."""
     timer_file: str = ""
     """The pipe into which workers write torch's file timers; "" is none."""
+    debugpy: Address | None = None
+    """Where the first worker serves it, and the others at the ports behind; None is nowhere."""
 
     def command(self, local_rank: int) -> tuple[str, ...]:
         """A worker's argv."""
-        return tuple(word.replace("${local_rank}", str(local_rank)) for word in self.argv)
+        words = (word.replace("${local_rank}", str(local_rank)) for word in self.argv)
+        if self.debugpy is None:
+            return tuple(words)
+        python, unbuffered, *script = words
+        where = f"{self.debugpy.host}:{self.debugpy.port + local_rank}"
+        server = (WITHOUT_FROZEN_MODULES, "-m", "debugpy", "--listen", where)
+        return (python, unbuffered, *server, *script)
 
     @classmethod
     def from_config(
@@ -64,6 +73,7 @@ class WorkerSpec:
         cpus = _bind(config, inherited, allowed, root)
         return cls(
             argv=_command(config, inherited),
+            debugpy=config.debugpy,
             environ=inherited,
             own_environ=_own_environ(config, inherited, [own or allowed for own in cpus], root),
             cpus=cpus,

@@ -1,4 +1,6 @@
-"""Training with accelerate, on CPUs."""
+"""Training with accelerate, on CPUs, or with `unsaid` where the environment says."""
+
+import sys
 
 import torch
 from accelerate import Accelerator
@@ -6,7 +8,7 @@ from accelerate.utils import set_seed
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-accelerator = Accelerator(cpu=True)
+accelerator = Accelerator(cpu=sys.argv[1:] != ["unsaid"])
 set_seed(3)
 data = TensorDataset(torch.randn(64, 8), torch.randn(64, 1))
 model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))

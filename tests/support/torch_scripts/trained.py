@@ -1,10 +1,18 @@
 """Training by transformers.Trainer, on CPUs."""
 
 import os
+import sys
 import tempfile
 
-import torch
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+sys.modules["torchvision"] = None  # transformers loads it, which may be built for another torch
+import torch  # noqa: E402
+from transformers import (  # noqa: E402
+    GPT2Config,
+    GPT2LMHeadModel,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 
 
 class Say(TrainerCallback):

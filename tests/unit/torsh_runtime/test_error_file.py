@@ -257,6 +257,11 @@ def test_what_this_rank_called_is_told_with_what_it_was_given(error_file: Path) 
             (lambda: tr.all_reduce(wrong, op=tr.ReduceOp.MAX), "all_reduce(object[2, 3], MAX)"),
             (lambda: tr.broadcast(wrong, 0), "broadcast(object[2, 3], src=0)"),
             (lambda: tr.all_gather([wrong], wrong), "all_gather(1 x object[2, 3], object[2, 3])"),
+            (
+                lambda: tr.all_to_all_single(wrong, wrong, [2], [2]),
+                "all_to_all_single(object[2, 3], object[2, 3], output_split_sizes=[2], "
+                "input_split_sizes=[2])",
+            ),
         ):
             with pytest.raises(TypeError) as raised:
                 call()

@@ -6,7 +6,7 @@ import pytest
 
 from torsh_runtime.contract import WorkerEnv
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.launchers import completed, meeting_point
+from torsh_runtime.launchers import completed, meeting_point, place
 
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "3",
@@ -91,11 +91,18 @@ STEP = {
 
 
 def test_tasks_of_srun_on_one_node() -> None:
-    place = completed(STEP)
-    assert (place["RANK"], place["WORLD_SIZE"], place["LOCAL_RANK"]) == ("2", "3", "2")
+    own = completed(STEP)
+    assert (own["RANK"], own["WORLD_SIZE"], own["LOCAL_RANK"]) == ("2", "3", "2")
     assert meeting_point(STEP) == meeting_point({**STEP, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"})
     assert meeting_point(STEP) != meeting_point({**STEP, "SLURM_STEP_ID": "1"})
     assert meeting_point(STEP) != meeting_point({**STEP, "SLURM_RESTART_COUNT": "1"})
+
+
+def test_srun_with_pmi2_is_no_mpiexec() -> None:
+    pmi = {"PMI_RANK": "2", "PMI_SIZE": "3", "PMI_FD": "10"}
+    assert place({**STEP, **pmi}) == place(STEP)
+    assert meeting_point({**STEP, **pmi}) == meeting_point(STEP)
+    assert place({**STEP, **MPICH})["WORLD_SIZE"] == "2"  # mpiexec in a step
 
 
 def test_tasks_of_srun_on_unequal_nodes() -> None:
@@ -109,8 +116,8 @@ def test_tasks_of_srun_on_unequal_nodes() -> None:
         "SLURM_LOCALID": "0",
         "MASTER_ADDR": "n1",
     }
-    place = completed(several)
-    assert (place["LOCAL_WORLD_SIZE"], place["GROUP_RANK"], place["RANK"]) == ("1", "1", "3")
+    own = completed(several)
+    assert (own["LOCAL_WORLD_SIZE"], own["GROUP_RANK"], own["RANK"]) == ("1", "1", "3")
     assert meeting_point(several) == ""
 
 

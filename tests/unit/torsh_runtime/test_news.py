@@ -8,11 +8,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import msgpack
 import pytest
 
 from torsh_runtime.backends.base import BackendType
 from torsh_runtime.backends.library.news import Call, Cause, News
-from torsh_runtime.errors import CommAborted, CommTimeout, PeerLost
+from torsh_runtime.errors import CommAborted, CommError, CommTimeout, PeerLost
 from torsh_runtime.store.client import StoreClient
 from torsh_runtime.store.hosted import HostedStore
 
@@ -44,6 +45,27 @@ def test_those_who_did_not_come_are_named(store: StoreClient) -> None:
     with pytest.raises(CommTimeout) as caught:
         News(store, 1, 4, BackendType.GLOO).meet(0.1)
     assert caught.value.missing == (0, 2, 3)
+
+
+@pytest.mark.parametrize(
+    "words", [b"", b"\xc1", b"\x91" * 2000, b"\x01", b"\x80", b"\x81\xa3pid\xa1x"]
+)
+def test_what_makes_no_sense_names_the_rank_and_ends_nothing_else(
+    store: StoreClient, words: bytes
+) -> None:
+    store.put("member/1", words)
+    with pytest.raises(CommError, match="rank 1 says of itself makes no sense"):
+        News(store, 0, 2, BackendType.GLOO).meet(5, b"first")
+
+
+@pytest.mark.parametrize("words", [b"", b"\xc1", b"\x01", msgpack.packb(["os", ["x"]])])
+def test_an_end_that_makes_no_sense_is_an_end(
+    pair: tuple[News, News], store: StoreClient, call: Call, words: bytes
+) -> None:
+    store.put("note/end", words)
+    found = pair[0].look(call)
+    assert found is not None
+    assert "its words make no sense here" in str(found.error())
 
 
 def test_the_first_cause_stands(pair: tuple[News, News], call: Call) -> None:

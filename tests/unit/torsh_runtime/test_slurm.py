@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+
 import pytest
 
 from torsh_runtime import slurm
@@ -32,6 +35,14 @@ STEP = {
 )
 def test_lists_of_nodes(text: str, names: str) -> None:
     assert slurm.hosts(text) == names.split()
+
+
+@pytest.mark.parametrize(
+    "name", ["SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID"]
+)
+def test_an_empty_variable_is_named(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{name}"):
+        slurm.step({**STEP, name: ""})
 
 
 @pytest.mark.parametrize(
@@ -84,12 +95,22 @@ def test_the_first_host_is_the_address_that_slurm_uses() -> None:
     told = {("show", "hostnames", "n[1-2]"): "n1\nn2\n"}
     node = {("--oneliner", "show", "node", "n1"): "NodeName=n1 NodeAddr=10.0.0.1 NodeHostName=x"}
 
-    def scontrol(*words: str) -> str:
-        return {**told, **node}.get(words, "")
+    def asking(answers: Mapping[tuple[str, ...], str]) -> slurm.Scontrol:
+        return lambda *words: slurm.Reply(answers.get(words, ""))
 
-    assert slurm.first_host("n[1-2]", scontrol) == "10.0.0.1"
-    assert slurm.first_host("n[1-2]", lambda *words: told.get(words, "")) == "n1"
-    assert slurm.first_host("n[4-5]", lambda *words: "") == "n4"  # in a container without Slurm
+    assert slurm.first_host("n[1-2]", asking({**told, **node})) == "10.0.0.1"
+    assert slurm.first_host("n[1-2]", asking(told)) == "n1"
+    assert slurm.first_host("n[4-5]", asking({})) == "n4"  # in a container without Slurm
+
+
+def test_why_scontrol_has_failed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "cannot be started" in slurm.scontrol("show").error
+    program = tmp_path / "scontrol"
+    program.write_text("#!/bin/sh\necho a line; echo 'Access denied\n for job 7' >&2\nexit $1\n")
+    program.chmod(0o700)
+    assert slurm.scontrol("0") == ("a line\n", "")
+    assert slurm.scontrol("1") == ("", "Access denied for job 7")
 
 
 def test_jobs_meet_at_ports_of_their_own() -> None:

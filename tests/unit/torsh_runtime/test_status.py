@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.processes import soon
 
 from torsh_runtime import status
 from torsh_runtime.backends.base import ReduceOp
@@ -26,8 +27,8 @@ from torsh_runtime.backends.native.staging import stage_native
 from torsh_runtime.backends.native.tuning import TuningFile
 from torsh_runtime.backends.native.work import NativeWork
 from torsh_runtime.backends.work import COMPLETED
-from torsh_runtime.errors import CommTimeout
-from torshrun.health.pages import Collective, StatusPages, WorkerStatus
+from torsh_runtime.errors import CommMismatch, CommTimeout
+from torshrun.health.pages import Awaited, Collective, StatusPages, WorkerStatus
 
 SOON = 30.0
 READINGS = 1000
@@ -344,3 +345,37 @@ def test_joining_a_group_is_noted(tmp_path: Path, pages: StatusPages) -> None:
     env = {**place(tmp_path, 0), "WORLD_SIZE": "1"}
     report_in_a_process(0, code, **env)
     assert [each.initialised for each in pages.read()] == [True, False]
+
+
+def test_a_list_of_arrays_is_noted_with_its_length_and_all_its_elements(
+    world: World, pages: StatusPages
+) -> None:
+    world.both("all_gather", [np.zeros(3), np.zeros(3)], np.ones(3))
+    assert str(last(pages, 0)) == "all_gather(2 arrays of 6 float64 in all)"
+
+    def gather(rank: int) -> None:
+        array = np.ones(3 + rank)
+        with pytest.raises(CommMismatch, match=r"all_gather\(2 x float64\[4\]\)"):
+            world.groups[rank].all_gather([array.copy(), array.copy()], array, SOON, False)
+
+    other = threading.Thread(target=gather, args=(1,))
+    other.start()
+    gather(0)
+    other.join(SOON)
+
+
+def test_a_message_that_is_waited_for_is_noted_with_one_that_has_come_instead(
+    world: World, pages: StatusPages
+) -> None:
+    def awaited() -> Awaited | None:
+        return pages.read()[0].awaited
+
+    receiving = threading.Thread(target=lambda: world.groups[0].recv(np.ones(4), 1, 7, SOON, False))
+    receiving.start()
+    call = "recv(src=1, tag=7)"
+    assert soon(lambda: awaited() == Awaited(1, f"waits in {call}", call))
+    world.groups[1].send(np.ones(2), 0, 8, SOON, False)
+    assert soon(lambda: awaited() == Awaited(1, f"waits in {call}", call, 8))
+    world.groups[1].send(np.ones(4), 0, 7, SOON, False)
+    receiving.join(SOON)
+    assert awaited() is None

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from torshrun.config.job import LaunchConfig
-from torshrun.launch_plan import CHOSEN_AT_START, plan
+from torshrun.launch_plan import CHOSEN_AT_START, GIVEN, plan
 
 
 @pytest.fixture
@@ -36,6 +36,14 @@ def test_what_is_chosen_at_the_start_is_not_made_up(script: str) -> None:
     for name in ("MASTER_PORT", "TORSH_WORKER_SECRET", "TORSH_STORE_ENDPOINT", "TORSH_SCRATCH"):
         assert f"  {name}={CHOSEN_AT_START}\n" in text
     assert "  MASTER_PORT=29511\n" in plan(LaunchConfig(target=script, master_port=29511), {})
+
+
+def test_values_that_may_be_secrets_are_not_shown(script: str) -> None:
+    asked = {"TOKEN": "hf_abc", "OMP_NUM_THREADS": "3", "KEPT": "k"}
+    text = plan(LaunchConfig(target=script, environment=asked), {"KEPT": "k"})
+    assert "hf_abc" not in text
+    for name in asked:
+        assert f"  {name}={GIVEN}\n" in text
 
 
 def test_one_worker_has_nothing_in_common(script: str) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 from support.processes import soon
 
-from torshrun.procfs import blocked_writers, children, ended_badly, read_stat, read_text
+from torshrun.procfs import blocked_writers, children, ended_badly, holds_back, read_stat, read_text
 
 
 def test_no_more_is_read_than_asked_for(tmp_path: Path) -> None:
@@ -22,6 +23,18 @@ def test_what_is_no_regular_file_is_nothing(tmp_path: Path) -> None:
     assert read_text(tmp_path / "fifo") == ""  # and does not wait for a writer
     for path in (tmp_path, tmp_path / "missing", "/dev/zero", "a\0b"):
         assert read_text(path) == ""
+
+
+def test_a_signal_that_a_process_blocks_is_held_back() -> None:
+    script = "trap '' USR1; kill -STOP $$; sleep 20"
+    with subprocess.Popen(["sh", "-c", script]) as process:
+        assert soon(lambda: (found := read_stat(process.pid)) is not None and found.state == "T")
+        process.send_signal(signal.SIGTERM)  # which it gets when it goes on
+        process.send_signal(signal.SIGUSR1)  # which it ignores
+        assert holds_back(process.pid, signal.SIGTERM)
+        assert not holds_back(process.pid, signal.SIGUSR1)
+        assert not holds_back(process.pid, signal.SIGINT)
+        process.kill()
 
 
 def test_this_process() -> None:

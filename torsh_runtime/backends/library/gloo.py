@@ -298,9 +298,7 @@ def _load() -> Any:
 
 
 def _unavailable(why: str) -> BackendUnavailable:
-    return BackendUnavailable(
-        "the gloo backend", f"{why}. Install torch with `pip install torshrun[torch]`."
-    )
+    return BackendUnavailable("the gloo backend", f"{why}. Install torch: `pip install torch`.")
 
 
 def _device(gloo: Any) -> Any:

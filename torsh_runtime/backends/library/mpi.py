@@ -311,7 +311,7 @@ def _load() -> Any:
     except (ImportError, RuntimeError) as error:
         raise BackendUnavailable(
             "the mpi backend",
-            f"{error}. Install mpi4py with `pip install torshrun[mpi]` and an MPI library, for "
+            f"{error}. Install mpi4py with `pip install mpi4py` and an MPI library, for "
             f"instance with `pip install mpich`, and start the job with its mpiexec.",
         ) from None
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import socket
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +35,7 @@ from torsh_runtime.store.client import StoreClient
 _KINDS = {
     kind.__name__: kind for kind in (CommAborted, CommError, CommMismatch, CommTimeout, PeerLost)
 }
+_NOT_READ = (ValueError, TypeError, KeyError, msgpack.UnpackException)
 
 
 class Cause(NamedTuple):
@@ -86,10 +88,10 @@ class News:
         """Wait until every rank has come; what each of them offered.
 
         Raises CommTimeout naming the ranks that did not come within `timeout` seconds, and what
-        another rank gave up for.
+        another rank gave up for; CommError naming one whose words make no sense.
         """
         found = self._exchange("member", msgpack.packb({**_own_facts(), "offer": offer}), timeout)
-        self._members = {rank: msgpack.unpackb(value) for rank, value in found.items()}
+        self._members = {rank: _member(rank, value) for rank, value in found.items()}
         return [self._members[rank]["offer"] for rank in range(self._world_size)]
 
     def all_connected(self, timeout: float) -> None:
@@ -163,7 +165,26 @@ class News:
 
 
 def _cause(note: bytes) -> Cause:
-    return Cause(*msgpack.unpackb(note, use_list=False))
+    try:
+        cause = Cause(*msgpack.unpackb(note, use_list=False))
+        cause.error()
+    except _NOT_READ:
+        why = "another rank ended the group, and its words make no sense here"
+        return Cause(CommError.__name__, (why,))
+    return cause
+
+
+def _member(rank: int, value: bytes) -> dict[str, Any]:
+    """Who a rank says it is. CommError."""
+    with suppress(*_NOT_READ):
+        facts = msgpack.unpackb(value)
+        kinds = {name: type(own) for name, own in {**_own_facts(), "offer": b""}.items()}
+        if {name: type(facts[name]) for name in kinds} == kinds:
+            return dict(facts)
+    raise CommError(
+        f"what rank {rank} says of itself makes no sense here: do all ranks run the same "
+        f"torsh_runtime?"
+    )
 
 
 def _own_facts() -> dict[str, Any]:

@@ -71,6 +71,7 @@ class Group:
         failure: Callable[..., BaseException],
         complete: Work,
         begun: Callable[[Pending], Work],
+        numbers: Sequence[int] = (),
     ) -> None: ...
     @property
     def failed(self) -> bool: ...

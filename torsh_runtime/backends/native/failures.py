@@ -18,6 +18,8 @@ from torsh_runtime.errors import (
 )
 from torsh_runtime.status import DTYPES, OPERATIONS, REDUCTIONS
 
+_OF_LIST = -2
+"""The root of a call with a list of arrays, as csrc/common/types.hpp has it."""
 _REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 _ROOTED = {"broadcast": "src", "scatter": "src", "reduce": "dst", "gather": "dst"}
 
@@ -159,13 +161,23 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _call(call: tuple[Any, ...]) -> str:
-    kind, dtype, op, root, shape = call
+    kind, dtype, op, root, dims, shape = call
     name = OPERATIONS[kind]
     if name == "barrier":
         return "barrier()"
     text = f"{DTYPES[dtype]}[{', '.join(map(str, shape))}]"
+    if root == _OF_LIST:
+        text = _of_list(DTYPES[dtype], dims, shape)
     if name in _REDUCING:
         text += f", {REDUCTIONS[op]}"
     if name in _ROOTED:
         text += f", {_ROOTED[name]}={root}"
     return f"{name}({text})"
+
+
+def _of_list(dtype: str, length: int, elements: Sequence[int]) -> str:
+    """Of a list of so many arrays: how many elements the first ones have."""
+    if len(elements) == length and len({*elements}) == 1:
+        return f"{length} x {dtype}[{elements[0]}]"
+    sizes = [f"{dtype}[{count}]" for count in elements]
+    return " + ".join([*sizes, "…"] if length > len(elements) else sizes)

@@ -112,6 +112,7 @@ def group_of(
             limits=settings.tuning.limits(),
             record=page.next_record(number) if page is not None else None,
             number=number,
+            numbers=peers.numbers,
             stage=stage_native,
             failure=partial(comm_error, peers),
             complete=COMPLETED,

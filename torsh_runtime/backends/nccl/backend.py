@@ -218,7 +218,7 @@ def _unavailable(why: str) -> BackendUnavailable:
     return BackendUnavailable(
         "the nccl backend",
         f"{why.rstrip('.')}. It needs an NVIDIA GPU, its driver, and "
-        f"`pip install torshrun[cuda12]` or `torshrun[cuda13]`.",
+        f"`pip install '.[cuda12]'` or `'.[cuda13]'` in torshrun's checkout.",
     )
 
 

@@ -77,7 +77,8 @@ void bind_tuning(nb::module_& m) {
 
 void make_group(Rank* self, int rank, const std::vector<std::vector<int>>& nodes, const SegmentMemory& segment, const Tuning& tuning,
                 const std::vector<int>& pids, int neighbours, const std::vector<std::vector<int>>& links,
-                double heartbeat, int strategy, const Limits& limits, nb::handle record, std::uint32_t number, nb::object stage, nb::object failure,
+                double heartbeat, int strategy, const Limits& limits, nb::handle record, std::uint32_t number,
+                const std::vector<int>& numbers, nb::object stage, nb::object failure,
                 nb::object complete, nb::object begun) {
   GroupSetup setup;
   for (const std::vector<int>& sockets : links) {
@@ -98,6 +99,7 @@ void make_group(Rank* self, int rank, const std::vector<std::vector<int>>& nodes
   setup.node.pids = pids;
   setup.node.tuning = tuning;
   setup.node.group = number;
+  setup.numbers = numbers;
   setup.node.world = static_cast<std::uint32_t>(setup.layout.ranks());
   setup.node.neighbours = neighbours;
   setup.heartbeat = heartbeat;
@@ -110,7 +112,7 @@ void make_group(Rank* self, int rank, const std::vector<std::vector<int>>& nodes
 void bind_group(nb::module_& m) {
   auto group = nb::class_<Rank>(m, "Group")
       .def("__init__", &make_group, "rank"_a, "nodes"_a, "segment"_a, "tuning"_a, "pids"_a,
-           "neighbours"_a, "links"_a, "heartbeat"_a, "strategy"_a, "limits"_a, "record"_a.none(), "number"_a, "stage"_a, "failure"_a,
+           "neighbours"_a, "links"_a, "heartbeat"_a, "strategy"_a, "limits"_a, "record"_a.none(), "number"_a, "numbers"_a = std::vector<int>(), "stage"_a, "failure"_a,
            "complete"_a, "begun"_a)
       .def("meet", &Rank::meet, "timeout"_a, "known_reach"_a.none() = nb::none())
       .def_prop_ro("has_reach", &Rank::has_reach)

@@ -30,12 +30,15 @@ void PartViews::check_each(const char* name, Elements dtype, std::uint64_t count
 }
 
 Call PartViews::call(OpKind kind, ReduceOp op) const {
-  Call call{.kind = kind, .dtype = dtype(), .op = op};
+  Call call{.kind = kind, .dtype = dtype(), .op = op, .root = Call::of_list};
+  std::uint64_t mixed = 0;
   call.dims = static_cast<std::uint8_t>(std::min<std::size_t>(list_.size(), 255));
   for (std::size_t i = 0; i < list_.size(); ++i) {
-    call.count = call.count * 0x9E3779B97F4A7C15ull + list_[i].count();
-    if (i < Call::max_dims) call.shape[i] = list_[i].count();
+    call.count += list_[i].count();
+    mixed = mixed * 0x9E3779B97F4A7C15ull + list_[i].count();
+    if (i < Call::max_dims - 1) call.shape[i] = list_[i].count();
   }
+  call.shape.back() = mixed;
   return call;
 }
 

@@ -21,11 +21,13 @@ void call_python(PyObject* function) {
   if (!result.is_valid()) PyErr_WriteUnraisable(function);
 }
 
+// Of a list of arrays the shape is the elements of the first ones.
 nb::tuple describe(const Call& call) {
   nb::list shape;
-  for (std::size_t i = 0; i < Call::max_dims && i < call.dims; ++i) shape.append(call.shape[i]);
+  const std::size_t most = call.is_of_list() ? Call::max_dims - 1 : Call::max_dims;
+  for (std::size_t i = 0; i < most && i < call.dims; ++i) shape.append(call.shape[i]);
   return nb::make_tuple(static_cast<int>(call.kind), static_cast<int>(call.dtype), static_cast<int>(call.op),
-                        call.root, nb::tuple(shape));
+                        call.root, static_cast<int>(call.dims), nb::tuple(shape));
 }
 
 nb::tuple facts(const Failure& failure) {

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <optional>
 
 #include "common/types.hpp"
 
@@ -16,6 +17,7 @@ class Progress {
     std::atomic_thread_fence(std::memory_order_release);
     call_.store(static_cast<std::uint64_t>(call.kind) | static_cast<std::uint64_t>(call.dtype) << 8 |
                     static_cast<std::uint64_t>(call.op) << 16 |
+                    static_cast<std::uint64_t>(call.is_of_list() ? call.dims : 0) << 24 |
                     static_cast<std::uint64_t>(static_cast<std::uint32_t>(call.root)) << 32,
                 std::memory_order_relaxed);
     count_.store(call.count, std::memory_order_relaxed);
@@ -25,10 +27,21 @@ class Progress {
   void leave(std::uint64_t sequence) { turn_.store(sequence << 2 | left, std::memory_order_release); }
   void met(std::uint64_t rounds) { rounds_.store(rounds, std::memory_order_relaxed); }
 
- private:
-  enum : std::uint64_t { writing = 1, inside = 2, left = 3 };
+  // A message of the user's that the rank has waited for for a while: its direction, the rank of the job at the other
+  // end, and its tag, none if any will do; of a receive perhaps the tag of one that has come from there instead.
+  void await(OpKind kind, int peer, std::optional<std::uint64_t> tag, std::optional<std::uint64_t> instead) {
+    tag_.store(tag.value_or(0), std::memory_order_relaxed);
+    instead_.store(instead.value_or(0), std::memory_order_relaxed);
+    message_.store(static_cast<std::uint64_t>(kind) | (tag ? has_tag : 0) | (instead ? has_instead : 0) |
+                       static_cast<std::uint64_t>(static_cast<std::uint32_t>(peer)) << 32,
+                   std::memory_order_release);
+  }
+  void await_no_more() { message_.store(0, std::memory_order_release); }
 
-  std::atomic<std::uint64_t> turn_{}, call_{}, count_{}, group_{}, rounds_{};
+ private:
+  enum : std::uint64_t { writing = 1, inside = 2, left = 3, has_tag = 1 << 8, has_instead = 1 << 9 };
+
+  std::atomic<std::uint64_t> turn_{}, call_{}, count_{}, group_{}, rounds_{}, message_{}, tag_{}, instead_{};
 };
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 

@@ -67,6 +67,7 @@ using Pieces = std::span<const Piece>;
 // What one rank asked for; ranks compare these to find out that they disagree.
 struct Call {
   static constexpr std::size_t max_dims = 6;
+  static constexpr std::int32_t of_list = -2;  // in `root`: a list of arrays, which has no root
 
   OpKind kind{};
   DType dtype{};
@@ -74,6 +75,7 @@ struct Call {
   std::uint8_t dims = 0;  // may exceed max_dims: then only the first ones are kept
   std::int32_t root = -1;
   std::uint64_t count = 0;  // elements
+  // Of a list `dims` is its length, and this holds the elements of the first arrays, then a mixture of those of all.
   std::array<std::uint64_t, max_dims> shape{};
 
   std::uint64_t fingerprint() const {
@@ -88,11 +90,14 @@ struct Call {
     return mixed ^ head * 0xD6E8FEB86659FD93ull;
   }
 
+  bool is_of_list() const { return root == of_list; }
+
   // The same with an array of so many bytes, to show where calls differ that are otherwise alike.
   Call of_size(std::size_t bytes) const {
     Call sized = *this;
     sized.count = bytes / size_of(dtype);
     sized.dims = 1;
+    if (is_of_list()) sized.root = -1;
     sized.shape = {sized.count};
     return sized;
   }

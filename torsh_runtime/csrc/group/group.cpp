@@ -13,6 +13,8 @@ namespace {
 
 constexpr double patience = 0.02;   // seconds to wait for ranks that may be about to call
 constexpr unsigned most_vain = 8;
+constexpr double quiet = 0.1;       // seconds of a wait that are not worth a note
+constexpr double renewal = 1;       // seconds after which a note is renewed
 constexpr double roll_call = 0.25;  // seconds within which ranks of other nodes answer
 
 bool contains(const std::vector<int>& ranks, int rank) {
@@ -25,6 +27,7 @@ Group::Group(GroupSetup setup)
     : layout_(setup.layout),
       ranks_(setup.layout.ranks()),
       interrupted_(setup.interrupted),
+      numbers_(setup.numbers),
       control_(control(setup)),
       channel_(setup.node, hooks()),
       messages_(messenger(setup)),
@@ -168,14 +171,47 @@ void Group::when_over(const TransferPtr& transfer, std::function<void()> then) {
 
 void Group::wait(const TransferPtr& transfer, double deadline, double timeout) {
   if (!transfer->done()) check_message(transfer->peer(), transfer->label());
-  guarded_message(transfer->peer(), transfer->label(), [&] { messages_->wait({&transfer, 1}, deadline, timeout); });
+  guarded_message(transfer->peer(), transfer->label(), [&] {
+    if (!is_over(transfer, deadline)) messages_->wait({&transfer, 1}, deadline, timeout);
+  });
+}
+
+// Whether it is done in time; notes a wait that takes long, for who looks at the status page.
+bool Group::is_over(const TransferPtr& transfer, double until) {
+  if (messages_->wait_until({&transfer, 1}, std::min(until, now() + quiet))) return true;
+  if (now() >= until || transfer->label().purpose == Purpose::collective) return messages_->wait_until({&transfer, 1}, until);
+  struct Noted {
+    Progress& progress;
+    ~Noted() { progress.await_no_more(); }
+  } noted{channel_.progress()};
+  while (!transfer->over() && now() < until) {
+    note_wait(*transfer);
+    if (messages_->wait_until({&transfer, 1}, std::min(until, now() + renewal))) return true;
+  }
+  return messages_->wait_until({&transfer, 1}, until);
+}
+
+void Group::note_wait(const Transfer& transfer) {
+  const int peer = transfer.peer();
+  if (peer == any_source) return;
+  Label label = transfer.label();
+  std::optional<std::uint64_t> tag = label.tag, instead;
+  if (label.any_tag) tag.reset();
+  if (!transfer.sending() && tag && label.purpose == Purpose::user) {
+    label.any_tag = true;
+    if (const TransferPtr other = messages_->probe_now(peer, label)) instead = other->header().tag;
+  }
+  const bool is_known = static_cast<std::size_t>(peer) < numbers_.size();
+  const int number = is_known ? numbers_[static_cast<std::size_t>(peer)] : peer;
+  if (number < 0) return;  // of another job
+  channel_.progress().await(transfer.sending() ? OpKind::send : OpKind::recv, number, tag, instead);
 }
 
 bool Group::wait_for(const TransferPtr& transfer, double until) {
   if (!transfer->done()) check_message(transfer->peer(), transfer->label());
   bool is_done = false;
   guarded_message(transfer->peer(), transfer->label(),
-                  [&] { is_done = messages_->wait_until({&transfer, 1}, until); });
+                  [&] { is_done = is_over(transfer, until); });
   return is_done;
 }
 

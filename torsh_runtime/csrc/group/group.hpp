@@ -25,6 +25,7 @@ struct GroupSetup {
   across::Strategy strategy{};
   across::Limits limits;
   std::function<bool()> interrupted;
+  std::vector<int> numbers;  // the ranks of the job of this group's ranks; none: the same
 };
 
 class Group {
@@ -151,6 +152,8 @@ class Group {
     }
   }
 
+  bool is_over(const TransferPtr& transfer, double until);
+  void note_wait(const Transfer& transfer);
   void begin(std::optional<shm::Channel::Operation>& under_way, const Call& call, double timeout, bool background);
   void check_message(int peer, const Label& label);
   Idling idling() const;
@@ -172,6 +175,7 @@ class Group {
   const Layout layout_;
   const int ranks_;
   const std::function<bool()> interrupted_;
+  const std::vector<int> numbers_;
   std::unique_ptr<tcp::Control> control_;  // to other nodes, if there are any
   shm::Channel channel_;
   std::unique_ptr<Messenger> messages_;

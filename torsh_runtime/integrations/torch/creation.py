@@ -18,6 +18,7 @@ from torsh_runtime.backends.single import SingleBackend
 from torsh_runtime.contract import WorkerEnv
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.integrations.torch import functional
+from torsh_runtime.integrations.torch.accelerate import check_accelerate
 from torsh_runtime.integrations.torch.allocator import tune_allocator
 from torsh_runtime.integrations.torch.configuring import NO_RECONFIGURE, meet
 from torsh_runtime.integrations.torch.group import TorshProcessGroup
@@ -40,10 +41,12 @@ def create(
 
     Raises CommTimeout naming the ranks that did not come within the group's timeout, StoreError
     when torch's store fails, BackendUnavailable, TypeError for backend options, ConfigError for
-    enable_reconfigure, which torch has from 2.14 on.
+    enable_reconfigure, which torch has from 2.14 on, and where check_accelerate() says so.
     """
     if getattr(given, "enable_reconfigure", False):
         raise ConfigError(NO_RECONFIGURE)
+    if not given.global_ranks_in_group:  # the default group
+        check_accelerate(given.group_size)
     if options is not None:
         raise TypeError(
             f"the torsh backend takes no pg_options, but was given {type(options).__name__}"

@@ -11,5 +11,12 @@ from torsh_runtime.parallel.context.sequence import (
     context_positions,
     context_shard,
 )
+from torsh_runtime.parallel.context.transformers import register_context_attention
 
-__all__ = ["context_attention", "context_gather", "context_positions", "context_shard"]
+__all__ = [
+    "context_attention",
+    "context_gather",
+    "context_positions",
+    "context_shard",
+    "register_context_attention",
+]

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torsh_runtime.backends.base import ReduceOp
 from torsh_runtime.errors import ConfigError, GradientError
 from torsh_runtime.modules.base import ModuleAdapter
+from torsh_runtime.parallel.added import Added
 from torsh_runtime.parallel.agreement import texts_of_all
 from torsh_runtime.parallel.ddp.bucket import Bucket, Hook
 from torsh_runtime.parallel.ddp.buckets import Buckets
@@ -73,6 +74,7 @@ class Reducer:
         self.divisor: int | None = None
         """What sums are divided by; None: the number of ranks."""
         self._constants = adapter.constants()
+        self._added = Added(adapter)
         here = weakref.ref(self)
         removes = [
             adapter.on_gradient(parameter, partial(_tell, here, number))
@@ -250,6 +252,8 @@ class Reducer:
                 f"{self._names(replaced)} gave way to other tensors when the model had been "
                 f"wrapped, such as by load_state_dict(assign=True): wrap it anew"
             )
+        elif added := self._added.problem():
+            ended.problems.append(added)
         if ended.is_past or self._config.find_unused_parameters:
             return
         if self._config.static_graph:

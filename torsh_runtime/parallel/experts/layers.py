@@ -16,6 +16,7 @@ from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.layout import Shard, TensorLayout
 from torsh_runtime.modules import adapter_class
+from torsh_runtime.modules.parts import Part
 from torsh_runtime.parallel import regions
 from torsh_runtime.parallel.agreement import digest
 from torsh_runtime.parallel.experts.ranks import Ranks, Share, are_same
@@ -159,6 +160,9 @@ class MixtureOfExperts:
         values = joined(kept, 0) if kept else self._drawn((0, *shape), shape[1], dtype)
         setattr(self, name, self._parameter(values))
         self.parameter_layouts[name] = layout
+        if group.world_size > 1:
+            clipping = "tr.clip_grad_norm_(model, max_norm, mesh)"
+            adapter_class(self)(self).mark(getattr(self, name), Part(name, group, 0, clipping))
 
     def _check_seeds(self) -> None:
         """ConfigError on all ranks if they have drawn different values."""

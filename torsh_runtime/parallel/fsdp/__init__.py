@@ -7,6 +7,7 @@ from torsh_runtime.parallel.fsdp.config import (
     MixedPrecision,
     ShardingStrategy,
 )
+from torsh_runtime.parallel.fsdp.methods import register_fsdp_forward_method
 from torsh_runtime.parallel.fsdp.stats import MemoryStats
 from torsh_runtime.parallel.fsdp.wrapper import FullyShardedDataParallel
 from torsh_runtime.parallel.fsdp.wrapping import (
@@ -32,4 +33,5 @@ __all__ = [
     "SizeBasedAutoWrap",
     "auto_wrap_modules",
     "fsdp_wrap",
+    "register_fsdp_forward_method",
 ]

@@ -11,12 +11,25 @@ from typing import Any
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import CommMismatch, ConfigError, GradientError
 from torsh_runtime.modules.base import ModuleAdapter
+from torsh_runtime.parallel.added import Added
 from torsh_runtime.parallel.fsdp.config import BackwardPrefetch, FsdpConfig
 from torsh_runtime.parallel.fsdp.record import SAME_PARAMETERS, Record
 from torsh_runtime.parallel.fsdp.unit import Unit
+from torsh_runtime.parallel.fsdp.wrapping import is_within
 from torsh_runtime.parallel.replicas import Replicas
 
 _MOST_UNDER_WAY = 1
+
+
+def _lender(passes: Passes) -> Callable[[Any], None]:
+    """What makes a parameter whole, without keeping the passes alive."""
+    here = weakref.ref(passes)
+
+    def lend(parameter: Any) -> None:
+        if (found := here()) is not None:
+            found._outermost().lend(parameter)
+
+    return lend
 
 
 class Passes:
@@ -43,6 +56,11 @@ class Passes:
         self._is_ending = False
         self._under_way: list[Unit] = []
         self._record = Record()
+        self._beginner: Unit | None = None
+        """The unit whose call is the present forward pass."""
+        self._is_in_method = False
+        self._watched = adapter.watched(_lender(self))
+        self._added = Added(adapter)
         for unit in units:
             self._hook(unit)
 
@@ -54,6 +72,10 @@ class Passes:
 
     def _outermost(self) -> Passes:
         return self if self._outer is None else self._outer._outermost()
+
+    def is_outermost_summoned(self) -> bool:
+        """Whether the whole model's parameters are whole copies now."""
+        return self._outermost().is_summoned
 
     def _hook(self, unit: Unit) -> None:
         """Follow the unit, without keeping it or this alive."""
@@ -76,7 +98,8 @@ class Passes:
         """Make all units whole until let_go(): meanwhile passes neither gather nor reduce."""
         if self.is_held:
             return
-        self.begin()
+        if not self._adapter.in_backward():
+            self.begin()
         for unit in self.units:
             unit.unshard()
         self.is_held = True
@@ -109,19 +132,46 @@ class Passes:
 
     def begin(self) -> None:
         """A forward pass begins: owners have changed their parts, and all may look at them."""
-        if self.is_held or self._adapter.in_backward():  # a checkpoint computes it once more
-            return
         if self._outermost().is_summoned:
             raise ConfigError(
                 "the model was called inside summon_full_params: leave the block first"
             )
+        self._added.check()
         self.rest()
         for unit in self.units:
             unit.publish()
             if self._adapter.records_gradients():
+                unit.train_more()
                 unit.prepare()
         self._order, self._last_order = [], self._order or self._last_order
         self.meet()
+
+    @contextmanager
+    def within_method(self) -> Iterator[Callable[[Any], None]]:
+        """A block in which a method of the model computes as its forward() does; its results are
+        given to what this yields."""
+        root = self.units[0]
+        if self.is_held or self._is_in_method or self._adapter.in_backward():
+            yield lambda _: None
+            return
+        self._before_forward(root)
+        self._is_in_method = True
+        try:
+            yield partial(self._end_method, root)
+        finally:
+            self._is_in_method = False
+
+    def _end_method(self, root: Unit, outputs: Any) -> None:
+        self._is_in_method = False
+        self._after_forward(root, outputs)
+
+    def lend(self, parameter: Any) -> None:
+        """Make the unit of a parameter whole, which is used without a call of its module."""
+        for unit in self.units:
+            if any(parameter is each for each in unit.parameters):
+                unit.is_lent = True
+                unit.unshard()
+                return
 
     def rest(self) -> None:
         """Let no unit be whole, and nothing go on, such as what an exception left behind."""
@@ -155,10 +205,24 @@ class Passes:
             unit.met()
 
     def _before_forward(self, unit: Unit) -> None:
+        is_again = self._adapter.in_backward()  # a checkpoint computes it once more
+        if not is_again and self._begins(unit):
+            self.begin()
+            self._beginner = unit
+            for each in self.units:
+                each.watch(self._watched)
         unit.unshard()
-        if not self._adapter.in_backward():
+        if not is_again:
             self._order.append(unit)
             self._prefetch(self._last_order, len(self._order))
+
+    def _begins(self, unit: Unit) -> bool:
+        """Whether a call of the unit is a forward pass of its own. One that an exception has broken
+        off is over when what is called is not within it."""
+        begun = self._beginner
+        if self._is_in_method or begun is None:
+            return not self._is_in_method
+        return unit is begun or not is_within(unit.name, begun.name)
 
     def _after_forward(self, unit: Unit, outputs: Any) -> None:
         is_again = self._adapter.in_backward()
@@ -167,17 +231,32 @@ class Passes:
             is_kept = unit.keeps_whole or not unit.name
         else:
             is_kept = False
-        if not is_again and is_kept:
-            unit.show_own()
-        elif not is_again:
+        if is_again:
+            return
+        if unit is self._beginner and not self._is_in_method:
+            self._end_forward(unit, is_kept)
+        elif not unit.is_lent and not (self._is_in_method and not unit.name):
+            unit.show_own() if is_kept else unit.reshard()
+            unit.watch(self._watched)
+
+    def _end_forward(self, unit: Unit, is_kept: bool) -> None:
+        self._beginner = None
+        for each in self.units:
+            each.unwatch()
+            if each.is_lent or (each is unit and is_kept):
+                each.show_own()
+        if not is_kept and not unit.is_lent:
             unit.reshard()
+        self.end_forward()
 
     def _before_backward(self, unit: Unit) -> None:
         if not self._is_ending:
             self._is_ending = True
             self._adapter.at_end_of_backward(self._end)
         with self._in_step():
-            unit.unshard()
+            for each in self.units:
+                if each is unit or each.is_lent:
+                    each.unshard()
             if self._config.backward_prefetch is BackwardPrefetch.BACKWARD_PRE:
                 self._prefetch_before(unit)
 
@@ -192,7 +271,7 @@ class Passes:
         if not is_last:
             return
         self._reduce(unit)
-        if unit.name and not unit.is_frozen_in_part:
+        if unit.name and not (unit.is_frozen_in_part or unit.is_lent):
             unit.reshard()
         if self._config.backward_prefetch is BackwardPrefetch.BACKWARD_POST:
             self._prefetch_before(unit)

@@ -10,7 +10,10 @@ from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import GradientError
 from torsh_runtime.parallel.agreement import texts_of_all
 
-SAME_PARAMETERS = "each rank has to use the same parameters of a sharded model, in the same order"
+SAME_PARAMETERS = (
+    "each rank has to use the same parameters of a sharded model, in the same order (an expert "
+    "without tokens on a rank is called there with an empty batch)"
+)
 
 
 class Record:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from torsh_runtime.modules.base import ModuleAdapter
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.modules.base import Call, ModuleAdapter
 from torsh_runtime.parallel.fsdp.flat import FlatParameter
 from torsh_runtime.parallel.fsdp.memory import Memory
 
@@ -23,7 +24,7 @@ class Slot:
         """keeps_shape: all of it is this rank's."""
         self._adapter, self._flat, self.memory, self.number = adapter, flat, memory, number
         self.parameter = flat.parameters[number]
-        self.is_trained = flat.is_trained
+        self._stop_following: Call | None = None
         self._keeps_shape = keeps_shape
         self._view = self._shaped(memory.whole)
         self._own = self._part(memory.shard)
@@ -46,6 +47,42 @@ class Slot:
         """Whether a backward pass has left one, while the parameter is whole."""
         return self._adapter.gradient(self.parameter) is not None
 
+    @property
+    def is_trained(self) -> bool:
+        """Whether gradients of its kind are reduced."""
+        return self._flat.is_trained
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it wants gradients that nobody follows yet."""
+        return self._stop_following is None and self._adapter.wants_gradient(self.parameter)
+
+    def follow(self, call: Call) -> None:
+        """Call it when a gradient has come, and nothing that was to be called before."""
+        if self._stop_following is not None:
+            self._stop_following()
+            self._stop_following = None
+        if self._adapter.wants_gradient(self.parameter):
+            self._stop_following = self._adapter.on_gradient(self.parameter, call)
+
+    def take_over(self) -> None:
+        """Have the values that a program has given the parameter as memory of its own, as by
+        `parameter.data = values`. ConfigError for those of another shape or dtype."""
+        adapter, parameter, own = self._adapter, self.parameter, self._own
+        if adapter.is_at(parameter, own):
+            return
+        shape, kind = adapter.shape(parameter), adapter.kind(parameter)
+        if shape != adapter.shape(own) or kind != adapter.kind(own):
+            raise ConfigError(
+                f"parameter {self._flat.names[self.number]!r} has become {kind[0]} {shape} on "
+                f"{kind[1]} since the model was wrapped, and this rank's part of it is "
+                f"{adapter.kind(own)[0]} {adapter.shape(own)} on {adapter.kind(own)[1]}: move and "
+                f"cast a model, as by .to(dtype), before it is wrapped, and change whole "
+                f"parameters within summon_full_params()"
+            )
+        adapter.copy(own, parameter)
+        adapter.set_values(parameter, own)
+
     def fill(self) -> None:
         """Put this rank's part of its values into memory."""
         values = self._adapter.flattened(self.parameter)
@@ -61,6 +98,7 @@ class Slot:
         self._show(self._shaped(full))
 
     def be_own(self) -> None:
+        self._adapter.watch(self.parameter, None)
         self._adapter.set_gradient(self.parameter, None)
         self._adapter.set_values(self.parameter, self._own)
         self._adapter.set_gradient(self.parameter, self._gradient)
@@ -102,6 +140,7 @@ class Slot:
         self._adapter.set_gradient(self.parameter, None)
 
     def _show(self, values: Any) -> None:
+        self._adapter.watch(self.parameter, None)
         self._gradient = self._adapter.gradient(self.parameter)
         self._adapter.set_gradient(self.parameter, None)
         self._adapter.set_values(self.parameter, values)
@@ -113,7 +152,9 @@ class Slot:
         """This parameter's of what this rank has of the unit."""
         if self._keeps_shape:
             return self._shaped(own)
-        return self._adapter.slice(own, *self._flat.span(self.number))
+        first, last = self._flat.span(self.number)
+        further = len(self._flat.shapes[self.number]) - 1  # which programs group parameters by
+        return self._adapter.shaped(own, first, (last - first, *(1,) * further))
 
     def _shaped(self, whole: Any) -> Any:
         start, shape = self._flat.starts[self.number], self._flat.shapes[self.number]

@@ -19,8 +19,8 @@ from torsh_runtime.parallel.replicas import Replicas
 
 class Unit:
     """While it is whole its parameters have their shapes, and no gradients but those that a
-    backward pass is adding up. Else they are this rank's elements of them, in one dimension, and so
-    are their gradients: what an optimizer takes."""
+    backward pass is adding up. Else they are this rank's elements of them, along the first of as
+    many dimensions, and so are their gradients: what an optimizer takes."""
 
     def __init__(
         self,
@@ -45,6 +45,9 @@ class Unit:
             for flat, memory in laid
             for number in range(len(flat.parameters))
         ]
+        self.is_lent = False
+        """Whether it stays whole from its first use in a forward pass to the end of the backward
+        pass, for other modules than its own use its parameters."""
         self._trained = [slot for slot in self._slots if slot.is_trained]
         self._came: set[int] = set()
         self._reduced: list[Slot] = []
@@ -77,13 +80,26 @@ class Unit:
 
     def on_gradients(self, call: Callable[[int], None]) -> None:
         """Call it with the number of each parameter whose gradient has come."""
+        self._call = call
         for number, slot in enumerate(self._trained):
-            self._adapter.on_gradient(slot.parameter, partial(call, number))
+            slot.follow(partial(call, number))
 
     def publish(self) -> None:
-        """An optimizer may have changed this rank's part."""
+        """A program may have changed this rank's part."""
+        for slot in self._slots:
+            slot.take_over()
         for _, memory in self.laid:
             memory.publish()
+
+    def train_more(self) -> None:
+        """Take the gradients of parameters that have come to want some since they were wrapped."""
+        if not any(slot.is_new for slot in self._slots):
+            return
+        for flat, _ in self.laid:
+            flat.is_trained |= any(map(self._adapter.wants_gradient, flat.parameters))
+        self.is_frozen_in_part = not all(flat.is_trained for flat, _ in self.laid)
+        self._trained = [slot for slot in self._slots if slot.is_trained]
+        self.on_gradients(self._call)
 
     def prepare(self) -> None:
         """Gradients may come: have memory for them."""
@@ -123,6 +139,17 @@ class Unit:
         for _, memory in self.laid:  # it may have been asked for, and not used
             memory.reshard()
         self._is_here = False
+
+    def watch(self, kind: Any) -> None:
+        """Have operations tell before they take values of its parameters, unless it is whole."""
+        if kind is not None and not self.is_whole:
+            for slot in self._slots:
+                self._adapter.watch(slot.parameter, kind)
+
+    def unwatch(self) -> None:
+        """End that."""
+        for slot in self._slots:
+            self._adapter.watch(slot.parameter, None)
 
     def met(self) -> None:
         """All ranks have met."""
@@ -212,6 +239,7 @@ class Unit:
 
     def summon(self) -> None:
         """Give the parameters whole values of their own; all ranks call it."""
+        self.publish()
         for _, memory in self.laid:
             full = memory.full()
             for slot in self._slots:

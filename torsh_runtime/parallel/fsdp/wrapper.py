@@ -14,9 +14,11 @@ from torsh_runtime.layout import Piece, ShardedTensor
 from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.modules import ModuleAdapter, adapter_class
 from torsh_runtime.parallel.agreement import texts_of_all
+from torsh_runtime.parallel.fsdp.checks import check_inner, check_parameters
 from torsh_runtime.parallel.fsdp.config import FsdpConfig, ShardingStrategy
 from torsh_runtime.parallel.fsdp.flat import FlatParameter
 from torsh_runtime.parallel.fsdp.groups import groups_of, nodes_of
+from torsh_runtime.parallel.fsdp.guards import NoCopies, guard
 from torsh_runtime.parallel.fsdp.initial import Initialiser
 from torsh_runtime.parallel.fsdp.memory import (
     CommonMemory,
@@ -29,13 +31,13 @@ from torsh_runtime.parallel.fsdp.passes import Passes
 from torsh_runtime.parallel.fsdp.precision import precision_of
 from torsh_runtime.parallel.fsdp.stats import Ledger, MemoryStats
 from torsh_runtime.parallel.fsdp.unit import Unit
-from torsh_runtime.parallel.fsdp.wrapping import Parameters, is_within, outermost, units_of
-from torsh_runtime.parallel.layouts import layouts_by_id, layouts_of, part_of
+from torsh_runtime.parallel.fsdp.wrapping import Parameters, outermost, units_of
+from torsh_runtime.parallel.layouts import OF_ONE_MODULE, layouts_by_id, layouts_of, part_of
 from torsh_runtime.parallel.norms import norm_of, power_sum, together
 from torsh_runtime.parallel.replicas import Replicas
 
 
-class FullyShardedDataParallel:
+class FullyShardedDataParallel(NoCopies):
     """A model of which each rank keeps a part, after torch's class of this name (Zhao et al.,
     PyTorch FSDP, VLDB 2023). It is a module of the model's framework itself.
 
@@ -44,9 +46,10 @@ class FullyShardedDataParallel:
         loss(model(batch)).backward()
         optimizer.step()
 
-    Outside of forward and backward passes each parameter holds this rank's elements of it, in one
-    dimension, maybe none, and so does its gradient, the average over ranks. So optimizers have to
-    compute elementwise. All ranks make the same calls in the same order.
+    Outside of forward and backward passes each parameter holds this rank's elements of it, maybe
+    none, and so does its gradient, the average over ranks: in as many dimensions as the whole has,
+    of which all but the first have one place. So optimizers have to compute elementwise. All ranks
+    make the same calls in the same order.
     """
 
     module: Any
@@ -109,12 +112,17 @@ class FullyShardedDataParallel:
         for path, wrapper in inner.items():
             self._adopt(path, wrapper)
         self._change_forward(units)
+        guard(adapter, self._passes)
         adapter.let_go_of_freed()  # the whole model, which would stay for as long as the process
-        self._listen()
 
-    def _listen(self) -> None:
-        self._before_call = self._adapter.untraced(self._passes.begin)
-        self._after_call = self._adapter.untraced(self._passes.end_forward)
+    def __getattr__(self, name: str) -> Any:
+        """What the wrapper has not is the model's, such as `config` and `generate()`."""
+        try:
+            return super().__getattr__(name)  # type: ignore[misc]
+        except AttributeError:
+            if name == "module" or name in OF_ONE_MODULE or name.startswith("__"):
+                raise
+            return getattr(self.module, name)
 
     @property
     def process_group(self) -> ProcessGroup:
@@ -123,10 +131,7 @@ class FullyShardedDataParallel:
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Call the model."""
-        self._before_call()
-        outputs = self.module(*inputs, **named)
-        self._after_call()
-        return outputs
+        return self.module(*inputs, **named)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -230,7 +235,14 @@ class FullyShardedDataParallel:
             return self.module.state_dict(*arguments, **named)
 
     def load_state_dict(self, state_dict: Any, *arguments: Any, **named: Any) -> Any:
-        """Take over what state_dict() gave, or the model's own unwrapped. All ranks call it."""
+        """Take over what state_dict() gave, or the model's own unwrapped. All ranks call it.
+        ConfigError for assign=True, which would leave nothing that is sharded."""
+        if named.get("assign") or (len(arguments) > 1 and arguments[1]):
+            raise ConfigError(
+                "load_state_dict(assign=True) would put whole parameters in the place of those "
+                "that are sharded: leave it out, so that values are copied, or load before the "
+                "model is wrapped"
+            )
         with self.summon_full_params():
             return self.module.load_state_dict(state_dict, *arguments, **named)
 
@@ -272,12 +284,9 @@ class FullyShardedDataParallel:
         options = {**self._config.agreed(), "sharded already": sorted(inner)}
         for ranks in filter(None, (self._copies, self._over)):
             ranks.check_agreed(options, sends=True, without=sharded)
-        if not (adapter.parameters() or adapter.constants()):
-            raise ConfigError("the model has no parameters: there is nothing to shard")
-        for dtype in self._config.mixed_precision.dtypes():
-            adapter.itemsize(dtype)
-        self._check_offload()
-        self._check_inner(inner, sharded)
+        check_parameters(adapter, self._config)
+        others = {path: tuple(wrapper._group.ranks) for path, wrapper in inner.items()}
+        check_inner(adapter, self._group.ranks, others, sharded)
         problems = [*filter(None, texts_of_all(self._group, self._initialiser.problem()))]
         if problems:
             raise ConfigError(problems[0])
@@ -286,30 +295,6 @@ class FullyShardedDataParallel:
         strategy = self._config.sharding_strategy
         return None if strategy is ShardingStrategy.NO_SHARD else nodes_of(self._group)
 
-    def _check_offload(self) -> None:
-        named = [*self._adapter.parameters(), *self._adapter.constants()]
-        devices = {self._adapter.kind(each)[1] for _, each in named}
-        if self._config.offloads and not devices <= {"cpu", "meta"}:
-            raise ConfigError(
-                f"cpu_offload keeps what a rank has of a model where that is, which is on "
-                f"{', '.join(sorted(devices))}: moving it from there is not supported, leave it out"
-            )
-
-    def _check_inner(self, inner: dict[str, FullyShardedDataParallel], sharded: set[int]) -> None:
-        for path, wrapper in inner.items():
-            if wrapper._group.ranks != self._group.ranks:
-                raise ConfigError(
-                    f"{path!r} in the model is sharded over other ranks: give all wrappers of a "
-                    f"model the same process_group"
-                )
-        for name, module in self._adapter.modules():
-            own = {id(parameter) for _, parameter in self._adapter.own_parameters(module)}
-            if own & sharded and not any(is_within(name, path) for path in inner):
-                raise ConfigError(
-                    f"{name!r} has a parameter of a part that is sharded already: wrap what shares "
-                    f"parameters together, or the whole model only"
-                )
-
     def _adopt(self, path: str, wrapper: FullyShardedDataParallel) -> None:
         """Have the units of a wrapper that was around the module of this name."""
         self._ledger.absorb(wrapper._ledger)
@@ -317,7 +302,6 @@ class FullyShardedDataParallel:
             unit.be_within(path, self._ledger)
         self._passes.adopt(wrapper._passes)
         wrapper._passes, wrapper._ledger = self._passes, self._ledger
-        wrapper._listen()
 
     def _send(self, tensors: list[Any]) -> None:
         for ranks in filter(None, (self._copies, self._over)):

@@ -114,6 +114,7 @@ class Sharing:
         self, ranks: Sequence[int], values: Any, piece: Piece, group: ProcessGroup
     ) -> None:
         """The same where ranks have pieces, which other stages have cut otherwise."""
+        values = values.reshape(-1)
         whole = empty(values, (math.prod(piece.global_shape),))
         whole[...] = 0
         whole[piece.start : piece.end] = values

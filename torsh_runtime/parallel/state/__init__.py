@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from torsh_runtime.errors import CheckpointError, ConfigError
+from torsh_runtime.layout import ShardedTensor
 from torsh_runtime.mesh.mesh import DeviceMesh
-from torsh_runtime.parallel.state.contents import Contents, NotedReads, Source, merged_values
+from torsh_runtime.parallel.state.contents import Contents, NotedReads, Source
+from torsh_runtime.parallel.state.loaders import LoaderState, is_loader
+from torsh_runtime.parallel.state.merging import merged_values
 from torsh_runtime.parallel.state.models import ModelState, is_model
 from torsh_runtime.parallel.state.optimizers import OptimizerState, is_optimizer
 from torsh_runtime.parallel.state.plain import decode, encode
@@ -18,10 +21,18 @@ __all__ = [
     "PerRank",
     "Restoration",
     "Source",
+    "check_state",
     "contents_of",
     "merged_values",
     "restore",
 ]
+
+
+class Place(Protocol):
+    """Which rank this is, of how many."""
+
+    rank: int
+    world_size: int
 
 
 class PerRank:
@@ -33,26 +44,44 @@ class PerRank:
         self.thing = thing
 
 
-def contents_of(state: Mapping[str, Any], rank: int) -> Contents:
-    """All of it, as the rank has it. ConfigError for what cannot be kept."""
-    contents = Contents()
-    for name, thing in _named(state, rank):
-        if not isinstance(thing, ModelState | OptimizerState):
-            tree = thing.state_dict() if _is_stateful(thing) else thing
-            contents.values[name] = encode(tree, name, contents.tensors)
+def contents_of(
+    state: Mapping[str, Any], ranks: Place, agreed: frozenset[str] = frozenset()
+) -> Contents:
+    """All of it, as the rank has it. agreed: see Contents. ConfigError for what cannot be kept."""
+    contents = Contents(agreed=agreed)
+    for name, thing in _named(state, ranks):
+        if not isinstance(thing, ModelState | OptimizerState | LoaderState):
+            _keep(name, thing, contents)
         else:
             thing.keep(contents)
     return contents
 
 
-def restore(state: Mapping[str, Any], source: Source, rank: int) -> dict[str, Any]:
+def _keep(name: str, thing: Any, contents: Contents) -> None:
+    before = {*contents.tensors}
+    tree = thing.state_dict() if _is_stateful(thing) else thing
+    contents.values[name] = encode(tree, name, contents.tensors)
+    if _is_stateful(thing) and "/" not in name:  # or it is in PerRank
+        contents.stateful.add(name)
+    if not isinstance(thing, ShardedTensor):
+        contents.of_first |= contents.tensors.keys() - before
+
+
+def check_state(state: Mapping[str, Any], ranks: Place) -> None:
+    """ConfigError for models that cannot be kept, as far as that is known before there is anything
+    to keep."""
+    for _ in _named(state, ranks):
+        pass
+
+
+def restore(state: Mapping[str, Any], source: Source, ranks: Place) -> dict[str, Any]:
     """Give everything in `state` what was kept of it. Returns what nobody there takes: plain
     values, by name, with arrays in memory of their own, also those that `state` does not name.
 
     CheckpointError for what was not kept, or in another shape or dtype, before anything is
     changed.
     """
-    plan = Restoration(state, source, rank)
+    plan = Restoration(state, source, ranks)
     for name, target in plan.reads:
         source.read(name, target)
     return plan.finish()
@@ -61,13 +90,13 @@ def restore(state: Mapping[str, Any], source: Source, rank: int) -> dict[str, An
 class Restoration:
     """restore() in two steps, for those who read all of `reads` in between by themselves."""
 
-    def __init__(self, state: Mapping[str, Any], source: Source, rank: int) -> None:
+    def __init__(self, state: Mapping[str, Any], source: Source, ranks: Place) -> None:
         """Changes nothing yet. CheckpointError as restore()."""
         self._source = noted = NotedReads(source)
         self._state = state
         self._loads: list[Callable[[], None]] = []
         self._found: dict[str, Any] = {}
-        for name, thing in _named(state, rank):
+        for name, thing in _named(state, ranks):
             self._plan(name, thing)
         for name in noted.values.keys() - state.keys():
             if "/" not in name:
@@ -86,7 +115,7 @@ class Restoration:
         if isinstance(thing, ModelState):
             self._loads += thing.restore(noted)
         elif name in noted.values:
-            if isinstance(thing, OptimizerState):
+            if isinstance(thing, OptimizerState | LoaderState):
                 self._loads.append(thing.restore(noted))
             elif _is_stateful(thing):
                 loaded = decode(noted.values[name], None, noted)
@@ -98,7 +127,7 @@ class Restoration:
             raise CheckpointError(f"nothing was kept as {name!r}; there are {kept or 'no tensors'}")
 
 
-def _named(state: Mapping[str, Any], rank: int) -> Iterator[tuple[str, Any]]:
+def _named(state: Mapping[str, Any], ranks: Place) -> Iterator[tuple[str, Any]]:
     """What each part is kept by."""
     mesh = _mesh(state)
     models = {name: ModelState(name, each, mesh) for name, each in state.items() if is_model(each)}
@@ -113,7 +142,9 @@ def _named(state: Mapping[str, Any], rank: int) -> Iterator[tuple[str, Any]]:
         elif is_optimizer(thing):
             yield name, OptimizerState(name, thing, pieces)
         elif isinstance(thing, PerRank):
-            yield f"{name}/rank-{rank}", thing.thing
+            yield f"{name}/rank-{ranks.rank}", thing.thing
+        elif is_loader(thing):
+            yield name, LoaderState(name, thing, ranks.rank, ranks.world_size)
         else:
             yield name, thing
 

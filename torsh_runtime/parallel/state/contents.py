@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -25,40 +25,15 @@ class Contents:
     """What JSON can tell."""
     aliases: dict[str, str] = field(default_factory=dict)
     """Further names of parameters that modules share, to the names that they have here."""
-
-
-GROUPS = "param_groups"
-"""What an optimizer's plain value has, and nothing else."""
-
-
-def merged_values(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The plain values of all ranks, in their order: of what several have the first one's, but of
-    an optimizer the parameters of all, who may be stages of a pipeline."""
-    merged: dict[str, Any] = {}
-    for values in told:
-        for name, value in values.items():
-            if name in merged and _is_of_optimizer(value) and _is_of_optimizer(merged[name]):
-                merged[name] = {GROUPS: _merged_groups(merged[name][GROUPS], value[GROUPS])}
-            else:
-                merged.setdefault(name, value)
-    return merged
-
-
-def _is_of_optimizer(value: object) -> bool:
-    return isinstance(value, dict) and value.keys() == {GROUPS} and isinstance(value[GROUPS], list)
-
-
-def _merged_groups(ours: Sequence[Any], theirs: Sequence[Any]) -> list[Any]:
-    """Groups of one number and with the same options are one."""
-    groups = [*ours]
-    for number, their in enumerate(theirs):
-        own = groups[number] if number < len(ours) else None
-        if own is not None and {**own, "params": ()} == {**their, "params": ()}:
-            params = [*dict.fromkeys([*own["params"], *their["params"]])]
-            groups[number] = {**own, "params": params}
-        else:
-            groups.append(their)
-    return groups
+    of_first: set[str] = field(default_factory=set)
+    """Names of tensors that ranks may have differently, of which the first rank's counts: all but
+    parameters and what is cut as they are."""
+    stateful: set[str] = field(default_factory=set)
+    """Names of things with a state_dict(), of which there is one state for all ranks."""
+    agreed: frozenset[str] = frozenset()
+    """Names of optimizers' states of parameters that all ranks keep by pieces."""
+    by_pieces: set[str] = field(default_factory=set)
+    """Names of those that this rank cannot keep otherwise: they make sense with its piece only."""
 
 
 class Source(Protocol):

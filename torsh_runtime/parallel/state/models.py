@@ -13,6 +13,7 @@ from torsh_runtime.modules import adapter_class
 from torsh_runtime.parallel.ddp.wrapper import DistributedDataParallel
 from torsh_runtime.parallel.fsdp.wrapper import FullyShardedDataParallel, wrappers_of
 from torsh_runtime.parallel.layouts import layouts_by_id, part_of
+from torsh_runtime.parallel.parts_of_state import parts_are_meant
 from torsh_runtime.parallel.state.contents import Contents, Source
 from torsh_runtime.parallel.state.plain import decode, encode
 
@@ -26,15 +27,20 @@ class ModelState:
         self.pieces: dict[int, tuple[str, Piece]] = {}
         """By the id() of each parameter: its name, and what this rank has of it."""
         self._tensors: dict[str, ShardedTensor] = {}
+        self._buffers: set[str] = set()
+        """The names of those that are buffers."""
         self._aliases: dict[str, str] = {}
         self._extra: dict[str, Any] = {}
         """Modules of torch with a get_extra_state(), by the name of what it gives."""
         self._layouts, self._parts = layouts_by_id(model), _parts(model)
-        self._look(_unwrapped(model))
+        whole = _unwrapped(model)
+        _check_tensors(name, whole)
+        self._look(whole)
 
     def keep(self, contents: Contents) -> None:
         """Add it to what is kept."""
         contents.tensors.update(self._tensors)
+        contents.of_first |= self._buffers
         for name, module in self._extra.items():
             contents.values[name] = encode(module.get_extra_state(), name, contents.tensors)
         contents.aliases.update(self._aliases)
@@ -53,7 +59,8 @@ class ModelState:
 
     def _look(self, model: Any) -> None:
         adapter = adapter_class(model)(model)
-        unknown = set(model.state_dict())
+        with parts_are_meant():
+            unknown = set(model.state_dict())
         for key, parameter in model.named_parameters(remove_duplicate=False):
             unknown.discard(key)
             name = _without_compiler(key)
@@ -71,6 +78,7 @@ class ModelState:
                 whole = Piece.whole(adapter.shape(buffer))
                 name = f"{self._name}/{_without_compiler(key)}"
                 self._tensors[name] = ShardedTensor(adapter.values(buffer), whole)
+                self._buffers.add(name)
         for key in [each for each in unknown if each.rpartition(".")[2] == "_extra_state"]:
             unknown.discard(key)
             module = model.get_submodule(key.rpartition(".")[0])
@@ -96,6 +104,24 @@ def is_model(thing: object) -> bool:
     except TypeError:
         return False
     return True
+
+
+def _check_tensors(name: str, model: Any) -> None:
+    """ConfigError for tensors that others hold, of which only a copy of the elements would stay."""
+    if adapter_class(model).framework != "torch":
+        return
+    from torsh_runtime.arrays.subclasses import is_made_of_others, refusal_of_distributed
+
+    for key, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if not is_made_of_others(tensor):
+            continue
+        kind = f"{type(tensor).__module__}.{type(tensor).__qualname__}"
+        raise ConfigError(
+            refusal_of_distributed(f"{name}/{key}", tensor)
+            or f"'{name}/{key}' is a {kind}, of which a checkpoint would keep the elements that it "
+            f"stands for, and not what it is made of: keep such a model with torch.save() or "
+            f"torch.distributed.checkpoint, or keep the model that it was made from"
+        )
 
 
 def _buffers(model: Any) -> Iterator[tuple[str, Any]]:

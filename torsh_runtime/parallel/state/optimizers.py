@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -10,8 +11,15 @@ from torsh_runtime.arrays.raw import empty, framework_of, is_array
 from torsh_runtime.errors import CheckpointError, ConfigError
 from torsh_runtime.layout import Piece, ShardedTensor
 from torsh_runtime.parallel.optimizer import DistributedOptimizer
-from torsh_runtime.parallel.state.contents import GROUPS, Contents, Source
-from torsh_runtime.parallel.state.plain import decode, encode
+from torsh_runtime.parallel.state.contents import Contents, Source
+from torsh_runtime.parallel.state.merging import GROUPS, of_pieces, pieces_in
+from torsh_runtime.parallel.state.plain import (
+    decode,
+    encode,
+    encode_number,
+    is_number,
+    is_subclass,
+)
 
 Pieces = Mapping[int, tuple[str, Piece]]
 
@@ -19,7 +27,9 @@ Pieces = Mapping[int, tuple[str, Piece]]
 class OptimizerState:
     """An optimizer of torch or tr.optim, or a DistributedOptimizer around one.
 
-    State that has a parameter's shape is cut as the parameter is; all else is one value for all.
+    Of a parameter that ranks have pieces of, state that has its shape is cut as it is, and numbers
+    are the same for all pieces. State of any other kind, such as scales of blocks, makes sense with
+    the rank's own piece only: then all state of the parameter is kept by pieces.
     """
 
     def __init__(self, name: str, optimizer: Any, pieces: Pieces) -> None:
@@ -30,21 +40,37 @@ class OptimizerState:
 
     def keep(self, contents: Contents) -> None:
         """Add it to what is kept."""
-        tensors: dict[str, ShardedTensor] = {}
-        plain: dict[str, dict[str, Any]] = {}
-        own = self._own()
-        for parameter, state in own.state.items():
+        for parameter, state in self._own().state.items():
             key, piece = self._piece(parameter)
-            for kind, value in state.items():
-                path = f"{self._name}/state/{key}/{kind}"
-                if is_array(value) and _is_cut(kind, value, parameter):
-                    tensors[path] = ShardedTensor(value, piece)
-                else:
-                    plain.setdefault(key, {})[kind] = encode(value, path, tensors)
-        contents.tensors.update(tensors)
+            if piece.size or piece.is_whole:
+                name = f"{self._name}/state/{key}"
+                self._keep_state(name, ShardedTensor(parameter, piece), state, contents)
         contents.values[self._name] = {GROUPS: self._packed_groups(contents)}
-        for key, each in plain.items():
-            contents.values[f"{self._name}/state/{key}"] = each
+
+    def _keep_state(
+        self, name: str, of: ShardedTensor, state: Mapping[str, Any], contents: Contents
+    ) -> None:
+        """The state of one parameter, of which `of` is what this rank has."""
+        cut = {key: each for key, each in state.items() if _is_cut(key, each, of.values)}
+        where = name
+        if not of.piece.is_whole:
+            if not all(_is_common(key, each) for key, each in state.items() if key not in cut):
+                contents.by_pieces.add(name)
+            if name in contents.by_pieces | contents.agreed:
+                cut, where = {}, f"{name}/{of.piece.label}"
+        for key, each in cut.items():
+            contents.tensors[f"{name}/{key}"] = ShardedTensor(each, of.piece)
+        plain = {
+            key: (encode_number if _is_common(key, each) else encode)(
+                each, f"{where}/{key}", contents.tensors
+            )
+            for key, each in state.items()
+            if key not in cut
+        }
+        if plain:
+            contents.values[name] = (
+                plain if of.piece.is_whole else of_pieces({of.piece.label: plain})
+            )
 
     def restore(self, source: Source) -> Callable[[], None]:
         """Have what was kept read. Returns what loads it then."""
@@ -76,7 +102,9 @@ class OptimizerState:
     def _state_of(self, parameter: Any, source: Source) -> dict[str, Any]:
         key, piece = self._piece(parameter)
         prefix = f"{self._name}/state/{key}/"
-        plain = source.values.get(prefix[:-1], {})
+        plain = self._plain_state(key, piece, source.values.get(prefix[:-1], {}))
+        if plain is None:
+            return {}
         state = {kind: decode(value, None, source) for kind, value in plain.items()}
         for path in source.names(prefix):
             kind = path[len(prefix) :]
@@ -85,6 +113,28 @@ class OptimizerState:
                 source.read(path, ShardedTensor(values, piece))
                 state[kind] = values
         return state
+
+    def _plain_state(self, key: str, piece: Piece, kept: dict[str, Any]) -> dict[str, Any] | None:
+        """What is not cut of a parameter's state; None for an empty piece, which needs no state.
+
+        CheckpointError if that was kept by pieces, and this rank's is another one.
+        """
+        by_label = pieces_in(kept)
+        if by_label is None:
+            if piece.is_whole or all(map(is_number, kept.values())):
+                return kept
+            by_label = {}
+        if piece.label in by_label:
+            found: dict[str, Any] = by_label[piece.label]
+            return found
+        if not piece.size and not piece.is_whole:
+            return None
+        raise CheckpointError(
+            f"{self._name!r} has state of {key!r} that cannot be cut, as scales of blocks: it "
+            f"belongs to elements {', '.join(by_label) or 'of the whole parameter'}, and this rank "
+            f"has {piece.label}. Load it with as many ranks as saved it and the same wrapper and "
+            f"layouts, or leave {self._name!r} out of the state, so that it begins anew"
+        )
 
     def _piece(self, parameter: Any) -> tuple[str, Piece]:
         try:
@@ -122,7 +172,15 @@ def is_optimizer(thing: object) -> bool:
 
 def _is_cut(kind: str, value: Any, parameter: Any) -> bool:
     """As torch's optimizers know it when they load: "step" is a number even beside a scalar."""
-    return kind != "step" and tuple(value.shape) == tuple(parameter.shape)
+    is_plain = kind != "step" and is_array(value) and not is_subclass(value)
+    return is_plain and tuple(value.shape) == tuple(parameter.shape)
+
+
+def _is_common(kind: str, value: Any) -> bool:
+    """Whether it is a number, which all pieces of a parameter have in common."""
+    if is_array(value):
+        return not value.shape or (kind == "step" and math.prod(value.shape) == 1)
+    return not isinstance(value, list | tuple | Mapping)
 
 
 def _options_of(

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from torsh_runtime.arrays.raw import empty, framework_of, is_array
+from torsh_runtime.arrays.raw import dtype_name, empty, framework_of, is_array
 from torsh_runtime.errors import CheckpointError, ConfigError
 from torsh_runtime.layout import Piece, ShardedTensor
 from torsh_runtime.parallel.state.contents import Source
 
-_KEY = "__kept__"
+KEY = "__kept__"
 """Marks a dict that stands for what JSON has not."""
+_MAPPINGS: dict[str, Callable[[Any], Any]] = {
+    "dict": dict,
+    "counter": lambda pairs: Counter(dict(pairs)),
+    "ordered": OrderedDict,
+}
+"""How mappings are made again; what is of other classes comes back as a dict."""
+_MAPPING_KINDS = {Counter: "counter", OrderedDict: "ordered"}
+_ARRAYS = (np.ndarray, np.memmap)
 
 
 def encode(value: Any, name: str, tensors: dict[str, ShardedTensor]) -> Any:
@@ -27,19 +36,21 @@ def encode(value: Any, name: str, tensors: dict[str, ShardedTensor]) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, bytes | bytearray):
-        return {_KEY: "bytes", "base64": base64.b64encode(value).decode()}
+        return {KEY: "bytes", "base64": base64.b64encode(value).decode()}
     if isinstance(value, ShardedTensor):
         while name in tensors:  # of another key, as 1 and "1", or "a/b" and "b" in "a"
             name += "'"
         tensors[name] = value
-        return {_KEY: "tensor", "name": name, "framework": framework_of(value.values)}
+        return {KEY: "tensor", "name": name, "framework": framework_of(value.values)}
     if is_array(value):
-        return encode(ShardedTensor(value, Piece.whole(tuple(value.shape))), name, tensors)
+        return _encode_array(value, name, tensors)
     if isinstance(value, list | tuple):
         items = [encode(each, f"{name}/{n}", tensors) for n, each in enumerate(value)]
-        return {_KEY: "tuple", "items": items} if isinstance(value, tuple) else items
+        return {KEY: "tuple", "items": items} if isinstance(value, tuple) else items
     if isinstance(value, Mapping):
         return _encode_mapping(value, name, tensors)
+    if _is_torch_dtype(value):
+        return {KEY: "dtype", "name": str(value).removeprefix("torch.")}
     raise ConfigError(
         f"{name} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be kept: "
         f"numbers, texts, bytes, arrays and lists, tuples and dicts of them can, models, "
@@ -47,14 +58,67 @@ def encode(value: Any, name: str, tensors: dict[str, ShardedTensor]) -> Any:
     )
 
 
+def encode_number(value: Any, name: str, tensors: dict[str, ShardedTensor]) -> Any:
+    """As encode(), but an array with one element stands in the JSON itself."""
+    if not is_array(value) or is_subclass(value) or dtype_name(value).startswith("complex"):
+        return encode(value, name, tensors)
+    kind = {"dtype": dtype_name(value), "framework": framework_of(value)}
+    return {KEY: "number", **kind, "shape": list(value.shape), "value": value.item()}
+
+
+def is_number(encoded: Any) -> bool:
+    """Whether what was encoded is a number, text or None, or an array of one element."""
+    if isinstance(encoded, dict):
+        return bool(encoded.get(KEY) == "number")
+    return not isinstance(encoded, list)
+
+
+def is_subclass(value: object) -> bool:
+    """Whether it is an array of a class that its elements alone do not make again."""
+    if isinstance(value, np.ndarray):
+        return type(value) not in _ARRAYS
+    if framework_of(value) != "torch":
+        return False
+    from torsh_runtime.arrays import subclasses
+
+    return subclasses.is_subclass(value)
+
+
+def _encode_array(value: Any, name: str, tensors: dict[str, ShardedTensor]) -> Any:
+    if not is_subclass(value):
+        return encode(ShardedTensor(value, Piece.whole(tuple(value.shape))), name, tensors)
+    if isinstance(value, np.ndarray):
+        raise ConfigError(
+            f"{name} is an array of the class {type(value).__module__}.{type(value).__qualname__}, "
+            f"of which only the elements could be kept: pass numpy.asarray(value) to keep these"
+        )
+    from torsh_runtime.arrays.subclasses import taken_apart
+
+    kind, parts, context = taken_apart(name, value)
+    return {
+        KEY: "subclass",
+        "class": kind,
+        "parts": {key: encode(part, f"{name}/{key}", tensors) for key, part in parts.items()},
+        "context": encode(context, f"{name}/context", tensors),
+        "shape": list(value.shape),
+        "stride": list(value.stride()),
+    }
+
+
+def _is_torch_dtype(value: object) -> bool:
+    kind = type(value)
+    return (kind.__module__, kind.__qualname__) == ("torch", "dtype")
+
+
 def _encode_mapping(value: Mapping[Any, Any], name: str, tensors: dict[str, ShardedTensor]) -> Any:
     items = [
         [encode(key, f"{name}/key {n}", tensors), encode(each, f"{name}/{key}", tensors)]
         for n, (key, each) in enumerate(value.items())
     ]
-    if all(isinstance(key, str) for key in value) and _KEY not in value:
+    kind = _MAPPING_KINDS.get(type(value), "dict")
+    if kind == "dict" and all(isinstance(key, str) for key in value) and KEY not in value:
         return dict(items)
-    return {_KEY: "dict", "items": items}
+    return {KEY: kind, "items": items}
 
 
 def decode(value: Any, like: Any, source: Source) -> Any:
@@ -64,7 +128,7 @@ def decode(value: Any, like: Any, source: Source) -> Any:
         return [decode(each, _within(like, n), source) for n, each in enumerate(value)]
     if not isinstance(value, dict):
         return value
-    kind = value.get(_KEY)
+    kind = value.get(KEY)
     if kind is None:
         return {key: decode(each, _within(like, key), source) for key, each in value.items()}
     if kind == "bytes":
@@ -72,11 +136,29 @@ def decode(value: Any, like: Any, source: Source) -> Any:
     if kind == "tuple":
         items = enumerate(value["items"])
         return tuple(decode(each, _within(like, n), source) for n, each in items)
-    if kind == "dict":
+    if kind in _MAPPINGS:
         pairs = ((_key(key, source), each) for key, each in value["items"])
-        return {key: decode(each, _within(like, key), source) for key, each in pairs}
+        found = [(key, decode(each, _within(like, key), source)) for key, each in pairs]
+        return _MAPPINGS[kind](found)
     if kind == "tensor":
         return _read(str(value["name"]), str(value["framework"]), like, source)
+    return _decode_array(kind, value, source)
+
+
+def _decode_array(kind: Any, value: Mapping[str, Any], source: Source) -> Any:
+    if kind == "number":
+        made = empty(str(value["framework"]), tuple(value["shape"]), str(value["dtype"]))
+        made[...] = value["value"]
+        return made
+    if kind == "dtype":
+        return empty("torch", (), str(value["name"])).dtype
+    if kind == "subclass":
+        from torsh_runtime.arrays.subclasses import put_together
+
+        parts = {key: decode(part, None, source) for key, part in value["parts"].items()}
+        context = decode(value["context"], None, source)
+        sizes = tuple(value["shape"]), tuple(value["stride"])
+        return put_together(str(value["class"]), parts, context, *sizes)
     raise CheckpointError(
         f"it has a value of unknown kind {kind!r}: a later version has written it"
     )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.modules import ModuleAdapter
+from torsh_runtime.modules.parts import Same
 from torsh_runtime.parallel.agreement import check_agreed
 from torsh_runtime.parallel.layouts import sharded_by_id
 from torsh_runtime.parallel.tensor.axis import Axis, axis_of
@@ -54,8 +55,9 @@ def parallelize(model: Model, mesh: Any, plan: Mapping[str, Entry]) -> Model:
     if problem is not None:
         raise problem
     named = [*adapter.parameters(), *adapter.constants()]
-    check_same_values(adapter, [each for each in named if id(each[1]) not in spread], axis)
-    _carry_out(adapter, tasks, axis)
+    same = [each for each in named if id(each[1]) not in spread]
+    check_same_values(adapter, same, axis)
+    _carry_out(adapter, tasks, axis, same)
     return model
 
 
@@ -158,16 +160,23 @@ def _check_tied(adapter: ModuleAdapter[Any], tasks: list[_Task]) -> None:
             )
 
 
-def _carry_out(adapter: ModuleAdapter[Any], tasks: list[_Task], axis: Axis) -> None:
+def _carry_out(
+    adapter: ModuleAdapter[Any], tasks: list[_Task], axis: Axis, same: Sequence[tuple[str, Any]]
+) -> None:
+    """same: by name, what all ranks of the axis have of it before."""
     done = set[int]()
     for task in tasks:
         for name, layout in task.lie.items():
             parameter = getattr(task.module, name)
             if id(parameter) not in done:
                 done.add(id(parameter))
-                keep_part(adapter, parameter, layout, axis)
+                path = ".".join(filter(None, (task.where, name)))
+                keep_part(adapter, parameter, layout, axis, path)
         task.module.__class__ = task.kind
         task.module.become(task.entry, axis, task.where, task.lie)
+    for name, parameter in same if axis.size > 1 else ():
+        if id(parameter) not in done:
+            adapter.mark(parameter, Same(name, axis.group))
     for _, module in adapter.modules():
         if getattr(module, "use_nested_tensor", False):  # torch's encoder, for its own kernels
             module.use_nested_tensor = False

@@ -17,6 +17,7 @@ from torsh_runtime.errors import ConfigError
 from torsh_runtime.layout import Shard
 from torsh_runtime.parallel import regions
 from torsh_runtime.parallel.operations import is_recorded
+from torsh_runtime.parallel.parts_of_state import refusing
 from torsh_runtime.parallel.tensor.axis import Axis, axis_of
 from torsh_runtime.parallel.tensor.cuts import cuts, sharded, sizes
 from torsh_runtime.parallel.tensor.parts import (
@@ -29,6 +30,12 @@ from torsh_runtime.parallel.tensor.parts import (
 from torsh_runtime.parallel.tensor.plan import Column, Part, Row, Vocabulary
 from torsh_runtime.parallel.tensor.streams import drawing_part
 
+_STATE_OF_PARTS = (
+    "the state of a model has this rank's part of {!r} only, which is not to be taken for a whole "
+    "one, as save_pretrained() would: save with a tr.checkpoint.Checkpointer, from which "
+    "`python -m torsh_runtime.checkpoint export` makes one file of the whole model; the parts are "
+    "in dict(model.named_parameters())"
+)
 _HOME = "torsh_runtime.parallel.tensor"
 
 
@@ -82,6 +89,13 @@ class Layer:
         self.entry, self.axis, self.parameter_layouts = entry, axis, lie
         self.where = where or type(self).__name__
 
+    def state_dict(self, *arguments: Any, **named: Any) -> Any:
+        """As any layer's. ConfigError where it would have parts in the place of whole parameters,
+        unless these are meant."""
+        if self.parameter_layouts and self.axis.size > 1:
+            refusing(_STATE_OF_PARTS.format(self.where), lambda: False)()
+        return super().state_dict(*arguments, **named)  # type: ignore[misc]
+
     @property
     def parts_group(self) -> ProcessGroup | None:
         """Who has the other parts of its parameters, if any is cut."""
@@ -102,7 +116,7 @@ class Layer:
             raise ConfigError(problem)
         check_same_values(adapter, named, axis)
         for name, layout in lie.items():
-            keep_part(adapter, getattr(self, name), layout, axis)
+            keep_part(adapter, getattr(self, name), layout, axis, name)
         self.become(entry, axis, where, lie)
 
     def _check(self, tensor: Any, size: int, what: str) -> None:

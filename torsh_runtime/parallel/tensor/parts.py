@@ -11,11 +11,14 @@ import numpy as np
 from torsh_runtime.errors import disagreement
 from torsh_runtime.layout import Shard, TensorLayout
 from torsh_runtime.modules import ModuleAdapter, adapter_class
+from torsh_runtime.modules.parts import Part
 from torsh_runtime.parallel.agreement import digest
 from torsh_runtime.parallel.layouts import cut
 from torsh_runtime.parallel.regions.arrays import copied
 from torsh_runtime.parallel.tensor.axis import Axis
 
+CLIPPING = "tr.clip_grad_norm_(model, max_norm, mesh)"
+"""How gradients are clipped of which ranks of a mesh have parts."""
 Layouts = dict[str, TensorLayout]
 
 
@@ -34,11 +37,14 @@ def layouts(module: Any, shards: Mapping[str, Shard], axis: Axis) -> Layouts:
 
 
 def keep_part(
-    adapter: ModuleAdapter[Any], parameter: Any, layout: TensorLayout, axis: Axis
+    adapter: ModuleAdapter[Any], parameter: Any, layout: TensorLayout, axis: Axis, name: str
 ) -> None:
-    """Let the parameter have the values of this rank alone, in memory of their own."""
+    """Let the parameter of this name have the values of this rank alone, in memory of their own."""
     own = cut(adapter.values(parameter), layout.piece({axis.name: axis.index}))
     adapter.set_values(parameter, copied(own))
+    shard = layout.axes[0][2]
+    if axis.size > 1 and isinstance(shard, Shard):
+        adapter.mark(parameter, Part(name, axis.group, shard.dim, CLIPPING))
 
 
 def check_same_values(

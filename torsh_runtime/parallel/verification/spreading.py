@@ -86,10 +86,12 @@ class Spread:
 
 
 def taken(whole: Any, piece: Piece, shape: tuple[int, ...]) -> Any | None:
-    """The piece's elements of a whole array, in this shape, which is the piece's box or flat; None
-    if it is neither."""
+    """The piece's elements of a whole array, in this shape, which is the piece's box, or has all of
+    them along the first dimension; None if it is neither."""
     if whole.shape != piece.global_shape:
         return None
     box = cut(whole, replace(piece, start=0, end=math.prod(piece.shape)))
     flat = box.reshape(-1)[piece.start : piece.end]
-    return box if shape == box.shape and piece.is_box else flat if shape == flat.shape else None
+    if shape == box.shape and piece.is_box:
+        return box
+    return flat.reshape(shape) if shape[:1] == flat.shape and math.prod(shape[1:]) == 1 else None

@@ -39,7 +39,7 @@ def python(code: str, seconds: float) -> Probed:
     lines = [line for line in done.said.splitlines() if line.startswith(_MARK)]
     if done.outcome != "ok" or not lines:
         return Probed(done.outcome, _last_line(done.said))
-    with suppress(ValueError):
+    with suppress(ValueError, RecursionError):
         facts = json.loads(lines[-1].removeprefix(_MARK))
         return Probed("ok", "", facts if isinstance(facts, dict) else {})
     return Probed("failed", "what it reported cannot be read")

@@ -124,7 +124,9 @@ def check(facts: Versions) -> Iterator[Finding]:
 
 
 def _core(probed: Probed | None) -> Finding:
-    reinstall = "install torshrun again for this Python: pip install --force-reinstall torshrun"
+    reinstall = (
+        "install torshrun again for this Python: pip install --force-reinstall . in its source"
+    )
     if probed is None or probed.outcome != "ok":
         said = probed.said if probed else "not looked at"
         return problem(

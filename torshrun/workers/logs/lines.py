@@ -11,11 +11,12 @@ from string import Template
 
 from torsh_runtime.contract import WorkerEnv
 from torshrun.config.job import OutputConfig
-from torshrun.workers.logs.sink import Sink
+from torshrun.workers.logs.sink import CLEAR_LINE, Sink
 
 LONGEST = 65536
 """Bytes of an unfinished line that are held back at most."""
 ENDS = (b"\n", b"\r")
+_ERASE_LINE = b"\x1b[2K"
 PALETTE = (31, 166, 65, 133, 130, 62, 29, 161, 98, 94, 67, 131)
 """Of the 256 colours, some that can be read on black and on white; by rank, round and round."""
 STAMP_WIDTH = len("2025-01-31T12:34:56.789Z ")
@@ -30,6 +31,17 @@ def insert_prefix(data: bytes, prefix: bytes) -> bytes:
     data = data.replace(b"\n", b"\n" + prefix)
     ended = data.endswith((b"\n" + prefix, b"\r" + prefix))
     return data[: len(data) - len(prefix)] if ended else data
+
+
+def spare_prefix(data: bytes, begins_line: bool) -> bytes:
+    """`data` without orders to a terminal to erase a whole line at the head of one, where the
+    prefix will stand: the rest of the line is erased instead, as progress bars of rich mean it.
+    """
+    if begins_line and data.startswith(_ERASE_LINE):
+        data = CLEAR_LINE + data.removeprefix(_ERASE_LINE)
+    for end in ENDS:
+        data = data.replace(end + _ERASE_LINE, end + CLEAR_LINE)
+    return data
 
 
 class LineStamper:
@@ -102,6 +114,8 @@ class Printer(LineHolder):
         self._after_return = data.endswith(b"\r")
         if data:
             lead = sink.lead(self)
+            if sink.is_terminal and self._prefix:
+                data = spare_prefix(data, sink.unfinished is not self)
             head = b"" if sink.unfinished is self else lead + self._prefix + self._stamp
             sink.write(head + insert_prefix(data, self._prefix + stamp))
             sink.last = self

@@ -27,7 +27,7 @@ USUAL_COLUMNS = 80
 
 
 class _Channel(NamedTuple):
-    """All workers' stdout, or all workers' stderr."""
+    """All workers' stdout, all workers' stderr, or both in one."""
 
     which: Streams
     name: str
@@ -40,8 +40,10 @@ class LogPump:
     """Moves the workers' output, in a thread for each of `stdout` and `stderr`, or in one if they
     are the same file, so that a reader who does not read stalls the workers and never the agent.
 
-    Lines of different streams are never mixed. Every method returns at once, and all but say() and
-    write() belong to one thread.
+    Lines of different workers are never mixed. A worker's stdout and stderr are one stream where
+    both are shown on the same file and nothing asks for one of them alone: only so the order in
+    which it wrote is kept. Every method returns at once, and all but say() and write() belong to
+    one thread.
     """
 
     def __init__(
@@ -60,13 +62,19 @@ class LogPump:
         self._unsaid: deque[bytes] = deque()
         self._shared: dict[str, LogFile] = {}
         err = Mover("torsh-stderr", Sink("stderr", stderr, self._complain))
-        one = os.path.sameopenfile(stdout, stderr)  # a terminal, or 2>&1
+        one = os.path.sameopenfile(stdout, stderr)
         out = err if one else Mover("torsh-stdout", Sink("stdout", stdout, self._complain))
         self._movers = [err] if one else [err, out]
         self._hidden: Mover | None = None  # for streams that no sink shows
         self._status = self._choose_status(err, out)
         self._out = _Channel(Streams.STDOUT, "stdout", out, output.duplicate_stdout_filters)
         self._err = _Channel(Streams.STDERR, "stderr", err, output.duplicate_stderr_filters)
+        self._both = _Channel(Streams.BOTH, "stderr", err, ()) if one else None
+
+    @property
+    def is_one(self) -> bool:
+        """Whether stdout and stderr are the same file: a terminal, or 2>&1."""
+        return self._both is not None
 
     @property
     def moved(self) -> int:
@@ -89,30 +97,29 @@ class LogPump:
         sinks = [mover.sink for mover in self._movers]
         return {sink.name: sink.lost for sink in sinks if sink.lost}
 
-    def open(self, place: WorkerEnv, folder: str) -> tuple[Stream, Stream]:
-        """Make a worker's stdout and stderr, whose ends to write to are the caller's to close. What
-        is kept goes to `folder`, which is made then, as stdout.log and stderr.log, and chosen lines
-        to filtered_*.log one directory up. OSError when a file cannot be opened.
+    def open(self, place: WorkerEnv, folder: str) -> tuple[Stream, ...]:
+        """Make a worker's stdout and stderr, or the one stream for both, whose ends to write to are
+        the caller's to close. What is kept goes to `folder`, which is made then, as stdout.log and
+        stderr.log, and chosen lines to filtered_*.log one directory up. OSError when a file cannot
+        be opened.
         """
+        channels = self._channels(place)
         with contextlib.ExitStack() as undo:
-            out = self._make(self._out, place, folder, undo, None)
-            err = self._make(self._err, place, folder, undo, b"")
+            made = tuple(self._make(channel, place, folder, undo) for channel in channels)
             undo.pop_all()
-        for channel, stream in ((self._out, out), (self._err, err)):
+        for channel, stream in zip(channels, made, strict=True):
             if not stream.printer and self._hidden is None:
                 self._hidden = Mover("torsh-files", Sink("nowhere", -1, self._complain))
                 self._movers.append(self._hidden)
             mover = channel.mover if stream.printer else self._hidden
             assert mover
             mover.request(mover.take, stream)
-        return out, err
+        return made
 
-    def open_shown(self, prefix: str) -> tuple[Stream, Stream]:
-        """Make two streams that are shown, on stdout and on stderr, each line behind `prefix`, and
-        kept nowhere; their ends to write to are the caller's to close.
-        """
-        out, err = (self._shown(channel, prefix) for channel in (self._out, self._err))
-        return out, err
+    def open_shown(self, prefix: str) -> tuple[Stream, ...]:
+        """As open(), for streams that are shown, each line behind `prefix`, and kept nowhere."""
+        channels = (self._both,) if self._both else (self._out, self._err)
+        return tuple(self._shown(channel, prefix) for channel in channels)
 
     def say(self, text: str) -> None:
         """Write lines of the agent's own to stderr, after what has been read so far."""
@@ -199,13 +206,14 @@ class LogPump:
             chosen.sink.status = StatusLine()
         return chosen
 
+    def _channels(self, place: WorkerEnv) -> tuple[_Channel, ...]:
+        output = self._output
+        filtered = output.duplicate_stdout_filters or output.duplicate_stderr_filters
+        alike = output.shown(place) == Streams.BOTH and not output.kept(place) and not filtered
+        return (self._both,) if self._both and alike else (self._out, self._err)
+
     def _make(
-        self,
-        channel: _Channel,
-        place: WorkerEnv,
-        folder: str,
-        undo: contextlib.ExitStack,
-        tail: bytes | None,
+        self, channel: _Channel, place: WorkerEnv, folder: str, undo: contextlib.ExitStack
     ) -> Stream:
         taps: tuple[Tap, ...] = ()
         output, sink = self._output, channel.mover.sink
@@ -228,6 +236,7 @@ class LogPump:
             prefix = lines.paint(prefix, place.rank)
         printer = lines.Printer(sink, prefix) if is_shown else None
         taps = (*taps, printer) if printer else taps
+        tail = b"" if channel.which & Streams.STDERR else None
         return Stream(source, taps, printer, time.time if timed else None, tail)
 
     def _filtered(self, name: str, folder: str) -> LogFile:

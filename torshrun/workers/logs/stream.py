@@ -1,4 +1,4 @@
-"""One worker's stdout or stderr: where it is read from, and on its way to wherever it goes."""
+"""One worker's stdout or stderr, or both: where it is read from, on its way to where it goes."""
 
 from __future__ import annotations
 

@@ -67,8 +67,21 @@ def test_a_loader_that_asks_ahead_takes_nothing() -> None:
     assert sampler.num_taken == 0
     batches = sampler.counted(loader)
     next(batches)
-    assert sampler.state_dict() == {"epoch": 0, "num_taken": 1, "seed": 0}
+    order = {"length": 10, "batch_size": 5, "shuffle": True, "drop_last": False}
+    assert sampler.state_dict() == {"epoch": 0, "num_taken": 1, "seed": 0, **order}
     assert len(sampler.ahead()) == 1
+
+
+def test_other_batches_do_not_go_on_within_an_epoch() -> None:
+    sampler = ElasticSampler(60, 12, num_replicas=1, rank=0)
+    next(iter(sampler))
+    for changed in ({"batch_size": 6}, {"dataset": 61}, {"shuffle": False}, {"drop_last": True}):
+        made = {"dataset": 60, "batch_size": 12, "num_replicas": 1, "rank": 0, **changed}
+        with pytest.raises(ConfigError, match="within an epoch of other batches"):
+            ElasticSampler(**made).load_state_dict(sampler.state_dict())
+        other = ElasticSampler(**made)
+        other.load_state_dict({"epoch": 4, "num_taken": 0, "seed": 1})  # of an earlier version
+        assert other.epoch == 4
 
 
 def test_nonsense_is_refused() -> None:

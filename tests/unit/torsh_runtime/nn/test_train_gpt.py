@@ -79,6 +79,7 @@ def test_the_script_itself(tmp_path: Path) -> None:
     assert [path.name for path in checkpoint.parent.iterdir()] == ["gpt.npz"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "script",
     [
@@ -106,6 +107,7 @@ def test_ranks_together_have_the_losses_of_one_process(script: str, tmp_path: Pa
     assert "after step 20" in output(longer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "meshes"),
     [

@@ -47,7 +47,8 @@ class Bench(HangMonitor):
         self.status = WorkerStatus
         self.pump = SimpleNamespace(stalled=False)
         group = cast(WorkerGroup, SimpleNamespace(loop=self.loop, pump=self.pump))
-        super().__init__(timeout, group, lambda event: None, "", lambda rank, finding: None)
+        nothing = lambda *_: None  # noqa: E731
+        super().__init__(timeout, group, nothing, "", nothing, nothing)
 
     def begin(self) -> None:
         self.start(cast(Round, None))

@@ -120,7 +120,10 @@ def test_success_of_all_sweeps_and_finishes_with_0() -> None:
     events = [m.WorkerEnded(0, 0, 0), m.WorkerEnded(0, 1, 0)]
     state, instructions = play(events)
     assert isinstance(state, machine.Stopping)
-    assert instructions[-1] == m.StopWorkers(signal.SIGTERM, 30.0, "done")
+    assert instructions[-1] == m.StopWorkers(0, 30.0, "done")  # what they left may end by itself
+    for signo, sent in ((signal.SIGTERM, signal.SIGTERM), (signal.SIGINT, signal.SIGKILL)):
+        state, asked = machine.handle(ALONE, state, m.StopRequested(signo))
+        assert asked == (m.StopWorkers(sent, 0, "done"),)
     assert finish_code([*events, diagnosed(0, 0)]) == 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from torshrun.agent.sources import MOST_FILES, with_sources
+from torshrun.agent.sources import MOST_FILES, is_passing_through, with_sources
 
 
 def frame(path: object, line: int) -> str:
@@ -85,3 +85,34 @@ def test_a_file_that_not_everybody_may_read_is_not_shown_to_who_names_it(tmp_pat
     secret.chmod(0o600)
     shown = "secret" in with_sources(frame(secret, 1))
     assert shown is (os.getuid() != 0)
+
+
+def test_an_exception_goes_on_after_a_finally_and_the_end_of_a_with(tmp_path: Path) -> None:
+    path = tmp_path / "t.py"
+    path.write_text(
+        "def f():\n"
+        "    try: g()\n"
+        "    except OSError:\n"
+        "        time.sleep(5)\n"
+        "    finally:\n"
+        "        if x:\n"
+        "            upload()\n"
+        "    with Run() as run:\n"
+        "        step()\n"
+        "    try: h()\n"
+        "    finally: upload()\n"
+    )
+    passing = [line for line in range(14) if is_passing_through(str(path), line)]
+    assert passing == [5, 6, 7, 8, 11]
+    assert not is_passing_through("/no/such/file", 3)
+
+
+def test_it_is_told_what_belongs_to_a_loop_that_waits_for_a_file(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "while not os.path.exists(done):\n    if late():\n        stop()\n    time.sleep(1)\n"
+        "while not ready():\n    time.sleep(1)\n"
+    )
+    loop = "  # in while not os.path.exists(done):"
+    told = [with_sources(frame(script, line)).splitlines()[1].strip() for line in (3, 4, 6)]
+    assert told == [f"stop(){loop}", f"time.sleep(1){loop}", "time.sleep(1)"]

@@ -8,6 +8,7 @@ for jobs, and Kubernetes' those of its pages about pods and Indexed Jobs.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,9 +16,10 @@ import pytest
 
 from torsh_runtime import slurm
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.slurm import Reply
 from torshrun.clusters.detection import RealMachine, detect
 from torshrun.clusters.hints import Hints
-from torshrun.clusters.slurm import requeue
+from torshrun.clusters.slurm_job import meeting_place, requeue
 
 BATCH = {
     "SLURM_CLUSTER_NAME": "torsh",
@@ -76,9 +78,10 @@ class Machine:
         self.answers = answers
         self.asked: list[tuple[str, ...]] = []
 
-    def scontrol(self, *words: str) -> str:
+    def scontrol(self, *words: str) -> Reply:
         self.asked.append(words)
-        return next((self.answers[word] for word in words if word in self.answers), "")
+        text = next((self.answers[word] for word in words if word in self.answers), "")
+        return Reply("", text) if text.startswith("refused:") else Reply(text)
 
     def read(self, path: str) -> str:
         return self.files.get(path, "")
@@ -155,6 +158,12 @@ def test_several_torshruns_on_a_node_are_a_mistake() -> None:
     hints = found({**STEP, **wrong, "SLURM_PROCID": "3", "SLURM_LOCALID": "1"})
     assert "SLURM_LOCALID=1" in hints.mistake
     assert hints.nnodes is None
+    for more, advice in (
+        ({"SLURM_CPUS_PER_TASK": "4"}, "srun --cpus-per-task=8 --ntasks=2 --ntasks-per-node=1"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "3,1"}, "srun --ntasks=2 --ntasks-per-node=1"),
+        ({"SLURM_PTY_PORT": "1"}, "srun --overlap --cpus-per-task=2 --ntasks=2"),
+    ):
+        assert advice in found({**STEP, **wrong, **more, "SLURM_LOCALID": "1"}).mistake
 
 
 def test_pbs() -> None:
@@ -205,6 +214,19 @@ def test_mpiexec_on_several_hosts_meets_on_the_schedulers_first() -> None:
     alone = found(OPEN_MPI)  # nobody knows where rank 0 is
     assert alone.nnodes is not None
     assert alone.master_addr is None
+
+
+def test_tasks_of_an_array_do_not_meet_in_one_place() -> None:
+    """Also where they have the same first host."""
+    for one, other in (
+        ({**LSF, "LSB_JOBINDEX": "3"}, {**LSF, "LSB_JOBINDEX": "4"}),
+        ({**PBS, "PBS_JOBID": "8[3].server"}, {**PBS, "PBS_JOBID": "8[4].server"}),
+        ({**BATCH, "SLURM_JOB_ID": "17"}, {**BATCH, "SLURM_JOB_ID": "18"}),
+    ):
+        first, second = (texts(found({**job, **OPEN_MPI})) for job in (one, other))
+        assert first["master_addr"] == second["master_addr"]
+        assert first["master_port"] != second["master_port"]
+        assert first["run_id"] != second["run_id"]
 
 
 def test_mpiexec_inside_slurm_is_no_step() -> None:
@@ -267,8 +289,81 @@ def test_a_job_is_requeued_only_while_it_runs() -> None:
         ("JobId=17 JobState=RUNNING Requeue=1", "asked to requeue job 17"),
         ("JobId=17 JobState=CANCELLED Requeue=1", "is CANCELLED"),
         ("JobId=17 JobState=RUNNING Requeue=0", "sbatch --requeue"),
+        ("JobId=18 JobState=RUNNING Requeue=1", "does not tell its state"),
         ("", "does not tell its state"),
+        ("refused: no such job", "does not tell its state: refused: no such job"),
     ):
         machine = Machine(job=told)
         assert said in requeue("17", machine)
         assert (("requeue", "17") in machine.asked) == ("asked" in said)
+
+
+def test_a_requeue_that_slurm_refuses_is_told_with_its_reason() -> None:
+    machine = Machine(
+        job="JobId=17 JobState=RUNNING Requeue=1", requeue="refused: presently disabled"
+    )
+    said = requeue("17", machine)
+    assert said.startswith("error: asking Slurm to requeue job 17 has failed")
+    assert said.endswith("presently disabled")
+
+
+ARRAY = """\
+JobId=24 ArrayJobId=17 ArrayTaskId=3 JobName=JobState=FAILED Requeue=0
+   UserId=ada(7) GroupId=ada(7) MCS_label=N/A
+   JobState=COMPLETED Reason=None Dependency=(null)
+   Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0
+   RunTime=00:01:00 TimeLimit=00:30:00 TimeMin=N/A
+   StartTime=1970-01-01T00:00:00 EndTime=1970-01-01T00:01:00 Deadline=N/A
+   NodeList=n7
+
+JobId=17 ArrayJobId=17 ArrayTaskId=4 ArrayTaskThrottle=2 JobName=a run JobState=FAILED Requeue=0
+   UserId=ada(7) GroupId=ada(7) MCS_label=N/A
+   JobState=RUNNING Reason=None Dependency=(null)
+   Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0
+   RunTime=00:01:00 TimeLimit=1-00:30:00 TimeMin=N/A
+   StartTime=2026-01-01T00:00:00 EndTime=2026-01-02T00:30:00 Deadline=N/A
+   ReqNodeList=(null) ExcNodeList=(null)
+   NodeList=n[3-4]
+   Command=/home/ada/JobState=FAILED NodeList=n9
+"""
+"""What scontrol tells of job 17, an array; one task has the array's id, another has ended."""
+
+
+def test_a_task_of_an_array_is_found_among_all_and_requeued_alone() -> None:
+    """The environment is no guide: a job that a task of an array has submitted inherits its."""
+    machine = Machine(job=ARRAY, hostnames="n3\nn4\n")
+    assert "asked to requeue job 17_4" in requeue("17", machine)
+    assert machine.asked[-1] == ("requeue", "17_4")
+    assert "17_3 is not requeued: it is COMPLETED" in requeue("24", machine)
+    assert meeting_place("slurm-17.0", machine) == f"n3:{slurm.port('slurm-17.0')}"
+    ends = time.mktime((2026, 1, 2, 0, 30, 0, 0, 0, -1))
+    left = found({**STEP, "SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "1"}, machine)
+    assert texts(left)["time_limit"] == f"{ends - machine.now():.0f}"
+
+
+def test_a_component_of_a_heterogeneous_job_is_found_by_its_own_id() -> None:
+    leader = "JobId=17 HetJobId=17 HetJobOffset=0 JobName=x\n   JobState=RUNNING\n   NodeList=a\n"
+    other = "JobId=18 HetJobId=17 HetJobOffset=1 JobName=x\n   JobState=RUNNING\n   NodeList=b\n"
+    machine = Machine(job=f"{leader}\n{other}")
+    assert meeting_place("slurm-18.0", machine).startswith("b:")
+    assert "asked to requeue job 17" in requeue("17", machine)
+
+
+@pytest.mark.parametrize("nodes", ["(null)", ""])
+def test_a_job_that_waits_has_no_place_yet(nodes: str) -> None:
+    machine = Machine(job=f"JobId=17 JobState=PENDING NodeList={nodes}")
+    assert meeting_place("slurm-17.0", machine) == ""
+
+
+def test_a_shell_that_salloc_has_started_is_one_process() -> None:
+    step = {"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_NODEID": "0"}
+    hints = found({**STEP, **step, "SLURM_PROCID": "0", "SLURM_STEP_ID": "4294967290"})
+    assert texts(hints)["run_id"] == "slurm-17"
+    assert "of the job's 2 nodes, as srun did not start it (srun --overlap" in hints.found[-1]
+
+
+def test_on_a_login_host_nodes_of_the_job_stay_idle() -> None:
+    environ = {name: value for name, value in BATCH.items() if name != "SLURMD_NODENAME"}
+    assert "on this host, as srun did not start it on the job's 2 nodes" in found(environ).found[-1]
+    one = found({**environ, "SLURM_JOB_NUM_NODES": "1"}).found[-1]
+    assert one.endswith("on the job's node (srun --ntasks=1 --ntasks-per-node=1 torshrun …)")

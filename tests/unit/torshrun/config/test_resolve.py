@@ -9,7 +9,7 @@ import pytest
 
 from torsh_runtime.contract import ALL_VARIABLES, WorkerEnv
 from torsh_runtime.errors import ConfigError
-from torshrun.config.job import LaunchConfig, OutputConfig, StreamRule, Streams
+from torshrun.config.job import Address, LaunchConfig, OutputConfig, StreamRule, Streams
 from torshrun.config.options import OPTIONS
 from torshrun.config.request import gather
 from torshrun.config.resolve import resolve
@@ -38,6 +38,7 @@ def test_all_fields(made: Made, script: str) -> None:
         torch_backend="torsh",
         numa_binding="core-complex",
         metrics_port="0.0.0.0:9400",
+        debugpy=":5678",
         events="-",
         tee="1",
         local_ranks_filter="0",
@@ -58,13 +59,14 @@ def test_all_fields(made: Made, script: str) -> None:
         retry_same_start=True,
         run_id="j",
         role="r",
-        hang_timeout=300.0,
+        hang_timeout=0.0,  # one that stands at a breakpoint would count as hung
         agent_timeout=0.0,
         pid_namespace=True,
         virtual_local_rank=True,
         torch_backend="torsh",
         numa_binding="core-complex",
         metrics_port=("0.0.0.0", 9400),
+        debugpy=Address("0.0.0.0", 5678),
         events="-",
         output=OutputConfig(
             tee=StreamRule(everyone=Streams.STDOUT),
@@ -93,11 +95,43 @@ def test_all_fields(made: Made, script: str) -> None:
         ("rdzv_backend", "etcd-v2", "etcd's version 3"),
         ("rdzv_endpoint", "node1", "needs a port, like node1:29500"),
         ("config", "", "^--config: must not be empty"),
+        ("debugpy", "0", "^--debugpy: nobody would know what port 0 becomes"),
     ],
 )
 def test_refusals(made: Made, option: str, text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         made(**{option: text})
+
+
+def test_a_file_is_no_module(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(script).parent)
+    asked = gather({"module": "true"}, "train.py", (), {})
+    with pytest.raises(ConfigError, match="-m takes a module's name: give train, or leave -m out"):
+        resolve(asked, {})
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"no_python": "true"}, "with --no-python there is no Python to serve it"),
+        ({"nproc_per_node": "4"}, "4 workers need the ports 65533 to 65536"),
+    ],
+)
+def test_debugpy_is_refused_where_it_cannot_be(
+    asked: Asked, options: dict[str, str], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^--debugpy: {said}"):
+        resolve(asked({}, debugpy="65533", **options), {}, needs_target=False)
+
+
+def test_while_torshrun_is_debugged_nobody_runs_out_of_time(asked: Asked) -> None:
+    given = asked({}, hang_timeout="5", debugpy="5678", preload="none")
+    job, notes = resolve(given, {}, is_debugged=True)
+    assert (job.hang_timeout, job.agent_timeout, job.debugpy) == (0.0, 0.0, None)
+    assert notes == tuple(
+        f"{name} has no effect: torshrun runs in a debugger"
+        for name in ("--hang-timeout", "--debugpy")
+    )
 
 
 def test_the_log_directory_may_not_be_a_file(made: Made, script: str) -> None:

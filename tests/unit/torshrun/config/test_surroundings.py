@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.slurm import Reply
 from torshrun.clusters.user_key import job_secret
 from torshrun.config.job import Address
 from torshrun.config.print_config import show
@@ -38,8 +39,8 @@ POD = {
 class Silent:
     """A machine on which nothing can be asked."""
 
-    def scontrol(self, *words: str) -> str:
-        return ""
+    def scontrol(self, *words: str) -> Reply:
+        return Reply("")
 
     def read(self, path: str) -> str:
         return ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,18 @@ def test_wrong_usage(argv: list[str], said: str, capsys: pytest.CaptureFixture[s
     error = capsys.readouterr().err
     assert error.startswith("torshctl: error: ")
     assert said in error
+
+
+def test_alone_it_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("Usage: torshctl ")
+    assert "\n  status " in error
+
+
+def test_the_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out == f"torshctl {version('torshrun')}\n"
 
 
 def test_a_store_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from torshrun.failure.blame import Blame, How
 from torshrun.failure.finding import MOST_EVIDENCE, Finding
 from torshrun.failure.graph import find
 from torshrun.failure.kinds import Kind, Reading
-from torshrun.failure.standing import Standing
+from torshrun.failure.standing import A_FILE, KEYS, Standing
 from torshrun.failure.witness import Silent, Witness
 from torshrun.procfs import UNREAD
 
@@ -416,6 +416,38 @@ def test_a_node_that_was_lost_is_the_cause_if_nothing_else_is() -> None:
 def test_a_node_whose_workers_connections_did_not_end_may_be_cut_off() -> None:
     finding = found(stopped(0, IN_ALL_REDUCE), silent=(LOST,))
     assert (finding.nodes, finding.reading.kind) == ((1,), Kind.UNREACHABLE)
+    assert finding.certainty == "likely"
+
+
+def test_where_nobody_waited_for_a_lost_node_nothing_tells_that_it_was_cut_off() -> None:
+    finding = found(stopped(0, AWAY), stopped(1), silent=(LOST,))
+    assert (finding.nodes, finding.reading.kind) == ((1,), Kind.NODE_LOST)
+    assert "was stopped or killed, or the network" in finding.reading.why
+
+
+def test_what_is_said_of_a_rank_can_be_said_of_several() -> None:
+    finding = found(blames(0, 2), done(1), done(2), done(3), stopped(4, is_frozen=True))
+    assert "ranks 1-3: ended unasked with exit code 0" in finding.evidence
+    assert "rank 4: the process was stopped (state T)" in finding.evidence
+
+
+def test_words_that_may_be_of_something_else_make_nobody_sure() -> None:
+    sure, unsure = raised(0, Kind.NAN), raised(0, Kind.DISK_FULL, is_unsure=True)
+    assert verdict(found(unsure, stopped(1)))[1] == "likely"
+    assert verdict(found(sure))[1] == "certain"
+    assert verdict(found(raised(0, Kind.EXIT_CODE, is_unsure=True)))[1] == "certain"
+
+
+def test_how_torch_tells_more_of_a_mismatch_is_told_where_its_groups_are_used() -> None:
+    odd: dict[str, Any] = {"how": "mismatch", "blame": {"came": 8, "room": 4}}
+    with_torch = found(blames(0, **odd, versions="python 3.11, torch 2.13"), stopped(1))
+    without = found(blames(0, **odd, versions="python 3.11"), stopped(1))
+    assert "TORCH_DISTRIBUTED_DEBUG" in with_torch.reading.advice
+    assert "TORCH_DISTRIBUTED_DEBUG" not in without.reading.advice
+    calls = {0: "all_reduce(float32[4])", 1: "barrier()"}
+    ours = found(differs(0, calls, versions="torch 2.13"), stopped(1))
+    assert ours.reading.kind is Kind.MISMATCH
+    assert "TORCH_DISTRIBUTED_DEBUG" not in ours.reading.advice
 
 
 def test_a_node_that_cannot_run_workers_says_why() -> None:
@@ -711,3 +743,181 @@ def test_who_stood_in_a_clean_up_before_the_others_had_an_exception() -> None:
 def test_what_keeps_a_rank_from_a_collective(waits_for: str, child: str, kind: Kind) -> None:
     kept = stopped(1, Standing(place="train.py:3", waits_for=waits_for), child=child)
     assert verdict(found(waits(0, 1), kept)) == ((1,), "likely", kind)
+
+
+def receiving(rank: int, peer: int, call: str = "recv", **facts: Any) -> Witness:
+    side = "src" if call == "recv" else "dst"
+    full = f"{call}({side}={peer})"
+    return stopped(rank, Standing(call=call, full=full, awaited=peer, place="t.py:5", **facts))
+
+
+IN_BARRIER = Standing(call="barrier", place="train.py:9")
+
+
+def test_a_message_without_a_counterpart_is_between_two_and_no_waiting_rank_is_blamed() -> None:
+    finding = found(
+        receiving(0, 1, "send"),
+        receiving(1, 2),
+        *(stopped(rank, IN_BARRIER) for rank in (2, 3)),
+        hang="no progress",
+    )
+    assert verdict(finding) == ((1, 2), "undecided", Kind.DEADLOCK)
+    why = "rank 1 waited in recv(src=2) at t.py:5 for rank 2, which waited in barrier at train.py:9"
+    assert why in finding.reading.why
+    assert "Others (ranks 0, 3) only wait for them." in finding.reading.why
+
+
+def test_a_message_with_another_tag_is_a_disagreement_of_two() -> None:
+    def inside(sequence: int) -> Standing:
+        return Standing(
+            call="barrier",
+            full="barrier()",
+            place="t.py:7",
+            group=0,
+            sequence=sequence,
+            entered={0: sequence},
+        )
+
+    waits_in_vain = receiving(0, 1, group=0, sequence=1, entered={0: 1}, instead=8)
+    others = (stopped(rank, inside(2)) for rank in (1, 2, 3))
+    finding = found(waits_in_vain, *others, hang="no progress")
+    assert verdict(finding) == ((0, 1), "undecided", Kind.MISMATCH)
+    assert "for rank 1, which had sent a message with tag=8, and waited in" in finding.reading.why
+
+
+def test_messages_of_unknown_ends_are_told_apart_from_ranks_that_only_wait() -> None:
+    lost = stopped(1, Standing(call="recv", place="t.py:5"))
+    finding = found(*(stopped(rank, IN_BARRIER) for rank in (0, 2, 3)), lost, hang="no progress")
+    assert verdict(finding) == ((0, 1, 2, 3), "undecided", Kind.DEADLOCK)
+    assert "Messages had no counterpart: rank 1 in recv at t.py:5." in finding.reading.why
+    two = (
+        stopped(rank, Standing(call=call, place="t.py:5"))
+        for rank, call in ((0, "send"), (1, "recv"))
+    )
+    finding = found(*two, *(stopped(rank, IN_BARRIER) for rank in (2, 3)), hang="no progress")
+    assert verdict(finding) == ((0, 1), "undecided", Kind.DEADLOCK)
+    assert "ranks 2-3 called barrier" in finding.reading.why
+
+
+def test_a_lock_that_another_rank_holds_is_a_deadlock_of_both() -> None:
+    lock = "the lock of /data/build.lock, which python (pid 7) holds"
+    wants = stopped(1, Standing(place="t.py:5", waits_for="a lock"), awaits=lock, holder=0)
+    finding = found(wants, *(stopped(rank, IN_BARRIER) for rank in (0, 2)), hang="no progress")
+    assert verdict(finding) == ((0, 1), "likely", Kind.DEADLOCK)
+    assert f"rank 1 waited for {lock}" in finding.reading.why
+
+
+def test_a_lock_that_no_rank_holds_is_named_and_nobody_else() -> None:
+    lock = "the lock of /data/build.lock, which python (pid 7) holds"
+    wants = stopped(1, Standing(place="t.py:5", waits_for="a lock"), awaits=lock)
+    finding = found(wants, *(stopped(rank, IN_BARRIER) for rank in (0, 2)), hang="no progress")
+    assert verdict(finding) == ((1,), "likely", Kind.HUNG)
+    assert finding.reading.why == (
+        f"rank 1 made no progress, and waited for {lock}. Meanwhile ranks 0, 2 waited in barrier "
+        "for it."
+    )
+
+
+def test_who_alone_goes_on_has_made_a_call_too_many() -> None:
+    alone = blames(0, op="barrier", standing=IN_BARRIER)
+    assert verdict(found(alone, done(1), done(2))) == ((0,), "likely", Kind.MISSING)
+    assert verdict(found(alone, done(1))) == ((1,), "likely", Kind.EARLY_EXIT)
+
+
+def test_who_waits_in_a_group_that_its_members_have_passed_is_named_with_all_members() -> None:
+    made = {
+        0: "new_group(ranks=[0, 1]) as its group 1",
+        1: "new_group(ranks=[0, 1, 2, 3]) as its group 1",
+        2: "new_group(ranks=[0, 1, 2, 3]) as its group 2",
+        3: "new_group(ranks=[0, 1, 2, 3]) as its group 2",
+    }
+    at = {
+        rank: Standing(call="new_group", full=full, place="t.py:6") for rank, full in made.items()
+    }
+    finding = found(*(stopped(rank, each) for rank, each in at.items()), hang="no progress")
+    assert verdict(finding) == ((1,), "likely", Kind.MISSING)
+    assert all(full in finding.reading.why for full in made.values())
+
+
+def test_the_same_collective_with_another_root_is_a_disagreement() -> None:
+    roots = {rank: f"broadcast(src={2 if rank == 1 else 0})" for rank in range(4)}
+    at = {
+        rank: Standing(call="broadcast", full=full, place="t.py:6") for rank, full in roots.items()
+    }
+    finding = found(*(stopped(rank, each) for rank, each in at.items()), hang="no progress")
+    assert verdict(finding) == ((1,), "likely", Kind.MISMATCH)
+    assert "rank 1 called broadcast(src=2)" in finding.reading.why
+
+
+FOR_FILE = Standing(place="t.py:7", line="while not path.exists(): pass", waits_for=A_FILE)
+FOR_KEY = Standing(call=KEYS, full="store.wait(['ready'])", place="t.py:7")
+
+
+def test_who_is_to_make_a_file_that_others_wait_for_is_named() -> None:
+    waiting = [stopped(rank, FOR_FILE) for rank in (1, 2, 3)]
+    finding = found(stopped(0, AWAY), *waiting, hang="no progress")
+    assert verdict(finding) == ((0,), "likely", Kind.MISSING)
+    assert "ranks 1-3 waited for a file to appear (while not path.exists()" in finding.reading.why
+    assert verdict(found(done(0), *waiting, hang="no progress")) == ((0,), "likely", Kind.MISSING)
+    everybody = found(*(stopped(rank, FOR_FILE) for rank in range(3)), hang="no progress")
+    assert verdict(everybody) == ((), "likely", Kind.HUNG)
+    in_barrier = found(stopped(0, IN_BARRIER), *waiting, hang="no progress")
+    assert verdict(in_barrier) == ((1, 2, 3), "likely", Kind.HUNG)
+
+
+def test_who_has_not_set_a_key_that_others_wait_for_is_named() -> None:
+    waiting = [stopped(rank, FOR_KEY) for rank in (1, 2)]
+    finding = found(stopped(0, IN_BARRIER), *waiting, hang="no progress")
+    assert verdict(finding) == ((0,), "likely", Kind.MISSING)
+    assert "ranks 1-2 waited in store.wait(['ready']) at t.py:7" in finding.reading.why
+
+
+def gave_up(rank: int, place: str = "t.py:11", said: str = "TimeoutError: not there") -> Witness:
+    return raised(rank, alike="same", said=said, standing=Standing(place=place))
+
+
+def test_who_was_still_at_work_is_named_where_all_others_gave_up_waiting() -> None:
+    others = [gave_up(rank) for rank in (1, 2, 3)]
+    finding = found(stopped(0, AWAY), *others)
+    assert verdict(finding) == ((0,), "likely", Kind.MISSING)
+    assert (
+        "ranks 1-3 gave up waiting (TimeoutError: not there), while rank 0" in finding.reading.why
+    )
+
+
+def test_who_gives_up_where_the_others_do_the_same_is_named_itself() -> None:
+    others = [gave_up(rank, AWAY.place) for rank in (1, 2, 3)]
+    assert found(stopped(0, AWAY), *others).ranks == (1, 2, 3)
+    others = [gave_up(rank, said="KeyError: 1") for rank in (1, 2, 3)]
+    assert found(stopped(0, AWAY), *others).ranks == (1, 2, 3)
+    assert found(stopped(0, AWAY), gave_up(1)).ranks == (1,)
+
+
+def test_a_root_that_waits_for_a_rank_is_not_the_odd_one() -> None:
+    root = stopped(0, Standing(call="broadcast", full="broadcast(src=0)", place="t.py:9"))
+    at = {1: "t.py:10", 2: "t.py:6", 3: "t.py:10"}
+    others = [stopped(rank, Standing(call="all_reduce", place=place)) for rank, place in at.items()]
+    finding = found(root, *others, hang="no progress")
+    assert verdict(finding) == ((2,), "likely", Kind.MISMATCH)
+    assert "rank 2 called all_reduce at t.py:6" in finding.reading.why
+
+
+def test_groups_of_which_each_has_the_other_rank_are_between_those_two() -> None:
+    made = {
+        0: "new_group(ranks=[0, 1])",
+        1: "new_group(ranks=[0, 1, 2])",
+        2: "new_group(ranks=[0, 1, 2])",
+    }
+    inside = [
+        stopped(rank, Standing(call="new_group", full=full, place="t.py:6"))
+        for rank, full in made.items()
+    ]
+    finding = found(*inside, stopped(3, IN_BARRIER), hang="no progress")
+    assert verdict(finding) == ((0, 1), "undecided", Kind.MISSING)
+
+
+def test_nobody_is_said_to_wait_for_a_stopped_process_who_does_not() -> None:
+    alone = found(stopped(0, is_frozen=True), hang="no progress")
+    assert alone.reading.why == "The process of rank 0 was stopped (SIGSTOP or a debugger)."
+    awaited = found(stopped(0, is_frozen=True), stopped(1, IN_BARRIER), hang="no progress")
+    assert "and rank 1 waited for it (barrier)" in awaited.reading.why

@@ -266,3 +266,17 @@ def test_any_order_of_lines_is_survived(pieces: list[bytes], status: int) -> Non
     words = words_of(b"".join(pieces), status)
     assert bool(words.lines) == bool(words.heading)
     assert bool(words.heading) == bool(b"".join(pieces).strip())
+
+
+def test_what_complains_is_shown_though_a_worker_printed_more_to_the_same_place() -> None:
+    printed = "".join(f"row {number}\n" for number in range(40))
+    said = f"step 1\ncannot open data\n{printed}"
+    words = last_words(an_exit(0, 3 << 8, stderr=said.encode(), has_stdout=True))
+    assert words.heading == "the last lines of its output"
+    assert words.lines[0] == "cannot open data"
+    assert words.lines[1:] == tuple(f"row {number}" for number in range(21, 40))
+    assert words.complaints == ("cannot open data",)
+    short = last_words(an_exit(0, 3 << 8, stderr=b"a\nit failed\nb\n", has_stdout=True))
+    assert short.lines == ("a", "it failed", "b")
+    apart = last_words(an_exit(0, 3 << 8, stderr=said.encode()))
+    assert "cannot open data" not in apart.lines

@@ -82,7 +82,7 @@ def test_silence_is_said_to_be_silence() -> None:
 def test_an_error_file_is_named_as_the_source() -> None:
     told = describe([an_exit(0, 1 << 8, account="KeyError: 1", stderr=b"warn\n")], "x")
     assert "  from its error file:\n  | KeyError: 1\n" in told
-    assert "warn" not in told
+    assert "  the last lines of its stderr:\n  | warn\n" in told
 
 
 def shown(stderr: bytes, status: int = 1 << 8) -> list[str]:
@@ -97,6 +97,34 @@ def test_of_a_long_traceback_the_innermost_calls_are_shown() -> None:
     assert lines[:2] == ["Traceback (most recent call last):", "  … 163 lines left out …"]
     assert lines[2] == '  File "t.py", line 163, in f'
     assert lines[-1] == "KeyError: 1"
+
+
+def chained(*sizes: int) -> bytes:
+    """A chain of exceptions with so many calls each."""
+    chain = "\nThe above exception was the direct cause of the following exception:\n\n"
+    traces = (
+        "Traceback (most recent call last):\n"
+        + "".join(f'  File "t.py", line {line}, in f\n' for line in range(size))
+        + f"KeyError: {number}\n"
+        for number, size in enumerate(sizes)
+    )
+    return chain.join(traces).encode()
+
+
+def test_of_a_long_chain_the_innermost_calls_of_each_are_shown() -> None:
+    lines = shown(chained(200, 200, 2))
+    assert len(lines) <= SHOWN_LINES
+    assert [line for line in lines if line.startswith("KeyError")] == [
+        "KeyError: 0",
+        "KeyError: 1",
+        "KeyError: 2",
+    ]
+    assert lines[1].endswith("lines left out …")
+    assert lines[lines.index("KeyError: 0") - 1] == '  File "t.py", line 199, in f'
+    many = shown(chained(*[30] * 12))
+    assert len(many) <= SHOWN_LINES
+    assert {"KeyError: 0", "KeyError: 7", "KeyError: 11"} <= {*many}
+    assert "KeyError: 3" not in many
 
 
 def test_of_a_crashs_deep_stack_too() -> None:

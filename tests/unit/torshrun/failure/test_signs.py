@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from torshrun.failure.kinds import Kind
-from torshrun.failure.signs import SEARCHED_CHARS, by_words
+from torshrun.failure.signs import SEARCHED_CHARS, by_child, by_words
 
 
 @pytest.mark.parametrize("piece", [".so", "unable to a1", "limit ", "norm ", "file ", "1", " .so:"])
@@ -21,6 +21,11 @@ def test_a_library_that_is_missing_is_named(before: str) -> None:
     assert found
     assert found.kind is Kind.IMPORT
     assert "libx.so.1'" in found.why
+
+
+def test_an_exit_code_without_end_is_none() -> None:
+    assert by_child("exit code: -" + "9" * 6000) is None
+    assert by_child("exit code: -11")
 
 
 def test_a_script_that_asks_is_told_that_nobody_answers() -> None:

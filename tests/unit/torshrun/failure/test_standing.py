@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torshrun.failure.standing import Standing, from_stack, from_trace
+from torshrun.failure.standing import A_FILE, KEYS, Standing, from_stack, from_trace
 
 TORCH = "/venv/lib/python3.11/site-packages/torch"
 IN_GLOO = f"""Thread 0x00007f0 (most recent call first):
@@ -183,3 +183,110 @@ Current thread 0x00007f03 (most recent call first):
     assert standing is not None
     assert standing.waits_for == "another process"
     assert standing.place == "train.py:11"
+
+
+def test_where_the_start_hook_runs_nobody_stood() -> None:
+    hook = "/lib/site-packages/torshrun/workers/startup/sitecustomize.py"
+    head = "Current thread 0x1 (most recent call first):\n"
+    ends = from_stack(f'{head}  File "{hook}", line 5 in rest\n')
+    starts = f'{head}  File "{hook}", line 9 in park\n  File "<frozen site>", line 7 in main\n'
+    asked = f'{head}  File "{hook}", line 9 in on_request\n  File "t.py", line 7 in load\n'
+    assert (ends, from_stack(starts)) == (None, None)
+    standing = from_stack(asked)
+    assert standing is not None
+    assert (standing.place, standing.waits_for) == ("load (t.py:7)", "")
+
+
+@pytest.mark.parametrize(
+    ("source", "awaited", "full"),
+    [
+        ("if rank == 1: dist.recv(x, 2)", 2, "recv(src=2)"),
+        ("dist.recv(torch.ones(4), src=12, tag=7)", 12, "recv(src=12, tag=7)"),
+        ("dist.recv(x[0], 3 , group=g)", 3, "recv(src=3)"),
+        ("dist.recv(x, rank - 1)", -1, ""),
+        ("dist.recv(x, 1) if rank else dist.recv(x, 2)", -1, ""),
+        ("dist.recv(x)", -1, ""),
+        ("dist.send(x, 1); dist.recv(x, 2)", 2, "recv(src=2)"),
+    ],
+)
+def test_the_other_end_of_a_message_as_the_line_has_it(
+    source: str, awaited: int, full: str
+) -> None:
+    library = (f"{TORCH}/distributed/distributed_c10d.py", 9, "recv", "")
+    standing = from_stack(stack(library, ("train.py", 5, "main", source)))
+    assert standing is not None
+    assert (standing.call, standing.awaited, standing.full) == ("recv", awaited, full)
+
+
+def test_work_that_is_waited_for_is_a_call() -> None:
+    work = from_stack(stack(("train.py", 5, "main", "for work in works: work.wait()")))
+    event = from_stack(
+        stack(("/usr/lib/python3.11/threading.py", 1, "wait", ""), ("t.py", 5, "main", "e.wait()"))
+    )
+    assert work is not None
+    assert event is not None
+    assert (work.call, event.call) == ("wait", "")
+
+
+def test_locks_are_told_with_the_lines_of_all_threads() -> None:
+    threads = [
+        stack(("train.py", 5, "refresh", "with CACHE:")).replace("0x01", "0x02"),
+        stack(("train.py", 9, "<module>", "with INDEX:")),
+    ]
+    standing = from_stack("\n".join(threads))
+    assert standing is not None
+    assert standing.locks == "refresh (train.py:5): with CACHE:; train.py:9: with INDEX:"
+
+
+SPIED_MESSAGE = """MainThread (idle)
+  {} (torch/distributed/distributed_c10d.py:2799) [{}]
+  wrapper (torch/distributed/c10d_logger.py:83)
+  <module> (train.py:7)
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments", "awaited"),
+    [
+        ("recv", "src=2, tag=5", 2),
+        ("send", "dst=3, tag=0", 3),
+        ("recv", "group_src=2", -1),
+        ("broadcast", "src=2", -1),
+    ],
+)
+def test_arguments_that_py_spy_shows_are_part_of_the_call(
+    call: str, arguments: str, awaited: int
+) -> None:
+    standing = from_stack(SPIED_MESSAGE.format(call, arguments))
+    assert standing is not None
+    assert (standing.call, standing.full) == (call, f"{call}({arguments})")
+    assert standing.awaited == awaited
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["while not path.exists(): pass", "time.sleep(1)  # in while not os.path.isfile(done):"],
+)
+def test_a_loop_that_waits_for_a_file_is_told_with_its_condition(source: str) -> None:
+    standing = from_stack(stack(("train.py", 5, "main", source)))
+    assert standing is not None
+    assert standing.waits_for == A_FILE
+    assert standing.line.startswith("while not ")
+
+
+def test_keys_that_are_waited_for_are_part_of_the_call() -> None:
+    standing = from_stack(stack(("train.py", 5, "main", "store.wait(['ready', 'set'])")))
+    assert standing is not None
+    assert (standing.call, standing.full) == (KEYS, "store.wait(['ready', 'set'])")
+
+
+def test_members_of_a_group_are_told_with_its_number() -> None:
+    made = """MainThread (idle)
+  _new_process_group_helper (torch/distributed/distributed_c10d.py:2169) [group_name="2"]
+  _new_group_with_tag (torch/distributed/distributed_c10d.py:6056) [ranks=[0, 1], group_name="2"]
+  new_group (torch/distributed/distributed_c10d.py:5863)
+  <module> (train.py:7)
+"""
+    standing = from_stack(made)
+    assert standing is not None
+    assert standing.full == "new_group(ranks=[0, 1]) as its group 2"

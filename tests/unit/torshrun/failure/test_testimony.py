@@ -35,6 +35,7 @@ OWN = Witness(
     at=17.25,
     reading=Reading(Kind.IMPORT, "why", "advice"),
     said="ImportError: x",
+    is_unsure=True,
     alike="abc",
     standing=Standing(place="train.py:3", line="import x"),
 )
@@ -60,7 +61,14 @@ FOLLOWER = Witness(
     ),
 )
 STOPPED = Witness(
-    rank=10, node=1, end="stopped", how="killed", where="host h", is_frozen=True, thread="E: x"
+    rank=10,
+    node=1,
+    end="stopped",
+    how="killed",
+    where="host h",
+    is_frozen=True,
+    thread="E: x",
+    handles="E: y",
 )
 
 

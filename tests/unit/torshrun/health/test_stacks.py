@@ -92,7 +92,7 @@ def test_a_process_that_is_not_python_says_so() -> None:
 def test_without_py_spy_it_says_what_to_install(py_spy: Path) -> None:
     found = collected([1, 2], 20)
     assert found.texts == {1: "", 2: ""}
-    assert "pip install 'torshrun[debug]'" in found.hint
+    assert "pip install py-spy" in found.hint
 
 
 def test_equal_places_of_different_processes_read_alike(py_spy: Path) -> None:
@@ -108,9 +108,10 @@ def test_equal_places_of_different_processes_read_alike(py_spy: Path) -> None:
 
 
 def test_a_pause_is_tried_only_if_it_fails_without(py_spy: Path) -> None:
-    program(py_spy, '[ "$4" = --nonblocking ] && exit 1\necho "$4" >> "$0.log"; exit 1')
+    program(py_spy, 'echo "$@" >> "$0.log"; exit 1')
     collected([os.getpid()], 20)
-    assert py_spy.with_name("py-spy.log").read_text() == "\n"
+    first, second = py_spy.with_name("py-spy.log").read_text().splitlines()
+    assert first == f"{second} --nonblocking"
 
 
 @pytest.mark.parametrize(
@@ -149,3 +150,54 @@ def test_a_late_one_is_killed(py_spy: Path) -> None:
 
 def test_no_processes_no_stacks() -> None:
     assert collected([], 1).texts == {}
+
+
+@pytest.mark.parametrize(
+    ("frame", "stands"),
+    [
+        ("Pdb.interaction (pdb.py:433)", True),
+        ("TerminalPdb.interaction (/x/lib/python3.11/pdb.py:433)", True),
+        ("PyDB._do_wait_suspend (pydevd.py:2200)", True),
+        ("PyDB.do_wait_suspend (/x/pydevd.py:2133)", True),
+        ("PyDB.run (pydevd.py:2821)", False),  # below whatever runs in it
+        ("interaction (model.py:3)", False),
+    ],
+)
+def test_who_stands_in_a_debugger(frame: str, stands: bool) -> None:
+    text = f"MainThread (idle)\n  {frame}\n  <module> (train.py:5)"
+    assert stacks.is_at_breakpoint(text) is stands
+
+
+def test_arguments_of_collectives_are_shown_and_no_other_variables(
+    py_spy: Path, tmp_path: Path
+) -> None:
+    answer = tmp_path / "answer"
+    answer.write_text(
+        """Process 7: python train.py
+Python v3.11.7 (/usr/bin/python3.11)
+
+Thread 7 (idle): "MainThread"
+    recv (torch/distributed/distributed_c10d.py:2799)
+        Arguments:
+            tensor: <Tensor at 0x7f9f204ba5d0>
+            src: 2
+            group: None
+            tag: 5
+            group_src: None
+        Locals:
+            relevant_args: (<Tensor at 0x7f9f204ba5d0>)
+    load (train.py:7)
+        Arguments:
+            src: 4
+            token: "a secret"
+    <module> (train.py:9)
+"""
+    )
+    program(py_spy, f"cat {answer}")
+    text = collected([os.getpid()], 20).texts[os.getpid()]
+    assert text.splitlines() == [
+        "MainThread (idle)",
+        "  recv (torch/distributed/distributed_c10d.py:2799) [src=2, tag=5]",
+        "  load (train.py:7)",
+        "  <module> (train.py:9)",
+    ]

@@ -142,6 +142,7 @@ JUNK = {
     "no number": b'{"pid":1,"scope_id":"s","expiration_time":NaN,"signal":9}',
     "for ever": b'{"pid":1,"scope_id":"s","expiration_time":1e400,"signal":9}',
     "many digits": b'{"pid":1,"scope_id":"s","expiration_time":' + b"9" * 3000 + b',"signal":9}',
+    "no signal": b'{"pid":1,"scope_id":"s","expiration_time":1,"signal":' + b"9" * 30 + b"}",
     "half a signal": b'{"pid":1,"scope_id":"s","expiration_time":1,"signal":9.5}',
 }
 

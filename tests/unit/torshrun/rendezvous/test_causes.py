@@ -55,6 +55,16 @@ def test_the_verdict_has_the_root_cause_of_all_nodes() -> None:
     assert can_be_read(action.verdict)
 
 
+def test_the_verdict_tells_of_whom_the_root_cause_names() -> None:
+    done = reported("b", 1, "succeeded", first_rank=2, nproc=2)
+    first = told("a", 0, follower(0, 3), follower(1), cause="rank 0: exit code 1 (peer lost)")
+    assert act(view(first, done, header=CLOSING)).verdict.reason == "rank 3: early exit"
+    for cause in ("rank 1: node lost", "ranks 0-1: hung", "no rank: hung"):
+        first = told("a", 0, failure(0), follower(1), cause=cause)
+        other = told("b", 1, follower(2), follower(3))
+        assert act(view(first, other, header=CLOSING)).verdict.reason == "rank 0: exception"
+
+
 def test_the_order_in_which_reports_come_does_not_matter() -> None:
     rows = told("a", 0, follower(0), follower(1)), told("b", 1, failure(3), follower(2))
     found = [finding(act(view(*order, header=CLOSING))) for order in (rows, rows[::-1])]

@@ -116,6 +116,7 @@ async def scale_down_unseen(loses: str) -> Header:
     return header
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loses", ["", "close", "list"])
 def test_no_round_is_formed_while_nodes_are_inside_the_last_one(loses: str) -> None:
     header = asyncio.run(scale_down_unseen(loses))

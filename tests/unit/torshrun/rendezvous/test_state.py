@@ -22,6 +22,7 @@ from support.led_nodes import (
 from torshrun import exit_codes
 from torshrun.rendezvous.beats import Beat
 from torshrun.rendezvous.rows import Header, SizeWanted, StopWanted
+from torshrun.rendezvous.seats import seat
 from torshrun.rendezvous.settings import Settings
 from torshrun.rendezvous.state import Adopt, Close, Conclude, Form, ListNodes, decide
 
@@ -117,6 +118,18 @@ def test_newcomers_are_let_in_at_once_if_they_fill_the_job() -> None:
     assert isinstance(act(roomy, 6.0), Close)
     roomy.put(inside("a", 0, holds=True), 9)
     assert act(roomy, 99.0) is None
+
+
+@pytest.mark.parametrize("times", [{"ttl": 11.0}, {"ttl": TTL, "outage_timeout": 1.0}])
+def test_no_round_is_closed_or_formed_for_a_node_that_does_not_fit(times: dict[str, float]) -> None:
+    odd = node("c", **times)
+    fitting = node("c", ttl=TTL, outage_timeout=settings().outage_timeout)
+    for row, action in ((odd, None), (fitting, Close("node c joined"))):
+        seen = view(inside("a", 0), inside("b", 1), row, header=header())
+        assert act(seen, 100.0) == action
+    found = seat(view(node("a"), node("b"), odd), 0.0)
+    assert [row.node for row in found.nodes] == ["a", "b"]
+    assert [name for name, _ in found.waiting] == ["c"]
 
 
 def test_more_nodes_than_the_maximum_wait_as_spares() -> None:

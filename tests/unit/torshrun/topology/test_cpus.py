@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from torshrun.topology.cpus import allowed_cpus, cpu_quota, usable_cpus
+from torshrun.topology.cpus import allowed_cpus, cpu_quota, told_of_binding, usable_cpus
 
 V2 = "25 1 0:1 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
 V1 = "26 1 0:2 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n"
@@ -109,3 +109,28 @@ def test_in_a_real_cgroup(limited: Path) -> None:
         timeout=60,
     )
     assert (ended.stdout, ended.stderr) == ("1.5 1\n", "")
+
+
+@pytest.mark.parametrize(
+    ("allowed", "step", "is_told"),
+    [
+        ({2, 10}, {"SLURM_STEP_ID": "0", "SLURM_CPUS_ON_NODE": "8"}, True),
+        ({2}, {"SLURM_STEP_ID": "0", "SLURM_CPUS_ON_NODE": "8"}, True),
+        ({2}, {"SLURM_STEP_ID": "0", "SLURM_CPUS_ON_NODE": "2"}, False),  # --hint=nomultithread
+        ({2, 3}, {"SLURM_STEP_ID": "0", "SLURM_CPUS_ON_NODE": "8"}, False),
+        ({2}, {"SLURM_STEP_ID": "0", "SLURM_CPUS_ON_NODE": "1"}, False),
+        ({2}, {"SLURM_STEP_ID": "0"}, False),
+        ({2}, {"SLURM_CPUS_ON_NODE": "8"}, False),  # taskset in a batch script
+    ],
+)
+def test_a_task_that_is_bound_to_one_core_of_several_is_told_so(
+    tmp_path: Path, allowed: set[int], step: dict[str, str], is_told: bool
+) -> None:
+    folder = tmp_path / "sys/devices/system/cpu/cpu2/topology"
+    folder.mkdir(parents=True)
+    (folder / "thread_siblings_list").write_text("2,10\n")
+    told = told_of_binding(step, frozenset(allowed), tmp_path)
+    assert bool(told) == is_told
+    if told:
+        assert f"share {len(allowed)} of the 8 processors" in told
+        assert "SRUN_CPUS_PER_TASK=8" in told

@@ -137,7 +137,11 @@ def test_the_other_half_of_a_line_end_is_dropped_behind_anothers_line(console: O
 def test_many_writers_tear_nothing(console: Open, one: bool) -> None:
     each = console(one)
     reader = Reader(each.out)
-    writers = [write for rank in range(3) for write in each.worker(rank)]
+    if one:  # what begins on a worker's stdout may end on its stderr
+        writers = [each.worker(rank) for rank in range(6)]
+    else:
+        writers = [(write, write) for rank in range(3) for write in each.worker(rank)]
+    ranks = range(6) if one else (0, 0, 1, 1, 2, 2)
     others = None if one else Reader(each.err)
 
     def line(index: int, number: int) -> bytes:
@@ -146,8 +150,9 @@ def test_many_writers_tear_nothing(console: Open, one: bool) -> None:
     def work(index: int) -> None:
         for number in range(1000):
             data = line(index, number) + b"\n"
-            writers[index](data[: number % len(data)])
-            writers[index](data[number % len(data) :])
+            begin, end = writers[index]
+            begin(data[: number % len(data)])
+            end(data[number % len(data) :])
 
     threads = [threading.Thread(target=work, args=(index,)) for index in range(6)]
     for thread in threads:
@@ -160,8 +165,9 @@ def test_many_writers_tear_nothing(console: Open, one: bool) -> None:
     each.end()
     lines = (reader.join() + (others.join() if others else b"")).splitlines()
     for index in range(6):
-        mine = [text for text in lines if text.startswith(b"[%d] %d-" % (index // 2, index))]
-        assert mine == [b"[%d] " % (index // 2) + line(index, number) for number in range(1000)]
+        prefix = b"[%d] " % ranks[index]
+        mine = [text for text in lines if text.startswith(prefix + b"%d-" % index)]
+        assert mine == [prefix + line(index, number) for number in range(1000)]
     for number in range(50):
         assert lines.count(b"says %d" % number) == lines.count(b"writes %d" % number) == 1
     assert len(lines) == 6 * 1000 + 2 * 50
@@ -238,6 +244,15 @@ def test_filtered_lines_of_all_ranks_are_kept_together(console: Open) -> None:
     assert sorted(err_lines) == [b"[0] error", b"[0] warn", b"[1] error", b"[1] warn"]
     again = each.folder / "attempt_1" / "filtered_stdout.log"
     assert again.read_bytes() == b"[0] loss 2\n"
+
+
+def test_stderr_alone_can_be_filtered_where_both_go_to_one_place(console: Open) -> None:
+    each = console(one=True, duplicate_stderr_filters=("loss",))
+    out, err = each.worker(0)
+    out(b"loss out\n")
+    err(b"loss err\n")
+    each.finish()
+    assert each.kept("filtered_stderr.log") == b"[0] loss err\n"
 
 
 def test_files_are_rotated(console: Open) -> None:

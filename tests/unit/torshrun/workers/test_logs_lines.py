@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torshrun.workers.logs.lines import LineStamper, insert_prefix
+from torshrun.workers.logs.lines import LineStamper, insert_prefix, spare_prefix
 
 
 @pytest.mark.parametrize(
@@ -42,3 +42,19 @@ def test_pieces_make_no_difference(texts: list[str]) -> None:
     whole = LineStamper().mark(b"".join(pieces), b"> ")
     assert b"".join(stamper.mark(piece, b"> ") for piece in pieces) == whole
     assert whole.replace(b"> ", b"") == b"".join(pieces)
+
+
+@pytest.mark.parametrize(
+    ("data", "begins_line", "expected"),
+    [
+        (b"\x1b[2Kbar", True, b"\x1b[Kbar"),
+        (b"\x1b[2Kbar", False, b"\x1b[2Kbar"),  # what stands there is the worker's own
+        (b"\r\x1b[2Kbar\r\x1b[2Kbar", False, b"\r\x1b[Kbar\r\x1b[Kbar"),
+        (b"text\x1b[2Kbar", True, b"text\x1b[2Kbar"),
+        (b"bar", True, b"bar"),
+    ],
+)
+def test_a_bar_that_erases_its_line_leaves_the_prefix(
+    data: bytes, begins_line: bool, expected: bytes
+) -> None:
+    assert spare_prefix(data, begins_line) == expected

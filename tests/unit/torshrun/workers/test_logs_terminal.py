@@ -6,6 +6,7 @@ import os
 import termios
 import threading
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -35,12 +36,12 @@ class Window:
         self._thread.start()
         self._held = Folder(str(folder), os.open(folder, os.O_RDONLY))
         self.pump = LogPump(output, self._held, self._slave, self._slave, environ)
-        self.workers: list[tuple[Stream, Stream]] = []
+        self.workers: list[tuple[Stream, ...]] = []
 
     def size(self, rows: int, columns: int) -> None:
         termios.tcsetwinsize(self._slave, (rows, columns))
 
-    def worker(self, rank: int) -> tuple[Stream, Stream]:
+    def worker(self, rank: int) -> tuple[Stream, ...]:
         place = WorkerEnv(rank=rank, world_size=8, local_rank=rank, local_world_size=8)
         self.workers.append(self.pump.open(place, str(self.folder)))
         return self.workers[-1]
@@ -49,9 +50,8 @@ class Window:
         return soon(lambda: self.screen.text() == list(rows))
 
     def end(self) -> None:
-        for out, err in self.workers:
-            os.close(out.source.end)
-            os.close(err.source.end)
+        for stream in chain.from_iterable(self.workers):
+            os.close(stream.source.end)
         self.pump.close()
         assert self.pump.is_closed(10)
         self._held.close()
@@ -113,7 +113,7 @@ def test_the_window_is_as_wide_as_the_terminal_less_the_prefix(window: Open) -> 
     assert termios.tcgetwinsize(made[0].source.end) == (ROWS, COLUMNS - len("[0] "))
     each.size(20, 100)
     each.pump.resize()
-    assert soon(lambda: termios.tcgetwinsize(made[1].source.end) == (20, 96))
+    assert soon(lambda: termios.tcgetwinsize(made[-1].source.end) == (20, 96))
     assert each.pump.status_width == 100
     each.end()
 
@@ -127,16 +127,38 @@ def test_a_tiny_window_leaves_a_column(window: Open) -> None:
 
 
 def test_last_words_are_drained(window: Open) -> None:
-    each = window()
-    made = each.worker(0)
-    os.write(made[0].source.end, b"x" * 3000 + b"\n")
-    os.write(made[1].source.end, b"last words")
-    done = threading.Event()
-    each.pump.drain(made, done.set)
-    assert done.wait(5)
-    assert made[0].received == 3001
-    assert made[1].tail == b"last words"
-    each.end()
+    apart, one = window(log_dir="anywhere"), window()
+    for each, received, tail in (
+        (apart, [3001, 10], b"last words"),
+        (one, [3011], b"x" * 3000 + b"\nlast words"),
+    ):
+        made = each.worker(0)
+        os.write(made[0].source.end, b"x" * 3000 + b"\n")
+        os.write(made[-1].source.end, b"last words")
+        done = threading.Event()
+        each.pump.drain(made, done.set)
+        assert done.wait(5)
+        assert [stream.received for stream in made] == received
+        assert made[-1].tail == tail
+        each.end()
+
+
+def test_a_worker_has_one_terminal_for_both_unless_one_is_asked_for_alone(window: Open) -> None:
+    one = window(log_timestamps=True)
+    (made,) = one.worker(0)
+    os.write(made.source.end, b"both\n")
+    one.end()
+    assert made.tail == b"both\n"
+    only_stderr = StreamRule(everyone=Streams.STDERR)
+    for asked in (
+        {"log_dir": "anywhere"},
+        {"tee": only_stderr},
+        {"redirects": only_stderr},
+        {"ranks_filter": frozenset({1})},
+    ):
+        each = window(**asked)
+        assert len(each.worker(0)) == 2, asked
+        each.end()
 
 
 def test_much_output_comes_through_whole(window: Open) -> None:

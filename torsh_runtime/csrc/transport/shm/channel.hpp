@@ -57,6 +57,7 @@ class Channel {
   Channel(const Setup& setup, Hooks hooks);
 
   int rank() const { return rank_; }
+  Progress& progress() { return *progress_; }
   int ranks() const { return ranks_; }
   const Tuning& tuning() const { return tuning_; }
   Segment& segment() { return segment_; }

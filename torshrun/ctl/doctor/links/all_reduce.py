@@ -114,7 +114,7 @@ def _result(code: int, said: str) -> Checked:
     try:
         report = json.loads(reports[-1])
         return Checked("", float(report["latency"]), float(report["rate"]))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return Checked(f"the worker's report cannot be read: {_last(said)}", 0.0, 0.0)
 
 

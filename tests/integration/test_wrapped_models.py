@@ -1,0 +1,124 @@
+"""What programs do with wrapped models: it is right, or refused by name on every rank."""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import cache, partial
+from typing import Any
+
+import pytest
+from support.forked import Raised
+from support.worlds import run_in_one_world
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch"),
+]
+NEAR = 2e-6
+
+
+@cache
+def found() -> dict[Any, list[Any]]:
+    from support import optimizers_on_parts, wrapped_models
+
+    bodies: dict[Any, Any] = {}
+    for name in ("used_by_others", "unfrozen", "by_methods"):
+        for gathers in (False, True):
+            bodies[name, gathers] = partial(getattr(wrapped_models, name), gathers)
+    for name in ("after_a_step", "grouped", "put_values", "refused", "layers_added", "experts"):
+        bodies[name] = getattr(wrapped_models, name)
+    bodies["scaled"] = wrapped_models.scaled
+    for name in ("refused", "accepted", "clipped"):
+        bodies["optimizers", name] = getattr(optimizers_on_parts, name)
+    return run_in_one_world(2, bodies, 60.0)
+
+
+def results(key: Any) -> list[Any]:
+    for result in found()[key]:
+        assert not isinstance(result, Raised), result.error.args[0]
+    return found()[key]
+
+
+@pytest.mark.parametrize("gathers", [False, True])
+def test_weights_that_other_modules_use_are_whole_there(gathers: bool) -> None:
+    for differences in results(("used_by_others", gathers)):
+        assert max(differences) < NEAR
+
+
+@pytest.mark.parametrize("gathers", [False, True])
+def test_a_layer_that_is_unfrozen_later_is_trained(gathers: bool) -> None:
+    assert max(results(("unfrozen", gathers))) < NEAR
+
+
+@pytest.mark.parametrize("gathers", [False, True])
+def test_methods_and_the_module_itself_train_as_the_wrapper_does(gathers: bool) -> None:
+    for differences in results(("by_methods", gathers)):
+        assert max(differences) < NEAR
+
+
+def test_calls_past_the_wrapper_compute_with_present_values() -> None:
+    assert results("after_a_step") == [[0.0, 0.0]] * 2
+
+
+def test_parameters_keep_their_number_of_dimensions() -> None:
+    for before, after in results("grouped"):
+        assert after == [(each,) * 3 for each in before]
+
+
+def test_values_that_are_put_in_place_count_or_are_refused() -> None:
+    for is_taken_over, (cast, whole) in results("put_values"):
+        assert is_taken_over
+        assert "'0.weight' has become float64" in cast
+        assert "before it is wrapped" in cast
+        assert "'0.weight' has become float32 (12, 12)" in whole
+
+
+def test_what_takes_parts_for_whole_parameters_is_refused() -> None:
+    first, other = results("refused")
+    assert first == other
+    assert all(text.startswith("ConfigError: ") for text in first.values()), first
+    assert "leave it out" in first["assign"]
+    copies = {first[name] for name in ("deepcopy", "deepcopy of the module", "pickle")}
+    assert copies == {first["AveragedModel"]}
+    assert "tr.checkpoint.Checkpointer" in first["AveragedModel"]
+    assert "state_dict=model.state_dict()" in first["state of the module"]
+    assert first["state of a layer"] == first["state of the module"]
+    assert "'0' gives sparse gradients" in first["sparse"]
+    assert "no method 'encode'" in first["no method"]
+
+
+def test_layers_that_are_added_later_are_named() -> None:
+    for texts in results("layers_added"):
+        assert texts[::2] == ["nothing"] * 2
+        assert all("when it was wrapped: '4.weight', '4.bias'" in each for each in texts[1::2])
+
+
+def test_experts_without_tokens_take_an_empty_batch() -> None:
+    assert max(results("experts")) < NEAR
+
+
+def test_torchs_scaler_leaves_a_step_out_on_all_ranks() -> None:
+    assert results("scaled") == [([2.0, 2.0], True)] * 2
+
+
+def test_optimizers_that_look_at_whole_parameters_are_refused() -> None:
+    first, other = results(("optimizers", "refused"))
+    assert first == other
+    for name, text in first.items():
+        assert text.startswith("ConfigError: "), (name, text)
+        assert f"{name} does not compute elementwise" in text
+        assert "AdamW" in text
+
+
+def test_elementwise_optimizers_of_strangers_are_not() -> None:
+    for texts in results(("optimizers", "accepted")):
+        assert set(texts.values()) == {"nothing"}, texts
+
+
+def test_torchs_clipping_is_refused_on_parts() -> None:
+    for fsdp, plan, whole, experts in results(("optimizers", "clipped")):
+        assert "model.clip_grad_norm_(max_norm)" in fsdp
+        assert "such as of '0.weight'" in plan
+        assert "tr.clip_grad_norm_(model, max_norm, mesh)" in plan
+        assert whole == "nothing"
+        assert "such as of 'up'" in experts

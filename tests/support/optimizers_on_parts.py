@@ -1,0 +1,143 @@
+"""Optimizers, torch's and others', on parameters of which ranks have parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from support.ddp_faults import raised
+from support.wrapped_models import batch, layers, sharded
+from torch import nn
+
+import torsh_runtime as tr
+
+
+class Sign(torch.optim.Optimizer):
+    """A stranger's, which computes elementwise, and whose step() has to have a closure."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr, "decay": 0.1})
+        self.history: list[int] = []
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any]) -> Any:  # type: ignore[override]
+        with torch.enable_grad():
+            loss = closure()
+        for group in self.param_groups:
+            for each in group["params"]:
+                mean = self.state[each].setdefault("mean", torch.zeros_like(each))
+                mean.lerp_(each.grad, 0.1)
+                each.mul_(1 - group["lr"] * group["decay"]).sub_(mean.sign(), alpha=group["lr"])
+        self.history.append(len(self.state))
+        return loss
+
+
+class Noisy(torch.optim.SGD):
+    """Draws random numbers for each element."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for each in self.param_groups[0]["params"]:
+            each.add_(torch.randn_like(each), alpha=1e-4)
+        return super().step(closure)
+
+
+class ByNorm(torch.optim.SGD):
+    """Divides by the norm of all gradients that it sees."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        gradients = [each.grad for group in self.param_groups for each in group["params"]]
+        norm = torch.cat([each.flatten() for each in gradients]).norm()
+        for each in gradients:
+            each.div_(norm)
+        return super().step(closure)
+
+
+class Unknown(torch.optim.SGD):
+    """Keeps what cannot be copied."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.generator = (each for each in ())
+
+
+def first_steps(model: Any, make: Callable[[Any], Any]) -> str:
+    """What a training with this optimizer raises, before it changes anything."""
+    optimizer = make(model.parameters())
+    before = [each.detach().clone() for each in model.parameters()]
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        loss = model(batch(0, 4)).square().mean()
+        loss.backward()
+        return loss
+
+    def steps() -> None:
+        for _ in range(2):
+            closure()
+            optimizer.step(*(closure,) * isinstance(optimizer, Sign | torch.optim.LBFGS))
+
+    closure()
+    text = raised(steps)
+    if text != "nothing":
+        assert all(map(torch.equal, before, model.parameters())), "something was changed"
+    return text
+
+
+def refused(rank: int) -> dict[str, str]:
+    kinds: dict[str, Any] = {
+        "Adafactor": lambda p: torch.optim.Adafactor(p, lr=0.01),
+        "LBFGS": lambda p: torch.optim.LBFGS(p, lr=0.01),
+        "ByNorm": lambda p: ByNorm(p, lr=0.0),  # as a warm-up begins
+    }
+    if hasattr(torch.optim, "Muon"):
+        kinds["Muon"] = lambda p: torch.optim.Muon([each for each in p if each.ndim == 2], lr=0.01)
+    return {name: first_steps(sharded(layers()), make) for name, make in kinds.items()}
+
+
+def accepted(rank: int) -> dict[str, str]:
+    def scheduled(parameters: Any) -> Any:
+        optimizer = Sign(parameters, lr=0.01)
+        torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: step)
+        return optimizer
+
+    kinds: dict[str, Any] = {
+        "Sign": scheduled,
+        "Noisy": lambda p: Noisy(p, lr=0.01),
+        "Unknown": lambda p: Unknown(p, lr=0.01),
+        "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01, foreach=True),
+    }
+    for name in ("Adadelta", "Adamax", "ASGD", "NAdam", "RAdam", "Rprop", "RMSprop", "Adagrad"):
+        kinds[name] = type(name, (getattr(torch.optim, name),), {})  # as if it were a stranger's
+    torch.manual_seed(3)
+    drawn = torch.get_rng_state()
+    found = {name: first_steps(sharded(layers()), make) for name, make in kinds.items()}
+    found["random numbers"] = "nothing" if _is_drawn_alike(drawn, kinds["Sign"]) else "drawn"
+    return found
+
+
+def _is_drawn_alike(state: torch.Tensor, make: Any) -> bool:
+    model = sharded(layers())
+    torch.set_rng_state(state)
+    first_steps(model, make)
+    return torch.equal(state, torch.get_rng_state())
+
+
+def clipped(rank: int) -> list[str]:
+    """torch's clip_grad_norm_ on parts, of FSDP, of a plan and of experts; and on whole ones."""
+    mesh = tr.init_device_mesh({"tp": 2})
+    plan = {"0": tr.Column(), "2": tr.Row()}
+    models: list[Any] = [sharded(layers()), tr.parallelize(layers(), mesh, plan)]
+    models.append(tr.DistributedDataParallel(layers()))
+    texts = []
+    for model in models:
+        model(batch(0, 4)).square().mean().backward()
+        before = [each.grad.clone() for each in model.parameters()]
+        texts.append(raised(lambda m=model: nn.utils.clip_grad_norm_(m.parameters(), 1e-3)))
+        after = [each.grad for each in model.parameters()]
+        assert all(map(torch.equal, before, after)) is (texts[-1] != "nothing")
+    moe: Any = tr.MixtureOfExperts(8, 8, 2, top_k=1, mesh=mesh)
+    texts.append(raised(lambda: nn.utils.clip_grad_norm_([moe.up], 1.0)))
+    return texts

@@ -1,0 +1,98 @@
+"""Subclasses of torch's tensors that are made of other tensors, such as quantised ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from torsh_runtime.errors import CheckpointError, ConfigError
+
+_OWN_MEMORY = (torch.Tensor, torch.nn.Parameter)
+
+
+def is_subclass(value: object) -> bool:
+    """Whether it is a tensor that its elements alone do not make again. A result of a functional
+    collective is none: its elements come when they are wanted."""
+    is_own = type(value) in _OWN_MEMORY or hasattr(value, "trigger_wait")
+    return isinstance(value, torch.Tensor) and not is_own
+
+
+def is_made_of_others(tensor: torch.Tensor) -> bool:
+    """Whether other tensors hold what it has, so that it has no memory itself."""
+    return hasattr(type(tensor), "__tensor_flatten__")
+
+
+def refusal_of_distributed(name: str, value: object) -> str:
+    """Why a DTensor of torch cannot be kept; "" for anything else."""
+    if type(value).__name__ != "DTensor":
+        return ""
+    return (
+        f"{name!r} is a DTensor of torch, as torch's fully_shard() and parallelize_module() make "
+        f"them: keep it with torch.distributed.checkpoint (dcp.save() of what get_state_dict() "
+        f"gives), or wrap the model in tr.FullyShardedDataParallel"
+    )
+
+
+def taken_apart(name: str, tensor: torch.Tensor) -> tuple[str, dict[str, Any], Any]:
+    """The name of its class, the tensors that it is made of, by name, and what else it needs.
+
+    ConfigError for a class that cannot be made again: it must be one that torch.load() accepts with
+    weights_only=True, for nothing else is made of what a file says.
+    """
+    kind = type(tensor)
+    refused = refusal_of_distributed(name, tensor)
+    if refused:
+        raise ConfigError(refused)
+    told = f"{name} is a tensor of the class {_full_name(kind)}"
+    if not is_made_of_others(tensor):
+        raise ConfigError(
+            f"{told}, of which only the elements could be kept: pass "
+            f"value.as_subclass(torch.Tensor) to keep these"
+        )
+    if kind not in _known().values():
+        raise ConfigError(
+            f"{told}, which torch.load() does not accept: allow it by "
+            f"torch.serialization.add_safe_globals([{kind.__name__}]) before you save and load"
+        )
+    names, context = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+    return _full_name(kind), {each: getattr(tensor, each) for each in names}, context
+
+
+def put_together(
+    kind: str,
+    parts: Mapping[str, Any],
+    context: Any,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+) -> Any:
+    """The tensor again. It holds these parts themselves, which may be filled later.
+
+    CheckpointError for a class that torch.load() does not accept, or that copies its parts.
+    """
+    known = _known().get(kind)
+    if known is None:
+        raise CheckpointError(
+            f"it has a tensor of the class {kind!r}, which torch.load() does not accept here: "
+            f"import the library that it is of before you load, or allow the class by "
+            f"torch.serialization.add_safe_globals()"
+        )
+    made = known.__tensor_unflatten__(dict(parts), context, torch.Size(shape), stride)
+    for name, part in parts.items():
+        own = getattr(made, name)
+        if own is not part and own.data_ptr() != part.data_ptr() and math.prod(part.shape):
+            raise CheckpointError(f"the class {kind!r} copies what its tensors are made of")
+    return made
+
+
+def _known() -> dict[str, Any]:
+    """Classes of such tensors that the program and its libraries allow to be made from files."""
+    allowed = torch.serialization.get_safe_globals()
+    classes = [each[0] if isinstance(each, tuple) else each for each in allowed]
+    return {_full_name(each): each for each in classes if hasattr(each, "__tensor_unflatten__")}
+
+
+def _full_name(kind: Any) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"

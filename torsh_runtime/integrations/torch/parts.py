@@ -1,0 +1,170 @@
+"""torch's own functions on parameters of which each rank has a part: made right, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import cache, wraps
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.nn.utils import clip_grad
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from torsh_runtime.backends.base import ReduceOp
+from torsh_runtime.comm.agreement import texts_of_all
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.integrations.torch.alike import Alike
+from torsh_runtime.integrations.torch.trial import Stepped, trial
+from torsh_runtime.modules.parts import Marks, Part, Same
+
+_MARKS = "_torsh_marks"
+_ELEMENTWISE = frozenset(
+    getattr(torch.optim, name)
+    for name in (
+        "ASGD",
+        "Adadelta",
+        "Adagrad",
+        "Adam",
+        "AdamW",
+        "Adamax",
+        "NAdam",
+        "RAdam",
+        "RMSprop",
+        "Rprop",
+        "SGD",
+        "SparseAdam",
+    )
+)
+
+
+def mark(parameter: Any, mark: Part | Same) -> None:
+    """Note it at the parameter, and have torch's functions know of such notes."""
+    _watch_torch()
+    marks = marks_of(parameter)
+    if marks is None:
+        marks = Marks(parameter.dim())
+        setattr(parameter, _MARKS, marks)
+    if isinstance(mark, Part):
+        marks.parts.append(mark)
+    else:
+        marks.same.append(mark)
+
+
+def marks_of(parameter: Any) -> Marks | None:
+    """What is noted there."""
+    return getattr(parameter, _MARKS, None) or None
+
+
+@cache
+def _watch_torch() -> None:
+    checked: WeakKeyDictionary[Any, _Checked] = WeakKeyDictionary()
+
+    def before_step(optimizer: Any, given: Any, named: Any) -> None:
+        known = checked.get(optimizer)
+        if known is None:
+            known = _Checked()
+            checked[optimizer] = known
+        known.count_step(optimizer, bool(given[1:] or named))
+
+    register_optimizer_step_pre_hook(before_step)
+    scaler: Any = torch.amp.GradScaler
+    scaler._unscale_grads_ = _unscaling(scaler._unscale_grads_)
+    clip: Any = clip_grad
+    clip._clip_grads_with_norm_ = _clipping(clip._clip_grads_with_norm_)
+
+
+class _Checked:
+    """What is known of an optimizer, which is looked at in its first step, and as long as
+    gradients are zeros in the second, the fourth, the eighth and so on."""
+
+    def __init__(self) -> None:
+        self._steps, self._due = 0, 1
+        self._alike: Alike | None = None
+        self._is_judged = False
+
+    def count_step(self, optimizer: Any, has_closure: bool) -> None:
+        """Before a step. ConfigError on all ranks if it would go wrong."""
+        self._steps += 1
+        if self._steps != self._due:
+            return
+        self._due *= 2
+        if not self._is_judged:
+            _check_elementwise(optimizer, has_closure)
+            same = ((each, marks.same) for each, marks in _marked(optimizer))
+            self._alike = Alike([(each, found) for each, found in same if found])
+            self._is_judged = True
+        if self._alike is not None and self._alike.check():
+            self._due = 0
+
+
+def _marked(optimizer: Any) -> list[tuple[Any, Marks]]:
+    return [
+        (each, marks)
+        for group in getattr(optimizer, "all_param_groups", optimizer.param_groups)
+        for each in group["params"]
+        if (marks := marks_of(each)) is not None
+    ]
+
+
+def _groups(marked: Iterable[Marks]) -> list[ProcessGroup]:
+    """Who has other parts, the same on all ranks."""
+    return [*dict.fromkeys(part.group for marks in marked for part in marks.parts)]
+
+
+def _check_elementwise(optimizer: Any, has_closure: bool) -> None:
+    """ConfigError on all ranks for an optimizer to which a part is not as a whole parameter."""
+    marked = {id(each): marks for each, marks in _marked(optimizer) if marks.parts}
+    if not marked or type(optimizer) in _ELEMENTWISE:
+        return
+    problem = _problem(
+        optimizer, trial(optimizer, marked, has_closure), next(iter(marked.values()))
+    )
+    for group in _groups(marked.values()):
+        problem = next(filter(None, texts_of_all(group, problem)), "")
+    if problem:
+        raise ConfigError(problem)
+
+
+def _problem(optimizer: Any, found: Stepped, marks: Marks) -> str:
+    if found.is_elementwise:
+        return ""
+    kind, name = type(optimizer), marks.parts[0].name
+    return (
+        f"{kind.__module__}.{kind.__qualname__} does not compute elementwise, and each rank has a "
+        f"part of parameters such as {name!r}: {found.reason}. Use an elementwise optimizer, such "
+        f"as SGD, Adam or AdamW, or tr.DistributedDataParallel, with which ranks have whole "
+        f"parameters"
+    )
+
+
+def _clipping(theirs: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(theirs)
+    def clip(parameters: Any, *given: Any, **named: Any) -> Any:
+        """As torch's own. ConfigError for parts."""
+        each = [parameters] if isinstance(parameters, torch.Tensor) else [*parameters]
+        found = [marks.parts for marks in map(marks_of, each) if marks and marks.parts]
+        if found:
+            part = found[0][-1]
+            raise ConfigError(
+                f"torch.nn.utils.clip_grad_norm_ knows this rank's parts of gradients only, such "
+                f"as of {part.name!r}, and their norm is another one on each rank: call "
+                f"{part.clipping}, on all ranks"
+            )
+        return theirs(each, *given, **named)
+
+    return clip
+
+
+def _unscaling(theirs: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(theirs)
+    def unscale(scaler: Any, optimizer: Any, *given: Any, **named: Any) -> Any:
+        """As torch's own. What is not finite in one rank's parts is so for all that have parts."""
+        found = theirs(scaler, optimizer, *given, **named)
+        for group in _groups(marks for _, marks in _marked(optimizer)):
+            for each in found.values():
+                group.all_reduce(each, ReduceOp.MAX)
+        return found
+
+    return unscale

@@ -1,0 +1,152 @@
+"""Whether an optimizer computes elementwise: copies of it step on small parameters, cut and not."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections import OrderedDict, defaultdict
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from torsh_runtime.layout import even_cuts
+from torsh_runtime.modules.parts import Marks, Part
+
+_log = logging.getLogger("torsh_runtime")
+_SIZES = (3, 2)
+"""Of the first dimensions, but that along which a parameter is cut; of all others the last one."""
+_STEPS = 3
+_ROUNDING = 1e-3
+"""By which part of the largest change others may differ."""
+_RATE = 1e-2
+
+
+class Stepped(NamedTuple):
+    """How a trial went. is_elementwise is true also where that cannot be told."""
+
+    is_elementwise: bool
+    reason: str = ""
+
+
+def trial(optimizer: Any, marked: Mapping[int, Marks], has_closure: bool) -> Stepped:
+    """Step on whole parameters, and on what this rank has of such; the optimizer itself, its
+    parameters and torch's random numbers stay as they are. marked: by the id() of those that are
+    cut. has_closure: step() is given one."""
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    devices = {each.device for each in parameters if each.device.type == "cuda"}
+    with torch.random.fork_rng(devices=devices):
+        return _tried(_Steps(optimizer, parameters, has_closure), marked)
+
+
+class _Steps(NamedTuple):
+    """Of copies of an optimizer."""
+
+    optimizer: Any
+    parameters: list[Any]
+    has_closure: bool
+
+
+def _tried(steps: _Steps, marked: Mapping[int, Marks]) -> Stepped:
+    generator = torch.Generator().manual_seed(0)
+    wholes = [_Small(each, marked.get(id(each)), generator) for each in steps.parameters]
+    try:
+        whole = _changes(steps, wholes, False, 0)
+        again = _changes(steps, wholes, False, 1)
+    except Exception as error:  # whatever an optimizer of a program's own may raise
+        kind = type(steps.optimizer)
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        _log.warning(
+            "whether %s computes elementwise, as it has to on parts of parameters, could not be "
+            "tried: %s: %s",
+            *(name, type(error).__name__, error),
+        )
+        return Stepped(True)
+    if not all(map(torch.equal, whole, again)):  # it draws random numbers
+        return Stepped(True)
+    try:
+        parts = _changes(steps, wholes, True, 0)
+    except Exception as error:
+        return Stepped(False, f"on a part it raises {type(error).__name__}: {error}")
+    return _compared([each.cut(value) for each, value in zip(wholes, whole, strict=True)], parts)
+
+
+def _compared(expected: list[Any], found: list[Any]) -> Stepped:
+    for one, other in zip(expected, found, strict=True):
+        largest = float(one.abs().max()) if one.numel() else 0.0
+        differing = float((one - other.reshape(one.shape)).abs().max()) if one.numel() else 0.0
+        if differing > _ROUNDING * max(largest, float(other.abs().max()) if one.numel() else 0.0):
+            share = differing / max(largest, 1e-30)
+            return Stepped(False, f"it changes a part otherwise than a whole, by {share:.2g} of it")
+    return Stepped(True)
+
+
+class _Small:
+    """What stands for a parameter: values and gradients, which depend on these elementwise."""
+
+    def __init__(self, parameter: Any, marks: Marks | None, generator: torch.Generator) -> None:
+        self._parts = [] if marks is None else marks.parts
+        ndim = parameter.dim() if marks is None else marks.ndim
+        shape = [_SIZES[min(dim, len(_SIZES) - 1)] for dim in range(ndim)]
+        for part in self._parts:
+            if shape:
+                shape[part.dim or 0] *= part.group.world_size + 1
+        dtype = torch.float64 if parameter.dtype is torch.float64 else torch.float32
+        draw = partial(torch.randn, generator=generator, dtype=dtype)
+        self.values = draw(shape).to(parameter.device)
+        self.slopes = draw(shape).to(parameter.device)
+
+    def cut(self, whole: Any) -> Any:
+        """This rank's part."""
+        for part in self._parts:
+            whole = _cut(whole, part)
+        return whole
+
+
+def _cut(whole: Any, part: Part) -> Any:
+    rank, ranks = part.group.rank, part.group.world_size
+    if part.dim is None:
+        start, end = even_cuts(whole.numel(), ranks)[rank : rank + 2]
+        return whole.reshape(-1)[start:end].reshape(-1, *(1,) * (whole.dim() - 1))
+    start, end = even_cuts(whole.shape[part.dim], ranks)[rank : rank + 2]
+    return whole.narrow(part.dim, start, end - start)
+
+
+def _changes(steps: _Steps, smalls: list[_Small], is_cut: bool, seed: int) -> list[Any]:
+    """By how much a few steps of a copy change what stands for its parameters."""
+    torch.manual_seed(seed)
+    before = [each.cut(each.values) if is_cut else each.values for each in smalls]
+    slopes = [each.cut(each.slopes) if is_cut else each.slopes for each in smalls]
+    own = [torch.nn.Parameter(each.clone()) for each in before]
+    stand_ins = {id(each): small for each, small in zip(steps.parameters, own, strict=True)}
+    copied = _copied(steps.optimizer, stand_ins)
+
+    def closure() -> Any:
+        for each, slope in zip(own, slopes, strict=True):
+            each.grad = slope + each.detach()
+        return torch.tensor(1.0)
+
+    for _ in range(_STEPS):
+        closure()
+        copied.step(*(closure,) * steps.has_closure)
+    return [each.detach() - first for each, first in zip(own, before, strict=True)]
+
+
+def _copied(optimizer: Any, stand_ins: dict[int, Any]) -> Any:
+    """One without state and hooks, of other parameters."""
+    copied = object.__new__(type(optimizer))
+    memo: dict[int, Any] = dict(stand_ins)
+    for name, value in vars(optimizer).items():
+        if name == "state":
+            copied.state = defaultdict(dict)
+        elif name.startswith("_optimizer_"):
+            vars(copied)[name] = OrderedDict()
+        elif name not in ("step", "zero_grad", "all_param_groups"):  # some of which schedules set
+            vars(copied)[name] = copy.deepcopy(value, memo)
+    for group in copied.param_groups:
+        if isinstance(group.get("lr"), float | int):
+            group["lr"] = _RATE
+        elif isinstance(group.get("lr"), torch.Tensor):
+            group["lr"].fill_(_RATE)
+    return copied

@@ -1,0 +1,65 @@
+"""Parameters that tell when an operation is about to take their values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torsh_runtime.modules.base import leaves
+
+_FACTS = frozenset(
+    {
+        "_backward_hooks",
+        "_version",
+        "device",
+        "dtype",
+        "element_size",
+        "grad",
+        "grad_fn",
+        "is_complex",
+        "is_cpu",
+        "is_cuda",
+        "is_floating_point",
+        "is_leaf",
+        "is_meta",
+        "is_sparse",
+        "itemsize",
+        "layout",
+        "register_hook",
+        "requires_grad",
+        "requires_grad_",
+    }
+)
+"""What takes no values and no shape."""
+
+
+def watched_type(use: Callable[[Any], None]) -> type[torch.nn.Parameter]:
+    """A class for parameters, which calls use(parameter) before an operation takes the values or
+    the shape of one. By then `use` has given that its own class back."""
+
+    class Watched(torch.nn.Parameter):
+        is_watched = True
+
+        @classmethod
+        def __torch_function__(
+            cls, function: Any, types: Any, arguments: Any = (), named: Any = None
+        ) -> Any:
+            given = (arguments, named or {})
+            if not _takes_values(function):
+                with torch._C.DisableTorchFunctionSubclass():
+                    return function(*arguments, **given[1])
+            for each in leaves(given):
+                if type(each) is cls:
+                    use(each)
+            return function(*arguments, **given[1])
+
+    return Watched
+
+
+def _takes_values(function: Any) -> bool:
+    name = function.__name__
+    if name in ("__get__", "__set__", "__delete__"):  # of an attribute
+        name = function.__self__.__name__
+    return name not in _FACTS

@@ -1,0 +1,42 @@
+"""What parameters tell of the ranks that have other parts of them, or the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torsh_runtime.comm.group import ProcessGroup
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A rank has a part of a parameter."""
+
+    name: str
+    group: ProcessGroup
+    """Who has the others."""
+    dim: int | None
+    """Along which it is cut; None: in order of its elements."""
+    clipping: str
+    """The call that clips gradients of such parts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Same:
+    """Ranks have the same of a parameter, and compute on the same batch, so that their gradients
+    are the same."""
+
+    name: str
+    group: ProcessGroup
+
+
+class Marks:
+    """Of one parameter, in the order in which it was marked. What is pickled has none."""
+
+    def __init__(self, ndim: int) -> None:
+        self.ndim = ndim
+        """Of the whole parameter."""
+        self.parts: list[Part] = []
+        self.same: list[Same] = []
+
+    def __reduce__(self) -> tuple[type[bool], tuple[()]]:
+        return bool, ()

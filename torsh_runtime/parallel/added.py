@@ -1,0 +1,49 @@
+"""Parameters that a model gets after it was wrapped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.modules.base import ModuleAdapter
+
+
+class Added:
+    """Of one model, whose wrapper keeps its parameters alive."""
+
+    def __init__(self, adapter: ModuleAdapter[Any]) -> None:
+        self._adapter = adapter
+        named = [*adapter.parameters(), *adapter.constants()]
+        self._known = {id(parameter) for _, parameter in named}
+        self._remember()
+
+    def names(self) -> list[str]:
+        """Those that want gradients. A walk through the model only where it has changed."""
+        if self._seen == [[*map(id, table.values())] for table in self._tables]:
+            return []
+        named = self._adapter.parameters()
+        found = [name for name, parameter in named if id(parameter) not in self._known]
+        if not found:
+            self._remember()
+        return found
+
+    def problem(self) -> str:
+        """What is to be said of them; "" if there are none."""
+        if not (found := self.names()):
+            return ""
+        names, more = ", ".join(map(repr, found[:5])), len(found) - 5
+        return (
+            f"the model has parameters that it did not have when it was wrapped: {names}"
+            f"{f' and {more} more' if more > 0 else ''}. They would be no part of what ranks "
+            f"average: add, replace or resize layers, and call load_state_dict(assign=True), "
+            f"before the model is wrapped"
+        )
+
+    def check(self) -> None:
+        """ConfigError if there are such."""
+        if problem := self.problem():
+            raise ConfigError(problem)
+
+    def _remember(self) -> None:
+        self._tables = self._adapter.tables()
+        self._seen = [[*map(id, table.values())] for table in self._tables]

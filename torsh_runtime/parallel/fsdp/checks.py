@@ -1,0 +1,59 @@
+"""What cannot be sharded: ConfigError, before anything is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Set
+from typing import Any
+
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.modules import ModuleAdapter
+from torsh_runtime.parallel.fsdp.config import FsdpConfig
+from torsh_runtime.parallel.fsdp.wrapping import is_within
+
+
+def check_parameters(adapter: ModuleAdapter[Any], config: FsdpConfig) -> None:
+    """A model without parameters, or with such that cannot be sharded as the config says."""
+    named = [*adapter.parameters(), *adapter.constants()]
+    if not named:
+        raise ConfigError("the model has no parameters: there is nothing to shard")
+    for dtype in config.mixed_precision.dtypes():
+        adapter.itemsize(dtype)
+    devices = {adapter.kind(each)[1] for _, each in named}
+    if config.offloads and not devices <= {"cpu", "meta"}:
+        raise ConfigError(
+            f"cpu_offload keeps what a rank has of a model where that is, which is on "
+            f"{', '.join(sorted(devices))}: moving it from there is not supported, leave it out"
+        )
+    sparse = [name for name, each in adapter.modules() if adapter.gives_sparse_gradients(each)]
+    if sparse:
+        raise ConfigError(
+            f"{sparse[0]!r} gives sparse gradients, which are not sharded: make it with "
+            f"sparse=False, or use DistributedDataParallel, which averages them"
+        )
+
+
+def check_inner(
+    adapter: ModuleAdapter[Any],
+    ranks: Iterable[int],
+    inner: dict[str, tuple[int, ...]],
+    sharded: Set[int],
+) -> None:
+    """Parts that are sharded already, over other ranks or with a parameter of other parts, too.
+    inner: by the paths of those parts their ranks. sharded: id() of their parameters."""
+    for path, others in inner.items():
+        if others != tuple(ranks):
+            raise ConfigError(
+                f"{path!r} in the model is sharded over other ranks: give all wrappers of a "
+                f"model the same process_group"
+            )
+    for name, module in adapter.modules():
+        own = {id(parameter) for _, parameter in adapter.own_parameters(module)}
+        if own & sharded and not _is_within_any(name, inner):
+            raise ConfigError(
+                f"{name!r} has a parameter of a part that is sharded already: wrap what shares "
+                f"parameters together, or the whole model only"
+            )
+
+
+def _is_within_any(name: str, paths: Collection[str]) -> bool:
+    return any(is_within(name, path) for path in paths)

@@ -1,0 +1,109 @@
+"""Jobs of torshrun's on this host, as their workers' status pages and the kernel tell them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from torshrun.health.pages import WorkerStatus, read_pages
+from torshrun.health.report import numbered
+from torshrun.health.waits import wait_of
+from torshrun.procfs import children, read_stat, read_text
+from torshrun.text import printable
+
+_KEEPER = "torsh-keeper"
+_SCRATCH = "TORSH_KEEPER_SCRATCH"
+_COMMAND_CHARS = 200
+
+
+class HostJob(NamedTuple):
+    """A job, or a node of one, that runs here."""
+
+    agent: int
+    """The pid of its torshrun."""
+    command: str
+    workers: tuple[HostWorker, ...]
+    """By rank."""
+
+
+class HostWorker(NamedTuple):
+    rank: int
+    pid: int
+    status: WorkerStatus
+    state: str
+    """Of its process, as in /proc."""
+    waits: str
+    """What its main thread waits for in the kernel; "" is unknown."""
+
+
+def find_jobs() -> list[HostJob]:
+    """Those whose processes this user may look at, by pid."""
+    pids = sorted(int(name) for name in os.listdir("/proc") if name.isdecimal())  # noqa: PTH208
+    keepers = ((pid, stat) for pid in pids if (stat := read_stat(pid)) and stat.name == _KEEPER)
+    return [_job(pid, stat.parent) for pid, stat in keepers if _environ(pid).get(_SCRATCH)]
+
+
+def _job(keeper: int, agent: int) -> HostJob:
+    words = read_text(f"/proc/{agent}/cmdline", 4096).split("\0")
+    command = printable(" ".join(words).strip())[:_COMMAND_CHARS]
+    workers = tuple(sorted(_workers(keeper), key=lambda each: each.rank))
+    return HostJob(agent, command, workers)
+
+
+def _workers(keeper: int) -> Iterator[HostWorker]:
+    pages: dict[str, Sequence[WorkerStatus]] = {}
+    for pid in children(keeper):
+        environ, stat = _environ(pid), read_stat(pid)
+        path, rank, local = map(environ.get, ("TORSH_STATUS_FILE", "RANK", "LOCAL_RANK"))
+        if not (path and rank and local and stat and rank.isdecimal() and local.isdecimal()):
+            continue
+        if path not in pages:
+            pages[path] = read_pages(path)
+        found, place = pages[path], int(local)
+        status = found[place] if place < len(found) else WorkerStatus()
+        wait = wait_of(pid)
+        yield HostWorker(int(rank), pid, status, stat.state, wait.what if wait else "")
+
+
+def _environ(pid: int) -> Mapping[str, str]:
+    """As the process was started with; none of another user's."""
+    try:
+        content = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
+    except OSError:
+        return {}
+    return dict(re.findall(r"(?:^|\0)([A-Z_]+)=([^\0]*)", content))
+
+
+# ---- in words
+
+
+def in_words(jobs: Sequence[HostJob]) -> str:
+    """A line for each job, and below it one for each of its workers."""
+    if not jobs:
+        return "no job of torshrun's runs on this host, or none that this user may look at\n"
+    return "".join(f"{line}\n" for job in jobs for line in _lines(job))
+
+
+def _lines(job: HostJob) -> Iterator[str]:
+    count = len(job.workers)
+    yield f"pid {job.agent}, {count} worker{'' if count == 1 else 's'} here: {job.command}"
+    for each in job.workers:
+        step = f", step {each.status.step}" if each.status.step is not None else ""
+        yield f"  rank {each.rank} (pid {each.pid}{step}): {_does(each)}"
+
+
+def _does(worker: HostWorker) -> str:
+    status, last = worker.status, worker.status.collective
+    if worker.state in ("T", "t"):
+        return "is stopped (SIGCONT continues it)"
+    if last and last.active:
+        return f"in {numbered(last)}"
+    if status.awaited:
+        return f"{status.awaited.what} (rank {status.awaited.rank})"
+    after = (
+        f"in no collective, last in {numbered(last)}" if last else "in no collective that it notes"
+    )
+    return f"{after}; waits for {worker.waits}" if worker.waits else after

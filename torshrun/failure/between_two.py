@@ -1,0 +1,84 @@
+"""Judges ranks that wait for one other rank: for a message of it, or for what it holds. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torshrun.failure.case import MESSAGES, Case, call_of
+from torshrun.failure.kinds import Kind, Reading
+from torshrun.failure.witness import Witness
+from torshrun.failure.wording import Verdict, where_it_waits
+from torshrun.text import format_ranks
+
+
+def unmet(case: Case) -> Verdict | None:
+    """Messages that one rank waits for, while the rank at their other end waits for something else,
+    if all that are known to wait stand in a call.
+    """
+    waits = _awaited(case)
+    pairs = {rank: peer for rank, peer in waits.items() if _is_unmet(case, waits, rank, peer)}
+    if not pairs or case.away:
+        return None
+    ranks = {*pairs, *pairs.values()}
+    lines = [_told(case, rank, peer) for rank, peer in sorted(pairs.items())[:_MOST_PAIRS]]
+    behind = [each.rank for each in case.waiting if each.rank not in ranks]
+    if behind:
+        lines.append(f"Others ({format_ranks(behind)}) only wait for them.")
+    kind = Kind.MISMATCH if all(map(_has_another, case.of(pairs.keys()))) else Kind.DEADLOCK
+    return Verdict(ranks, "undecided", Reading(kind, " ".join(lines), NO_COUNTERPART))
+
+
+_MOST_PAIRS = 4
+NO_COUNTERPART = (
+    "Every send needs a recv of the other rank with the same tag, and the other way round: compare "
+    "the peers and tags of both lines, and conditions that let one of them be passed over."
+)
+
+
+def holding(case: Case) -> Verdict | None:
+    """A rank that waits for what another one holds, which waits for others itself."""
+    for each in case.away:
+        holder = case.by_rank.get(each.holder)
+        if holder is None or holder is each or not call_of(holder):
+            continue
+        why = f"A deadlock: rank {each.rank} waited for {each.awaits}: that is rank {holder.rank}, "
+        why += f"which waited in {where_it_waits(holder)}."
+        return Verdict((each.rank, holder.rank), "likely", Reading(Kind.DEADLOCK, why, _LOCKS))
+    return None
+
+
+_LOCKS = (
+    "No rank should wait for others, in a barrier or any collective, while it holds a lock that "
+    "they want: let go of the lock first."
+)
+
+
+def _awaited(case: Case) -> Mapping[int, int]:
+    """The rank that each rank waits for in a message."""
+    found = ((each.rank, each.standing) for each in case.waiting)
+    return {rank: at.awaited for rank, at in found if at and at.awaited >= 0 and not at.doing}
+
+
+def _is_unmet(case: Case, waits: Mapping[int, int], rank: int, peer: int) -> bool:
+    other = case.by_rank.get(peer)
+    if other is None or other.end == "done" or not call_of(other):
+        return False
+    if peer not in waits:
+        return call_of(other) not in MESSAGES
+    ends = {call_of(case.by_rank[rank]).lstrip("i"), call_of(other).lstrip("i")}
+    return waits[peer] == rank and ends == {"send", "recv"}
+
+
+def _told(case: Case, rank: int, peer: int) -> str:
+    own, other = case.by_rank[rank], case.by_rank[peer]
+    instead = own.standing.instead if own.standing else -1
+    sent = f"had sent a message with tag={instead}, and " if instead >= 0 else ""
+    return (
+        f"rank {rank} waited in {where_it_waits(own)} for rank {peer}, which {sent}waited in "
+        f"{where_it_waits(other)}."
+    )
+
+
+def _has_another(witness: Witness) -> bool:
+    """Whether a message with another tag has come instead."""
+    return bool(witness.standing and witness.standing.instead >= 0)

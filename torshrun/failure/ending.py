@@ -1,0 +1,120 @@
+"""How a worker's Python ended, as its start hook noted it: read from lines of JSON. Pure.
+
+{"how": "exception" | "exit" | "asked", "own", "at", "trace", "errors", "frame", "code", "places"};
+torshrun/workers/startup/torsh_start.py writes them. Workers write what they like, so everything
+is checked here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from torshrun.text import printable_lines
+
+SUFFIX = "_end"
+"""What the notes' file has behind the path of the stack file."""
+ENDING_BYTES = 1 << 20
+"""How much is read of these notes."""
+MOST_LINES = 64
+MOST_PLACES = 16
+MOST_ERRORS = 16
+
+By = Literal["", "exception", "exit"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How a worker's Python ended, as far as its start hook could note it."""
+
+    is_watched: bool = False
+    """Whether the hook was at work in a Python of this worker."""
+    by: By = ""
+    """An uncaught exception; or in order, at its script's end or by SystemExit. "": neither, as
+    os._exit(), compiled code, a signal and another program that takes its place leave nothing.
+    """
+    is_own: bool = False
+    """Whether that Python was the worker itself, and no process that it had started."""
+    at: float = 0.0
+    """When the exception was noted, on the node's monotonic clock, in seconds; 0 is unknown."""
+    trace: str = ""
+    """The traceback of the exception, with its chain; "" is none."""
+    errors: tuple[str, ...] = ()
+    """The exceptions of that chain with their messages, the last one raised last."""
+    frame: str = ""
+    """The innermost frame of the last one as "path:line"; "" is unknown."""
+    code: int = 0
+    """The exit code that the exception gives."""
+    places: tuple[tuple[str, int], ...] = ()
+    """Where exceptions were handled, as (path, line), the first one's place first, if `trace` is
+    of one on its way when the worker was asked to stop.
+    """
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether the exception had not got to its end when the worker was asked to stop."""
+        return bool(self.trace) and not self.by
+
+
+NO_ENDING = Ending()
+
+
+def parse(text: str) -> Ending:
+    """What these lines say, of which the one about the end counts. Without any the hook was there,
+    and Python did not end in its own way.
+    """
+    ending = Ending(is_watched=True)
+    for line in text.split("\n")[:MOST_LINES]:
+        ending = _with_line(ending, line)
+    return ending
+
+
+def _with_line(ending: Ending, line: str) -> Ending:
+    try:
+        facts = json.loads(line or "null")
+    except (ValueError, RecursionError):
+        return ending
+    if not isinstance(facts, dict) or ending.by == "exception":
+        return ending
+    how, is_own = facts.get("how"), facts.get("own") is True
+    if how == "exit":
+        return Ending(is_watched=is_own, by="exit", is_own=is_own)
+    trace = facts.get("trace")
+    if how not in ("exception", "asked") or not isinstance(trace, str):
+        return ending
+    return replace(
+        ending,
+        by="exception" if how == "exception" else "",
+        is_own=is_own,
+        at=_number(facts.get("at")),
+        trace=trace,
+        errors=tuple(_texts(facts.get("errors"))),
+        frame=next(iter(_texts([facts.get("frame")])), ""),
+        code=int(_number(facts.get("code"))) & 0xFF,
+        places=tuple(_places(facts)),
+    )
+
+
+def _places(facts: Mapping[str, Any]) -> list[tuple[str, int]]:
+    found = facts.get("places")
+    pairs = found[:MOST_PLACES] if isinstance(found, list) else []
+    return [
+        (each[0], each[1])
+        for each in pairs
+        if isinstance(each, list)
+        and len(each) == 2
+        and isinstance(each[0], str)
+        and type(each[1]) is int
+        and 0 < each[1] < 1 << 24
+    ]
+
+
+def _texts(value: object) -> list[str]:
+    found = value[-MOST_ERRORS:] if isinstance(value, list) else []
+    return ["\n".join(printable_lines(each)) for each in found if isinstance(each, str)]
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) and 0 <= value < 1e12 else 0.0
