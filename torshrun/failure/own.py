@@ -36,23 +36,27 @@ def _is_unsure(chosen: Sequence[Witness]) -> bool:
 
 def _may_be_anothers(case: Case, chosen: Sequence[Witness]) -> bool:
     """Whether another rank may be behind a failure that blames nobody: one that all others met,
-    that is told of another rank or of waiting, of what ranks share, or that came from outside.
+    that is told of another rank or of waiting, of what ranks share, as files are, or that came from
+    outside; or exit codes of several ranks, without a word.
     """
     if len(case.witnesses) == 1:
         return False
     rest = len(case.witnesses) - len(chosen)
     met_by_most = 0 < rest < len(chosen)
     first = chosen[0]
-    told = _OTHERS.search(first.said) and first.reading.kind in _OPEN
+    told = _OTHERS.search(first.said) and (first.reading.kind in _OPEN or not rest)
+    wordless = len(chosen) > 1 and not any(each.said for each in chosen)
+    silent = wordless and first.reading.kind is Kind.EXIT_CODE
     larger = any(each.peak > _MUCH_MORE * first.peak > 0 for each in case.witnesses)
     hog = first.reading.kind is Kind.OUT_OF_MEMORY and larger
     outside = first.reading.kind in _FROM_OUTSIDE or first.how.startswith(_NOT_ITS_OWN)
-    return met_by_most or bool(told) or hog or outside
+    return met_by_most or bool(told) or hog or outside or silent
 
 
 _OTHERS = re.compile(r"\b[Rr]ank[ #=:]*\d|[Tt]imed? ?out|\b[Pp]eer\b")
 _OPEN = (Kind.EXCEPTION, Kind.EXIT_CODE)
 _FROM_OUTSIDE = (
+    Kind.NO_FILE,  # which another rank may not have made yet, or may have removed
     Kind.NETWORK,
     Kind.STORE,
     Kind.ADDRESS_IN_USE,

@@ -116,6 +116,7 @@ def test_nobody_is_certain_while_others_are_pointed_at() -> None:
     [
         {"said": "RuntimeError: rank 0 has not written its part"},
         {"said": "TimeoutError: no answer"},
+        {"kind": Kind.NO_FILE},
         {"kind": Kind.NETWORK},
         {"kind": Kind.ADDRESS_IN_USE},
         {"kind": Kind.KILLED},
@@ -130,6 +131,20 @@ def test_what_all_but_one_met_may_come_of_that_one() -> None:
     alike = [raised(rank, alike="x") for rank in (1, 2)]
     assert found(*alike, blames(0, 1)).certainty == "likely"
     assert found(*alike, blames(0, 1), stopped(3)).certainty == "certain"
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "certainty"),
+    [
+        (Kind.EXIT_CODE, "", "likely"),  # one may have handled what came of the other
+        (Kind.EXIT_CODE, "no data", "certain"),
+        (Kind.VERSION, "RuntimeError: rank 0: 0.21, rank 1: 0.19", "likely"),
+        (Kind.VERSION, "RuntimeError: 0.21 is too old", "certain"),
+    ],
+)
+def test_what_all_ranks_end_with_may_come_of_one(kind: Kind, said: str, certainty: str) -> None:
+    alike = [raised(rank, kind, alike="x", said=said) for rank in (0, 1)]
+    assert verdict(found(*alike)) == ((0, 1), certainty, kind)
 
 
 def test_who_was_killed_for_want_of_memory_may_not_have_taken_it() -> None:
