@@ -131,7 +131,8 @@ PATTERNS = (
     Pattern(
         Kind.DISK_FULL,
         r"No space left on device|[Dd]isk quota exceeded|\bENOSPC\b|\bEDQUOT\b|"
-        r"PytorchStreamWriter failed writing|unexpected pos \d+ vs \d+|disk (?:is )?full",
+        r"PytorchStreamWriter failed writing|unexpected pos \d+ vs \d+|disk (?:is )?full|"
+        r"^OSError: \d+ requested and \d+ written",
         "A disk, or a quota on it, is full.",
         "`df -h` and `df -i` show which (`quota -s` for quotas); remove old checkpoints and logs, "
         "or write where there is space.",

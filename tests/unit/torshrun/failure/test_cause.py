@@ -163,6 +163,7 @@ def test_followers_are_known_by_the_error_that_the_others_came_from() -> None:
         ("OSError: [Errno 98] Address already in use", Kind.ADDRESS_IN_USE, "--master-port"),
         ("torch.distributed.DistNetworkError: x\ncode: -98, EADDRINUSE", Kind.ADDRESS_IN_USE, ""),
         ("OSError: [Errno 28] No space left on device: 'x'", Kind.DISK_FULL, "df -h"),
+        ("OSError: 200000 requested and 131056 written", Kind.DISK_FULL, "df -h"),
         ("FileNotFoundError: [Errno 2] No such file: 'x'", Kind.NO_FILE, "directory in which"),
         ("PermissionError: [Errno 13] Permission denied: 'x'", Kind.PERMISSION, "owner and mode"),
         ("torsh_runtime.errors.PeerLost: rank 1 was lost", Kind.PEER_LOST, "other ranks"),
