@@ -198,9 +198,9 @@ class Announcer:
 
     def where_they_stood(self, finding: Finding | None) -> None:
         """They have been stopped since."""
-        from torshrun.failure.report import describe_standing
-
         if finding:
+            from torshrun.failure.report import describe_standing
+
             self._say(describe_standing(finding))
 
     def worker_exited(self, worker: Worker) -> None:
