@@ -73,7 +73,7 @@ def test_the_order_in_which_reports_come_does_not_matter() -> None:
 
 def test_of_nodes_that_fail_alike_the_one_that_told_first_is_named_first() -> None:
     def missing(rank: int, at: float) -> Witness:
-        return own(rank, reading=Reading(Kind.NO_FILE), alike="x", at=at)
+        return own(rank, reading=Reading(Kind.PERMISSION), alike="x", at=at)
 
     late, early = told("b", 1, missing(2, 9000.0)), told("a", 0, missing(0, 5.0))
     found = finding(act(view(late, early, header=CLOSING)))
