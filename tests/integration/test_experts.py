@@ -25,6 +25,8 @@ def found(framework: str, ranks: int) -> dict[Any, list[Any]]:
     }
     for overlaps in (False, True) if ranks == 2 else ():
         bodies["sometimes", overlaps] = partial(experts.sometimes, framework, overlaps)
+    if (framework, ranks) == ("nn", 2):
+        bodies |= {"of one part": experts.of_one_part, "no tokens": experts.no_tokens}
     bodies["refused"] = partial(experts.refused, ranks=ranks)
     return run_in_one_world(ranks, bodies, 60.0)
 
@@ -83,6 +85,14 @@ def test_ranks_with_the_same_tokens_get_the_same_bits(dtype: str, framework: str
     first, *others = whole(with_shared_tokens()[framework, dtype])
     for each in others:
         assert [name for name in first if each[name] != first[name]] == []
+
+
+def test_one_rank_along_an_axis_has_nobody_to_compare_tokens_with() -> None:
+    assert whole(found("nn", 2)["of one part"]) == [0.0, 0.0]
+
+
+def test_ranks_may_have_no_tokens_together() -> None:
+    assert whole(found("nn", 2)["no tokens"]) == [(0, 6), (0, 6)]
 
 
 def test_each_token_is_sent_to_its_experts_by_one_rank() -> None:

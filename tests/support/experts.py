@@ -279,6 +279,27 @@ def rows_sent(rank: int) -> tuple[int, int]:
     return int(found[0].sum()), 7 * layer.top_k
 
 
+def of_one_part(rank: int) -> float:
+    """How far two ranks, each the only one along "tp", are with `sequence` from without."""
+    mesh = tr.init_device_mesh({"dp": 2, "tp": 1}).view({"ep": 2}, over=("dp", "tp"))
+    tokens = nn.Tensor(np.random.default_rng(rank).normal(size=(9 - rank, 6)).astype(np.float32))
+    found = []
+    for options in ({"data": mesh["dp"]}, {"data": mesh["dp", "tp"], "sequence": mesh["tp"]}):
+        nn.manual_seed(3)
+        layer = tr.MixtureOfExperts(6, 8, 5, mesh=mesh["ep"], framework="nn", **options)
+        layer.note_parts(mesh.get_group("tp"))
+        found.append(np.array(layer(tokens)[0].detach()))
+    return float(np.abs(found[0] - found[1]).max())
+
+
+def no_tokens(rank: int) -> tuple[int, ...]:
+    """The shape of what comes of none, which two ranks have alike."""
+    mesh = tr.init_device_mesh({"dp": 1, "tp": 2}).view({"ep": 2}, over=("dp", "tp"))
+    layer = tr.MixtureOfExperts(6, 8, 5, mesh=mesh["ep"], data=mesh["dp"], framework="nn")
+    shape: tuple[int, ...] = layer(nn.Tensor(np.zeros((0, 6), np.float32)))[0].shape
+    return shape
+
+
 def unlike_tokens(rank: int) -> dict[str, str]:
     """What is said to four ranks whose tokens are not the same or others as `data` says; "" where
     nothing is."""

@@ -274,9 +274,10 @@ class MixtureOfExperts:
         the other way round."""
         if self._has_compared:
             return
-        found = [self._are_same(tokens, group) for group in self.ranks.beside]
+        groups = [group for group in self.ranks.beside if group.world_size > 1]
+        found = [self._are_same(tokens, group) for group in groups]
         self._has_compared = None not in found
-        for group, is_same in zip(self.ranks.beside, found, strict=True):
+        for group, is_same in zip(groups, found, strict=True):
             said = self.ranks.contradiction(group, is_same)
             if said:
                 raise ConfigError(f"MixtureOfExperts: {said}")
