@@ -110,7 +110,7 @@ _NAMES = {
     "_env_rendezvous_handler": "init_process_group",
     "next": "init_process_group",
 }
-_LOCK = re.compile(r"^with |\.acquire\(|\b(?:flock|lockf|FileLock)\(")
+_LOCK = re.compile(r"^with (?!.*\bopen\()|\.acquire\(|\b(?:flock|lockf|FileLock)\(")
 _KEYS = re.compile(r"\.wait\((\[[^\[\]]*\])")
 _WORK = re.compile(r"\.wait\(")
 _MESSAGE = re.compile(

@@ -89,6 +89,7 @@ def test_names_of_calls(path: str, function: str, call: str) -> None:
 @pytest.mark.parametrize(
     ("innermost", "source", "waits_for"),
     [
+        ("train.py", "with open(fifo) as pipe:", "a file"),
         ("train.py", "with LOCK:", "a lock"),
         ("train.py", "lock.acquire()", "a lock"),
         ("train.py", "fcntl.flock(file, fcntl.LOCK_EX)", "a lock"),
