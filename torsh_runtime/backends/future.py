@@ -83,9 +83,13 @@ class Future:
             loop = asyncio.get_running_loop()
             over = loop.create_future()
 
+            def wake() -> None:
+                if not over.done():
+                    over.set_result(None)
+
             def tell(_: Future) -> None:
                 with suppress(RuntimeError):  # the loop has been closed
-                    loop.call_soon_threadsafe(lambda: over.done() or over.set_result(None))
+                    loop.call_soon_threadsafe(wake)
 
             self.add_done_callback(tell)
             yield from over

@@ -56,9 +56,11 @@ class Agent:
         self.references = References(self)
         self.servers = Servers(self, self._hub)
         self._numbers = itertools.count(1)
-        self._ends: list[Callable[[int, str], None]] = [self._drop_references]
         self.roll = Roll(set(range(meeting.world_size or 0)))
-        self._ends.append(lambda worker, _: self.roll.come(worker) and None)
+        self._ends: list[Callable[[int, str], object]] = [
+            lambda worker, _: self.references.drop_all_of(worker),
+            lambda worker, _: self.roll.come(worker),
+        ]
         self._door = Door(listeners, self._lobby, self.links.enter)
         self.servers.start()
 
@@ -195,9 +197,6 @@ class Agent:
         own = now + seconds(timeout, self.options.rpc_timeout)
         inherited = self.servers.context.deadline
         return own if inherited is None else min(own, inherited)
-
-    def _drop_references(self, worker: int, _: str) -> None:
-        self.references.drop_all_of(worker)
 
 
 def _near() -> tuple[str, list[socket.socket]]:

@@ -42,7 +42,7 @@ def init_rpc(
     None: workers come and go; without torshrun one of them has rank 0, serves the store and must
     stay, and one that is given no rank gets an id that is free. backend: makes no difference.
 
-    Raises ConfigError for bad arguments, CommTimeout naming the ranks that did not come, StoreError.
+    Raises ConfigError for bad arguments, CommTimeout naming ranks that did not come, StoreError.
     """
     if has_agent():
         raise ConfigError("init_rpc() was called already: call shutdown() before")

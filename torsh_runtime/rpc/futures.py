@@ -24,7 +24,7 @@ class CallFuture(Future):
     ) -> None:
         super().__init__()
         self._agent = agent
-        self._call = call
+        self._under_way = call
         self._worker = worker
         self._function = function
         self._began = began
@@ -36,7 +36,7 @@ class CallFuture(Future):
         """What must live until the call is over."""
 
     def done(self) -> bool:
-        return self._is_settled or bool(self._call.is_over)
+        return self._is_settled or bool(self._under_way.is_over)
 
     def wait(self, timeout: float | timedelta | None = None) -> Any:
         """The call's result; raises its error, CallTimeout after the call's own deadline, PeerLost
@@ -46,7 +46,7 @@ class CallFuture(Future):
             if timeout is not None:
                 limit = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
                 until = min(until, time.monotonic() + limit)
-            if not self._agent.wait(self._call, until) and until < self._deadline:
+            if not self._agent.wait(self._under_way, until) and until < self._deadline:
                 raise TimeoutError(f"{self._function} has not answered yet; wait again")
             self._settle()
         return super().value()
@@ -59,7 +59,7 @@ class CallFuture(Future):
     def add_done_callback(self, callback: Callable[[Future], Any]) -> None:
         with self._settling:
             if not self._is_settled and not self._is_announced:
-                self._is_announced = self._agent.announce(self._call, self.settle)
+                self._is_announced = self._agent.announce(self._under_way, self.settle)
             is_over = not self._is_announced
         if is_over:
             self._settle()
@@ -78,7 +78,7 @@ class CallFuture(Future):
         value, error = None, None
         try:
             seconds = self._deadline - self._began
-            value = self._agent.outcome(self._call, self._worker, self._function, seconds)
+            value = self._agent.outcome(self._under_way, self._worker, self._function, seconds)
         except Exception as raised:
             error = raised
         self.kept = None

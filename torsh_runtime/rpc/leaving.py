@@ -34,7 +34,7 @@ class Roll:
         self.all_here = Future()
 
     def come(self, worker: int) -> Future:
-        """The worker is here, or will not come; a future that is complete when nobody is missing."""
+        """The worker is here, or will not come; a future, complete when nobody is missing."""
         with self._lock:
             self._missing.discard(worker)
             is_last = not self._missing and not self.all_here.done()

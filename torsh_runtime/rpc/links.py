@@ -9,7 +9,6 @@ import threading
 import time
 from typing import Any, NamedTuple
 
-
 from torsh_runtime.rpc.directory import Directory, Worker
 from torsh_runtime.rpc.door import Keys, Lobby, Opened, Unreachable
 from torsh_runtime.rpc.failures import CallTimeout, lost

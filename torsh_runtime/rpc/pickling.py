@@ -15,6 +15,7 @@ import pickle
 import struct
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any
 
 from torsh_runtime.errors import CommError
@@ -92,9 +93,7 @@ def _learn() -> None:
         _reducers.update(REDUCERS)
         _known.add("torch")
     if "cupy" in sys.modules:
-        import cupy
-
-        _reducers[cupy.ndarray] = _reduce_cupy
+        _reducers[import_module("cupy").ndarray] = _reduce_cupy
         _known.add("cupy")
 
 
@@ -104,6 +103,4 @@ def _reduce_cupy(array: Any) -> Reduced:
 
 def _rebuild_cupy(array: Any) -> Any:
     """On the receiver's current device."""
-    import cupy
-
-    return cupy.asarray(array)
+    return import_module("cupy").asarray(array)

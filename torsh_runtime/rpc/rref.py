@@ -79,11 +79,11 @@ class RRef:
 
     def rpc_sync(self, timeout: Timeout = UNSET_RPC_TIMEOUT) -> Proxy:
         """Calls the value's methods where it is: ref.rpc_sync().method(…) gives the result."""
-        return Proxy(lambda *call: self._method(*call, timeout).wait())
+        return Proxy(lambda *call: self._method(timeout, *call).wait())
 
     def rpc_async(self, timeout: Timeout = UNSET_RPC_TIMEOUT) -> Proxy:
         """The same, but the result is a Future."""
-        return Proxy(lambda *call: self._method(*call, timeout))
+        return Proxy(partial(self._method, timeout))
 
     def remote(self, timeout: Timeout = UNSET_RPC_TIMEOUT) -> Proxy:
         """The same, but the result is an RRef: it stays with the owner."""
@@ -101,12 +101,12 @@ class RRef:
     def __hash__(self) -> int:
         return hash(self._of.key)
 
-    def _method(self, name: str, args: Any, kwargs: Any, timeout: Timeout) -> Future:
+    def _method(self, timeout: Timeout, name: str, args: Any, kwargs: Any) -> Future:
         return self._call(at_owner_invoke, (self._of.key, name, args, kwargs), timeout)
 
     def _remote_method(self, timeout: Timeout, name: str, args: Any, kwargs: Any) -> RRef:
-        call = at_owner_invoke, (self._of.key, name, args, kwargs), {}
-        return created(self._agent, self.owner(), *call, timeout, kept=self._of)
+        args = (self._of.key, name, args, kwargs)
+        return created(self._agent, self.owner(), at_owner_invoke, args, {}, timeout, kept=self._of)
 
     def _call(self, function: Any, args: tuple[Any, ...], timeout: Timeout) -> Future:
         future = self._agent.invoke(self.owner(), function, args, {}, timeout)
