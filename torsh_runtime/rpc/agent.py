@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import pickle
 import secrets
@@ -14,17 +13,17 @@ from typing import Any
 
 from torsh_runtime.backends.native.compiled import _native
 from torsh_runtime.backends.native.network import listen
-from torsh_runtime.errors import CommError, StoreError, TorshError
+from torsh_runtime.errors import StoreError, TorshError
 from torsh_runtime.rpc.directory import Directory, Worker, worker_here
 from torsh_runtime.rpc.door import Door, Lobby
 from torsh_runtime.rpc.failures import Account, CallRefused, CallTimeout, lost, rebuilt
 from torsh_runtime.rpc.functions import name_of
-from torsh_runtime.rpc.futures import CallFuture
+from torsh_runtime.rpc.futures import Begun, CallFuture
 from torsh_runtime.rpc.leaving import Roll
-from torsh_runtime.rpc.links import ERROR, Frame, Links
+from torsh_runtime.rpc.links import Links
 from torsh_runtime.rpc.meeting import Meeting
-from torsh_runtime.rpc.options import RpcBackendOptions, WorkerInfo, seconds
-from torsh_runtime.rpc.pickling import pack, unpack
+from torsh_runtime.rpc.options import UNSET_RPC_TIMEOUT, RpcBackendOptions, WorkerInfo, seconds
+from torsh_runtime.rpc.pickling import unpack
 from torsh_runtime.rpc.references import References
 from torsh_runtime.rpc.serving import Servers
 
@@ -55,7 +54,6 @@ class Agent:
         self.links = Links(self._hub, self.directory, self._lobby)
         self.references = References(self)
         self.servers = Servers(self, self._hub)
-        self._numbers = itertools.count(1)
         self.roll = Roll(set(range(meeting.world_size or 0)))
         self._ends: list[Callable[[int, str], object]] = [
             lambda worker, _: self.references.drop_all_of(worker),
@@ -73,21 +71,23 @@ class Agent:
         timeout: Any = None,
     ) -> CallFuture:
         """Begin a call. CallRefused, PeerLost, CallTimeout."""
-        worker = self.directory.find(to)
-        began = time.monotonic()
-        deadline = self._deadline(began, timeout)
-        kept: list[Any] = []
-        try:
-            with self.references.going_to(worker.info.id, kept):
-                pickled, buffers = pack((function, tuple(args or ()), kwargs or {}))
-        except TorshError:
-            raise
-        except Exception as error:
-            raise _unpicklable(function, worker, error) from error
-        call = self._begin(worker, function, pickled, buffers, began, deadline)
-        future = CallFuture(self, call, worker, name_of(function), began, deadline)
-        future.kept = kept or None
-        return future
+        begun, kept = self._begun(to, function, args, kwargs, timeout)
+        return CallFuture(self, begun, kept)
+
+    def call(
+        self,
+        to: str | int | WorkerInfo,
+        function: Any,
+        args: Sequence[Any] | None,
+        kwargs: Any,
+        timeout: Any = None,
+    ) -> Any:
+        """The same, and the result, which it waits for."""
+        begun, kept = self._begun(to, function, args, kwargs, timeout)
+        self.wait(begun.call, begun.deadline)
+        result = self.outcome(begun)
+        del kept
+        return result
 
     def wait(self, call: Any, until: float) -> bool:
         """Until the call is over, or that moment; whether it is over."""
@@ -98,25 +98,22 @@ class Agent:
         """Have `then` called on a thread that serves when the call is over; False if it is."""
         return self.servers.announce(call, then)
 
-    def outcome(self, call: Any, worker: Worker, function: str, allowed: float) -> Any:
+    def outcome(self, begun: Begun) -> Any:
         """The result of a call that is over, or whose deadline has passed; raises its error."""
-        self._hub.forget(call)
-        if not call.has_reply:
-            if call.reason:
-                raise lost(worker.info, worker.host, function, call.reason)
-            raise CallTimeout(function, worker.info.name, worker.info.id, allowed)
-        frame = Frame(*call.take_reply())
-        link = self.links.of(call.connection)
-        if link is None:
-            raise lost(worker.info, worker.host, function, "its connection has ended")
+        call, worker, function = begun.call, begun.worker, begun.function
         try:
-            link.check(frame)
-        except CommError as error:
-            self._hub.end(call.connection, str(error))
-            raise
-        with self.references.coming_from(worker.info.id):
-            value = unpack(frame.pickled, frame.buffers)
-        if frame.kind == ERROR:
+            self._hub.forget(call)
+            reply = self._hub.take_reply(call)
+        except _native.Ended as error:
+            raise lost(worker.info, worker.host, name_of(function), str(error)) from None
+        if reply is None:
+            if call.reason:
+                raise lost(worker.info, worker.host, name_of(function), call.reason)
+            allowed = begun.deadline - begun.began
+            raise CallTimeout(name_of(function), worker.info.name, worker.info.id, allowed)
+        is_error, pickled, buffers = reply
+        value = unpack(pickled, buffers)
+        if is_error:
             raise rebuilt(Account(*value))
         return value
 
@@ -160,6 +157,29 @@ class Agent:
             self.directory.leave()
         self._meeting.held.close()
 
+    def _begun(
+        self,
+        to: str | int | WorkerInfo,
+        function: Any,
+        args: Sequence[Any] | None,
+        kwargs: Any,
+        timeout: Any,
+    ) -> tuple[Begun, list[Any]]:
+        """A call that is under way, and what must live until it is over."""
+        worker = self.directory.find(to)
+        began = time.monotonic()
+        deadline = self._deadline(began, timeout)
+        kept: list[Any] = []
+        call = (function, tuple(args or ()), kwargs or {})
+        try:
+            pickled, buffers = self.references.packed_for(worker.info.id, call, kept)
+        except TorshError:
+            raise
+        except Exception as error:
+            raise _unpicklable(function, worker, error) from error
+        under_way = self._begin(worker, function, pickled, buffers, began, deadline)
+        return Begun(under_way, worker, function, began, deadline), kept
+
     def _begin(
         self,
         worker: Worker,
@@ -169,12 +189,10 @@ class Agent:
         began: float,
         deadline: float,
     ) -> Any:
-        name = name_of(function)
-        number = next(self._numbers)
         while True:
-            link = self.links.to(worker, name, deadline)
+            link = self.links.to(worker, function, deadline)
             try:
-                call = link.call(number, pickled, buffers, deadline)
+                call = self._hub.call(link.connection, pickled, buffers, deadline)
                 if call is not None:
                     return call
                 size = len(pickled) + sum(each.raw().nbytes for each in buffers)
@@ -183,10 +201,12 @@ class Agent:
             except _native.Ended as error:
                 if self._was_old(link.connection):
                     continue
+                name = name_of(function)
                 raise lost(worker.info, worker.host, name, str(error)) from None
             if not has_room:
                 detail = f": more than {UNDER_WAY_BYTES >> 20} MiB are under way to it"
-                raise CallTimeout(name, worker.info.name, worker.info.id, deadline - began, detail)
+                info, allowed = worker.info, deadline - began
+                raise CallTimeout(name_of(function), info.name, info.id, allowed, detail)
 
     def _was_old(self, connection: int) -> bool:
         """Whether the connection had ended before the call; then another one is tried."""
@@ -194,7 +214,9 @@ class Agent:
 
     def _deadline(self, now: float, timeout: Any) -> float:
         """No later than that of the call that this thread carries out."""
-        own = now + seconds(timeout, self.options.rpc_timeout)
+        default = self.options.rpc_timeout
+        is_default = timeout is None or timeout == UNSET_RPC_TIMEOUT
+        own = now + (default if is_default else seconds(timeout, default))
         inherited = self.servers.context.deadline
         return own if inherited is None else min(own, inherited)
 

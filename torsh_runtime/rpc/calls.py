@@ -79,7 +79,7 @@ def rpc_sync(
     Raises what the function raises, with a RemoteTraceback as the cause (RemoteError if that cannot
     be rebuilt here), PeerLost when the worker has gone, CallTimeout, and CallRefused.
     """
-    return current_agent().invoke(to, func, args, kwargs, timeout).wait()
+    return current_agent().call(to, func, args, kwargs, timeout)
 
 
 def rpc_async(

@@ -11,8 +11,8 @@ import itertools
 import queue
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torsh_runtime.backends.future import Future
@@ -20,6 +20,7 @@ from torsh_runtime.errors import TorshError
 from torsh_runtime.rpc.failures import CallRefused
 from torsh_runtime.rpc.functions import async_execution, is_async, when_done
 from torsh_runtime.rpc.options import WorkerInfo
+from torsh_runtime.rpc.pickling import pack
 
 if TYPE_CHECKING:
     from torsh_runtime.rpc.agent import Agent
@@ -52,10 +53,9 @@ class Held:
 
 
 class _Way(threading.local):
-    """Where what this thread pickles goes, or comes from."""
+    """Where what this thread pickles goes."""
 
     to: int | None = None
-    source: int | None = None
     kept: list[Any] | None = None
     """What is kept until a call is over; None for results."""
 
@@ -75,23 +75,16 @@ class References:
         self._janitor: threading.Thread | None = None
         self._way = _Way()
 
-    @contextmanager
-    def going_to(self, worker: int, kept: list[Any] | None = None) -> Iterator[None]:
-        """What is pickled meanwhile is sent there."""
+    def packed_for(
+        self, worker: int, value: object, kept: list[Any] | None
+    ) -> tuple[bytes, list[Any]]:
+        """Its pickle for that worker, and the buffers beside it. What must live until a call is
+        over is put into `kept`; None for results. Raises what pickle raises."""
         self._way.to, self._way.kept = worker, kept
         try:
-            yield
+            return pack(value)
         finally:
             self._way.to = self._way.kept = None
-
-    @contextmanager
-    def coming_from(self, worker: int) -> Iterator[None]:
-        """What is unpickled meanwhile was sent from there."""
-        self._way.source = worker
-        try:
-            yield
-        finally:
-            self._way.source = None
 
     def new_key(self) -> Key:
         """One of its own."""
