@@ -47,6 +47,12 @@ class Links:
             found = self._by_peer.get(worker.info.id)
             return found or self._opened(worker, name_of(function), deadline)
 
+    def drop(self, link: Link) -> None:
+        """Open another one for the next call."""
+        with self._lock:
+            if self._by_peer.get(link.peer) is link:
+                del self._by_peer[link.peer]
+
     def of(self, connection: int) -> Link | None:
         """The one with this number of the hub; None if it has ended."""
         found = self._by_connection.get(connection)
