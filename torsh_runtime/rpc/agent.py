@@ -283,9 +283,13 @@ def _near() -> tuple[str, list[socket.socket]]:
 
 def _unpicklable(function: Any, worker: WorkerInfo, error: Exception) -> Exception:
     kind = type(error) if isinstance(error, pickle.PicklingError | AttributeError) else TypeError
+    advice = (
+        ". Use functions of modules that both sides import, or a name given to rpc.register()"
+        if kind is not TypeError
+        else ""
+    )
     return kind(
-        f"the call of {name_of(function)} on {worker.name!r} cannot be pickled: {error}. Use "
-        f"functions of modules that both sides import, or a name given to rpc.register()"
+        f"the call of {name_of(function)} on {worker.name!r} cannot be pickled: {error}{advice}"
     )
 
 
