@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,14 @@ Callback = Callable[["Future"], Any]
 _log = logging.getLogger("torsh_runtime")
 
 
+class _AroundWaits(threading.local):
+    by: AbstractContextManager[object] = nullcontext()
+
+
+around_waits = _AroundWaits()
+"""What a thread does while it waits for a future: threads of a pool tell the pool."""
+
+
 class Future:
     """A value that set_result() or set_exception() gives it once, from any thread.
 
@@ -23,7 +32,9 @@ class Future:
     """
 
     def __init__(self) -> None:
-        self._over = threading.Event()
+        self._is_complete = False
+        self._over: threading.Event | None = None
+        """None while no thread waits."""
         self._lock = threading.Lock()
         self._value: Any = None
         self._error: BaseException | None = None
@@ -31,16 +42,24 @@ class Future:
 
     def done(self) -> bool:
         """Whether it has its value, or an error."""
-        return self._over.is_set()
+        return self._is_complete
 
     def wait(self, timeout: float | timedelta | None = None) -> Any:
         """Its value, waiting for it; raises its error, or TimeoutError after `timeout` (seconds or
         a timedelta; None: without an end, for who completes it has a deadline).
         """
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-        if not self._over.wait(seconds):
+        if not self._is_complete and not self._waited(seconds):
             raise TimeoutError(f"the future was not completed within {seconds:g} s; wait again")
         return self.value()
+
+    def _waited(self, seconds: float | None) -> bool:
+        with self._lock:
+            if self._is_complete:
+                return True
+            self._over = over = self._over or threading.Event()
+        with around_waits.by:
+            return over.wait(seconds)
 
     def value(self) -> Any:
         """Its value; raises its error. RuntimeError while it has neither."""
@@ -53,7 +72,7 @@ class Future:
     def add_done_callback(self, callback: Callback) -> None:
         """Call `callback(self)` when it is complete. What the callback raises is logged."""
         with self._lock:
-            if not self._over.is_set():
+            if not self._is_complete:
                 self._callbacks.append(callback)
                 return
         self._call(callback)
@@ -63,6 +82,26 @@ class Future:
         chained = Future()
         self.add_done_callback(lambda _: chained.complete_by(callback, self))
         return chained
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """Its value, for coroutines: the loop goes on meanwhile."""
+        import asyncio  # programs that await have it
+
+        if not self.done():
+            loop = asyncio.get_running_loop()
+            over = loop.create_future()
+
+            def wake() -> None:
+                if not over.done():
+                    over.set_result(None)
+
+            def tell(_: Future) -> None:
+                with suppress(RuntimeError):  # the loop has been closed
+                    loop.call_soon_threadsafe(wake)
+
+            self.add_done_callback(tell)
+            yield from over
+        return self.value()
 
     def set_result(self, value: Any) -> None:
         """Give it its value. RuntimeError if it is complete already."""
@@ -83,10 +122,12 @@ class Future:
 
     def _complete(self, value: Any, error: BaseException | None) -> None:
         with self._lock:
-            if self._over.is_set():
+            if self._is_complete:
                 raise RuntimeError("the future is complete already")
             self._value, self._error = value, error
-            self._over.set()
+            self._is_complete = True
+            if self._over is not None:
+                self._over.set()
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             self._call(callback)

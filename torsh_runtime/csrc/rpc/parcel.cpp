@@ -1,0 +1,71 @@
+#include "rpc/parcel.hpp"
+
+#include <cstring>
+
+#include "rpc/seal.hpp"
+
+namespace torsh::rpc {
+namespace {
+
+using Bytes = std::span<const std::byte>;
+
+void append(std::vector<std::byte>& to, const void* from, std::size_t bytes) {
+  const auto* const start = static_cast<const std::byte*>(from);
+  to.insert(to.end(), start, start + bytes);
+}
+
+// Copied where that is less work than a piece of its own, in the order of the frame.
+void add(Parcel& parcel, Bytes bytes) {
+  if (bytes.empty()) return;
+  if (parcel.pieces.empty() && bytes.size() <= Packing::copy_limit) {
+    append(parcel.head, bytes.data(), bytes.size());
+  } else {
+    parcel.pieces.push_back(bytes);
+  }
+}
+
+}  // namespace
+
+void Parcel::seal(const SipKey& key, std::uint64_t number) {
+  FrameHeader header;
+  std::memcpy(&header, head.data(), sizeof header);
+  header.number = number;
+  std::vector<TableEntry> table(buffers);
+  if (!table.empty()) std::memcpy(table.data(), head.data() + sizeof header, buffers * sizeof(TableEntry));
+  header.seal = seal_of(key, header, table, tag);
+  std::memcpy(head.data(), &header, sizeof header);
+}
+
+bool Message::is_genuine() const {
+  const std::span<const std::byte> body(pickle.block ? pickle.data() : nullptr, pickle.bytes);
+  const SipTag right = seal_of(key, header, table, tag_of(key, body));
+  return ((right[0] ^ header.seal[0]) | (right[1] ^ header.seal[1])) == 0;
+}
+
+ParcelPtr Packing::pack(FrameHeader header, Bytes pickle, std::span<const Bytes> buffers, bool may_lend, const SipKey& key, std::shared_ptr<void> keep) {
+  auto parcel = std::make_shared<Parcel>();
+  header.buffers = static_cast<std::uint32_t>(buffers.size());
+  header.bytes = pickle.size();
+  parcel->call = header.call;
+  parcel->kind = header.kind;
+  parcel->head.reserve(sizeof header + buffers.size() * sizeof(TableEntry) + (pickle.size() <= copy_limit ? pickle.size() : 0));
+  append(parcel->head, &header, sizeof header);
+  parcel->bytes = pickle.size();
+  parcel->buffers = buffers.size();
+  if (header.has_pickle()) parcel->tag = tag_of(key, pickle);
+  for (const Bytes buffer : buffers) {
+    const bool is_lent = may_lend && buffer.size() >= lend_limit;
+    const TableEntry entry{buffer.size(), is_lent ? reinterpret_cast<std::uint64_t>(buffer.data()) : 0};
+    append(parcel->head, &entry, sizeof entry);
+    parcel->bytes += buffer.size();
+    parcel->is_lent |= is_lent;
+  }
+  add(*parcel, pickle);
+  for (const Bytes buffer : buffers) {
+    if (!(may_lend && buffer.size() >= lend_limit)) add(*parcel, buffer);
+  }
+  if (parcel->is_lent || !parcel->pieces.empty()) parcel->keep = std::move(keep);
+  return parcel;
+}
+
+}  // namespace torsh::rpc

@@ -1,0 +1,316 @@
+"""A worker's part in remote calls: what init_rpc() makes, and shutdown() ends."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import secrets
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from torsh_runtime.backends.native.compiled import _native
+from torsh_runtime.backends.native.network import listen
+from torsh_runtime.errors import ConfigError, PeerLost, StoreError, TorshError
+from torsh_runtime.rpc.directory import Directory, Worker, worker_here
+from torsh_runtime.rpc.door import Door, Lobby, Unreachable
+from torsh_runtime.rpc.failures import Account, CallRefused, CallTimeout, lost, rebuilt
+from torsh_runtime.rpc.functions import name_of
+from torsh_runtime.rpc.futures import Begun, CallFuture
+from torsh_runtime.rpc.leaving import Roll
+from torsh_runtime.rpc.links import Link, Links
+from torsh_runtime.rpc.meeting import Meeting
+from torsh_runtime.rpc.options import UNSET_RPC_TIMEOUT, RpcBackendOptions, WorkerInfo, seconds
+from torsh_runtime.rpc.pickling import unpack
+from torsh_runtime.rpc.references import References
+from torsh_runtime.rpc.serving import Servers
+
+UNDER_WAY_BYTES = 256 << 20
+"""Of arguments to one worker that are not answered yet; who exceeds them waits."""
+_HEARTBEAT = 30.0
+_MAX_UNIX_QUEUE = 1024
+_ATTEMPT_SECONDS = 5.0
+_FAREWELL = 1.0
+"""Seconds for answers that are still on their way when a worker leaves."""
+
+
+class Agent:
+    """All that belongs together. Any thread."""
+
+    def __init__(self, name: str, meeting: Meeting, options: RpcBackendOptions) -> None:
+        self.options = options
+        self._meeting = meeting
+        info = WorkerInfo(name, meeting.rank)
+        self._lobby = Lobby(meeting.secret, meeting.rank)
+        near, listeners = _near()
+        far: list[tuple[str, int]] = []
+        for address in meeting.network.addresses() if meeting.network else ():
+            listeners.append(listen(address))
+            far.append(listeners[-1].getsockname()[:2])
+        self.own: Worker = worker_here(info, [near], far, self._lobby.token)
+        self.directory = Directory(meeting.client, self.own, meeting.world_size)
+        self._hub = _native.Hub(options.num_worker_threads, UNDER_WAY_BYTES, _HEARTBEAT)
+        self.links = Links(self._hub, self.directory, self._lobby)
+        self.references = References(self)
+        self.servers = Servers(self, self._hub)
+        self.roll = Roll(set(range(meeting.world_size or 0)))
+        self._ends: list[Callable[[int, str], object]] = [
+            lambda worker, _: self.references.drop_all_of(worker),
+            lambda worker, _: self.roll.come(worker),
+        ]
+        self._door = Door(listeners, self._lobby, self.links.enter)
+        self.servers.start()
+
+    def invoke(
+        self,
+        to: str | int | WorkerInfo,
+        function: Any,
+        args: Sequence[Any] | None,
+        kwargs: Any,
+        timeout: Any = None,
+    ) -> CallFuture:
+        """Begin a call. CallRefused, PeerLost, CallTimeout."""
+        begun, kept = self._begun(to, function, args, kwargs, timeout)
+        return CallFuture(self, begun, kept)
+
+    def call(
+        self,
+        to: str | int | WorkerInfo,
+        function: Any,
+        args: Sequence[Any] | None,
+        kwargs: Any,
+        timeout: Any = None,
+    ) -> Any:
+        """The same, and the result, which it waits for."""
+        begun, kept = self._begun(to, function, args, kwargs, timeout)
+        self.wait(begun.call, begun.deadline)
+        result = self.outcome(begun)
+        del kept
+        return result
+
+    def packed(
+        self,
+        to: WorkerInfo,
+        function: Any,
+        args: Sequence[Any] | None,
+        kwargs: Any,
+        kept: list[Any],
+    ) -> tuple[bytes, list[Any]]:
+        """A call as a pickle for that worker, and the buffers beside it; what must live until it is
+        over is put into `kept`. TypeError, or what pickle raises, if it cannot be pickled."""
+        if not (args is None or isinstance(args, tuple | list)):
+            raise TypeError(f"args must be a tuple or a list, not {type(args).__name__}")
+        call = (function, tuple(args or ()), kwargs or {})
+        try:
+            return self.references.packed_for(to.id, call, kept)
+        except TorshError:
+            raise
+        except Exception as error:
+            raise _unpicklable(function, to, error) from error
+
+    def wait(self, call: Any, until: float) -> bool:
+        """Until the call is over, or that moment; whether it is over."""
+        is_over: bool = self._hub.wait(call, until, self.servers.context.is_serving)
+        return is_over
+
+    def announce(self, call: Any, then: Callable[[], None]) -> bool:
+        """Have `then` called on a thread that serves when the call is over; False if it is."""
+        return self.servers.announce(call, then)
+
+    def outcome(self, begun: Begun) -> Any:
+        """The result of a call that is over, or whose deadline has passed; raises its error."""
+        call, worker, function = begun.call, begun.worker, begun.function
+        try:
+            self._hub.forget(call)
+            reply = self._hub.take_reply(call)
+        except _native.Ended as error:
+            raise self._lost(worker, function, str(error)) from None
+        if reply is None:
+            if call.reason:
+                raise self._lost(worker, function, call.reason)
+            raise CallTimeout(name_of(function), *worker.info, begun.deadline - begun.began)
+        is_error, pickled, buffers = reply
+        value = unpack(pickled, buffers)
+        if is_error:
+            raise rebuilt(Account(*value))
+        return value
+
+    def connected(self, to: WorkerInfo, deadline: float | None = None) -> None:
+        """Make sure that there is a connection to the worker. PeerLost, CallTimeout."""
+        until = self._deadline(time.monotonic(), None) if deadline is None else deadline
+        self.links.to(self.directory.find(to), "a connection", until)
+
+    def enter(self, timeout: float) -> None:
+        """Let the others find this worker; with a world size, wait for all of them. ConfigError if
+        another worker has its name, CommTimeout naming the ranks that did not come."""
+        namesake = self.directory.namesake()
+        if namesake is not None and self._lives(namesake):
+            raise ConfigError(
+                f"there is a worker {namesake.text} already: give each worker a name and a rank of "
+                f"its own"
+            )
+        self.directory.enter(timeout)
+
+    def latest(self, deadline: float | None) -> float:
+        """The deadline of a call that is being carried out, or one for it if it has none."""
+        return time.monotonic() + self.options.rpc_timeout if deadline is None else deadline
+
+    def when_ended(self, then: Callable[[int, str], None]) -> None:
+        """Have then(worker's id, reason) called when the last connection to a worker has ended."""
+        self._ends.append(then)
+
+    def note_end(self, connection: int, reason: str) -> None:
+        """A connection has ended."""
+        link = self.links.ended(connection)
+        if link is None or link.peer in self.links.peers():
+            return
+        for then in self._ends:
+            then(link.peer, reason)
+
+    @property
+    def num_pending(self) -> int:
+        """Calls of this worker's that are not answered yet."""
+        return int(self._hub.pending)
+
+    @property
+    def num_serving(self) -> int:
+        """Calls of others that are carried out here, or wait for it."""
+        return int(self._hub.serving)
+
+    def close(self) -> None:
+        """Leave at once: calls that are under way fail with PeerLost, here and there."""
+        self._door.close()
+        self.references.close()
+        self._hub.close(time.monotonic() + _FAREWELL)
+        self.servers.join(_FAREWELL)
+        with suppress(StoreError):
+            self.directory.leave()
+        self._meeting.held.close()
+
+    def _begun(
+        self,
+        to: str | int | WorkerInfo,
+        function: Any,
+        args: Sequence[Any] | None,
+        kwargs: Any,
+        timeout: Any,
+    ) -> tuple[Begun, list[Any]]:
+        """A call that is under way, and what must live until it is over."""
+        worker = self.directory.find(to)
+        began = time.monotonic()
+        deadline = self._deadline(began, timeout)
+        kept: list[Any] = []
+        pickled, buffers = self.packed(worker.info, function, args, kwargs, kept)
+        under_way = self._begin(worker, function, pickled, buffers, began, deadline)
+        return Begun(under_way, worker, function, began, deadline), kept
+
+    def _begin(
+        self,
+        worker: Worker,
+        function: Any,
+        pickled: bytes,
+        buffers: list[Any],
+        began: float,
+        deadline: float,
+    ) -> Any:
+        ended = ""
+        while True:
+            try:
+                link = self.links.to(worker, function, deadline)
+                call = self._hub.call(link.connection, pickled, buffers, deadline)
+                if call is not None:
+                    return call
+                self._make_room(worker, function, link, pickled, buffers, began, deadline)
+            except _native.Ended as error:  # nothing was sent: another connection may do
+                self.links.drop(link)
+                if ended:
+                    raise self._lost(worker, function, ended) from None
+                ended = str(error)
+            except PeerLost:
+                if ended:
+                    raise self._lost(worker, function, ended) from None
+                raise
+
+    def _make_room(
+        self,
+        worker: Worker,
+        function: Any,
+        link: Link,
+        pickled: bytes,
+        buffers: list[Any],
+        began: float,
+        deadline: float,
+    ) -> None:
+        size = len(pickled) + sum(each.raw().nbytes for each in buffers)
+        is_serving = self.servers.context.is_serving
+        if not self._hub.wait_for_room(link.connection, size, deadline, is_serving):
+            detail = f": more than {UNDER_WAY_BYTES >> 20} MiB are under way to it"
+            raise CallTimeout(name_of(function), *worker.info, deadline - began, detail)
+
+    def _lost(self, worker: Worker, function: Any, reason: str) -> PeerLost:
+        return lost(worker.info, worker.host, name_of(function), reason)
+
+    def _lives(self, worker: Worker) -> bool:
+        is_near = worker.node == self.own.node
+        try:
+            opened = self._lobby.connect(worker, is_near, time.monotonic() + _ATTEMPT_SECONDS)
+        except Unreachable:
+            return False
+        except TimeoutError:  # it is stopped, say
+            return True
+        opened.sock.close()
+        return True
+
+    def _deadline(self, now: float, timeout: Any) -> float:
+        """No later than that of the call that this thread carries out."""
+        default = self.options.rpc_timeout
+        is_default = timeout is None or timeout == UNSET_RPC_TIMEOUT
+        own = now + (default if is_default else seconds(timeout, default))
+        inherited = self.servers.context.deadline
+        return own if inherited is None else min(own, inherited)
+
+
+def _near() -> tuple[str, list[socket.socket]]:
+    """An abstract socket for the workers of this node."""
+    address = f"\0torsh-{os.getuid()}-rpc-{os.getpid()}-{secrets.token_hex(8)}"
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(address)
+    listener.listen(_MAX_UNIX_QUEUE)
+    return address, [listener]
+
+
+def _unpicklable(function: Any, worker: WorkerInfo, error: Exception) -> Exception:
+    kind = type(error) if isinstance(error, pickle.PicklingError | AttributeError) else TypeError
+    advice = (
+        ". Use functions of modules that both sides import, or a name given to rpc.register()"
+        if kind is not TypeError
+        else ""
+    )
+    return kind(
+        f"the call of {name_of(function)} on {worker.name!r} cannot be pickled: {error}{advice}"
+    )
+
+
+_current: Agent | None = None
+
+
+def current_agent() -> Agent:
+    """This process's. CallRefused if it takes no part in calls."""
+    if _current is None:
+        raise CallRefused("this process takes no part in remote calls: call init_rpc() first")
+    return _current
+
+
+def has_agent() -> bool:
+    return _current is not None
+
+
+def set_agent(agent: Agent | None) -> None:
+    global _current
+    _current = agent
+
+
+# A forked child is no worker: it may become one by init_rpc() of its own.
+os.register_at_fork(after_in_child=lambda: set_agent(None))
