@@ -369,7 +369,8 @@ RAISES = "def f():\n    raise KeyError('x')\n"
         ("try: f()\nexcept KeyError: raise SystemExit(3)", 3, "exit"),
         ("import sys\ntry: f()\nexcept KeyError: sys.excepthook(*sys.exc_info())", 0, "exit"),
         ("import threading; threading.Thread(target=f).start()", 0, "exit"),
-        ("import os\ntry: f()\nexcept KeyError: os._exit(4)", 4, ""),
+        ("import os\ntry: f()\nexcept KeyError: os._exit(4)", 4, "left"),
+        ("import os\nos._exit(4)", 4, ""),
         ("raise KeyboardInterrupt", -2, ""),
     ],
 )
@@ -382,6 +383,25 @@ def test_how_python_ended_is_noted(tmp_path: Path, ending: str, code: int, how: 
         assert note["errors"] == ["KeyError: 'x'"]
         assert note["frame"] == f"{tmp_path}/train.py:2"
         assert note["trace"].startswith("Traceback (most recent call last):")
+
+
+@pytest.mark.parametrize(
+    ("ending", "how", "error"),
+    [
+        ("try: f()\nexcept KeyError: sys.exit(3)", "exit", "KeyError: 'x'"),
+        ("try: f()\nexcept KeyError: os._exit(3)", "left", "KeyError: 'x'"),
+        ("try:\n try: f()\n except KeyError: sys.exit(7)\nexcept SystemExit: sys.exit(3)", "exit", "KeyError: 'x'"),
+        ("try:\n try: f()\n except KeyError: sys.exit(7)\nexcept SystemExit: pass\nsys.exit(3)", "exit", ""),
+        ("threading.Thread(target=lambda: f() if 0 else sys.exit(1)).start()\nsys.exit(3)", "exit", ""),
+    ],
+)  # fmt: skip
+def test_what_was_handled_when_a_script_chose_its_exit_code_is_noted(
+    tmp_path: Path, ending: str, how: str, error: str
+) -> None:
+    status, (note,) = noted(tmp_path, "import os, sys, threading\n" + RAISES + ending)
+    assert (status, note["how"], note.get("errors", [])) == (3, how, [error] if error else [])
+    assert note.get("code", 3) == 3
+    assert note["own"]
 
 
 CLEANS_UP = """

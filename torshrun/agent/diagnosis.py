@@ -268,10 +268,13 @@ class Diagnosis:
     def _with_ending(self, ending: Worker, exit_: Exit) -> Exit:
         """With what the start hook noted of its end."""
         noted = _noted(ending)
+        is_left = noted.is_chosen and noted.is_own and exit_code(ending.status) == noted.code
+        if is_left and not ending.status:
+            return replace(exit_, ending=noted)
         if not ending.status or not noted.is_watched:
             return exit_
         is_its_end = noted.is_own or exit_.code == noted.code
-        if noted.by == "exception" and is_its_end:
+        if is_left or (noted.by == "exception" and is_its_end):
             before = not exit_.stopped or (self.moment and noted.at <= self.moment.at)
             return replace(exit_, ending=noted, raised=exit_.raised or bool(before))
         if noted.in_flight and noted.is_own and exit_.stopped:

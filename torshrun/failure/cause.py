@@ -144,7 +144,7 @@ def witness(exit_: Exit, node: int = 0) -> Witness:
         thread=_thread_error(exit_) if end == "stopped" else "",
         warning=_warning(exit_),
         child=exit_.child,
-        handles=_in_flight(exit_) if end == "stopped" else "",
+        handles=_handled(exit_) if end != "failed" else "",
         awaits=exit_.awaits if is_away else "",
         holder=exit_.holder if is_away else -1,
         mutters=_muttered(exit_) if end == "stopped" else None,
@@ -162,9 +162,10 @@ def _within(blame: Blame | None, ranks: int) -> Blame | None:
     return replace(blame, ranks=tuple(rank for rank in blame.ranks if rank < ranks), calls=calls)
 
 
-def _in_flight(exit_: Exit) -> str:
-    """The exception that it was handling when it was asked to stop; "" is none."""
-    errors = exit_.ending.errors if exit_.ending.in_flight else ()
+def _handled(exit_: Exit) -> str:
+    """The exception that it was handling when it was asked to stop, or left; "" is none."""
+    is_known = exit_.ending.in_flight or exit_.ending.is_chosen
+    errors = exit_.ending.errors if is_known else ()
     return errors[-1].split("\n")[0][:_TOLD_CHARS] if errors else ""
 
 

@@ -232,6 +232,9 @@ def _noted(ending: Ending) -> Words:
     heading = "its traceback"
     if ending.in_flight:
         heading = "the traceback of an exception that had not got to its end"
+    if ending.is_chosen:
+        call = "sys.exit()" if ending.by == "exit" else "os._exit()"
+        heading = f"the traceback of the exception that it handled when it called {call}"
     heads = [n for n in range(1, len(lines)) if lines[n] in (_HEADER, _GROUP)]
     return Words(
         heading=heading,

@@ -129,6 +129,7 @@ def leave_traces(stack_file: str) -> None:
         faulthandler.register(STACK_SIGNAL, descriptor, True, False)
         notes.at_end()
 
+    notes.watch_exits()
     signal(STACK_SIGNAL, notes.on_request)
     faulthandler.register(SIGTERM, descriptor, True, True)
     faulthandler.register(STACK_SIGNAL, descriptor, True, True)
@@ -150,6 +151,26 @@ class EndNotes:
         self._path, self._before = path, before
         self._own, self._get_ident, self._main = os.getpid(), get_ident, get_ident()
         self._has_raised = False
+        self._leaving = ""
+
+    def watch_exits(self) -> None:
+        """Have sys.exit() and os._exit() tell first which exception is being handled: it led to the
+        exit code that the script has chosen, and Python forgets it.
+        """
+        leave, leave_at_once = sys.exit, os._exit
+
+        def exit(*status: "Any") -> "Any":
+            self._on_exit("exit", status)
+            leave(*status)
+
+        def _exit(*status: "Any", **named: "Any") -> "Any":
+            self._on_exit("left", status or tuple(named.values()))
+            leave_at_once(*status, **named)
+
+        for ours, theirs in ((exit, leave), (_exit, leave_at_once)):
+            for name in ("__module__", "__name__", "__qualname__", "__doc__"):
+                setattr(ours, name, getattr(theirs, name))
+        sys.exit, os._exit = exit, _exit
 
     def excepthook(
         self,
@@ -174,7 +195,7 @@ class EndNotes:
                 self._on_exception(error, error.__traceback__)
             else:
                 own = "true" if self._is_own() else "false"
-                self._write('{"how": "exit", "own": ' + own + "}")
+                self._write(self._leaving or '{"how": "exit", "own": ' + own + "}")
         except Exception:
             return
 
@@ -190,6 +211,21 @@ class EndNotes:
         except Exception:
             return
 
+    def _on_exit(self, how: str, status: "tuple[Any, ...]") -> None:
+        """Only the main thread's sys.exit() ends Python, and what it raises may be caught."""
+        try:
+            if os.getpid() != self._own or (how == "exit" and self._get_ident() != self._main):
+                return
+            error = without_exits(sys.exc_info()[1])
+            self._leaving = ""
+            if error is not None:
+                facts = dict(code=exit_code(SystemExit(*status)))
+                self._leaving = self._told(how, error, facts)
+            if self._leaving and how == "left":
+                self._write(self._leaving)
+        except Exception:
+            return
+
     def _on_exception(self, error: BaseException, trace: "TracebackType | None") -> None:
         if self._has_raised or self._get_ident() != self._main or is_called_by_script():
             return
@@ -201,12 +237,14 @@ class EndNotes:
             load("torsh_runtime.error_file").leave_account(error)
 
     def _note(self, how: str, error: BaseException, facts: "dict[str, Any]") -> None:
+        self._write(self._told(how, error, facts))
+
+    def _told(self, how: str, error: BaseException, facts: "dict[str, Any]") -> str:
         import json
         import time
 
-        facts = dict(facts, how=how, at=time.monotonic(), own=self._is_own())
-        facts.update(shown(error))
-        self._write(json.dumps(facts))
+        known = dict(shown(error), how=how, at=time.monotonic(), own=self._is_own())
+        return json.dumps(dict(known, **facts))
 
     def _is_own(self) -> bool:
         """Whether this is the worker itself, and no process that it has started."""
@@ -246,6 +284,19 @@ def shown(error: BaseException) -> "dict[str, Any]":
     if trace is not None:
         facts["frame"] = trace.tb_frame.f_code.co_filename + ":" + str(trace.tb_lineno)
     return dict(facts, code=exit_code(error))
+
+
+def without_exits(error: "BaseException | None") -> "BaseException | None":
+    """The exception from which others came that only end a program, as SystemExit and those of
+    libraries for the command line.
+    """
+    seen = set()  # type: set[int]
+    while error is not None and id(error) not in seen:
+        if not isinstance(error, (SystemExit, KeyboardInterrupt)) and type(error).__name__ != "Exit":
+            return error
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def chain(error: "BaseException | None") -> "list[BaseException]":
