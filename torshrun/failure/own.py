@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from torshrun.failure.case import Case
 from torshrun.failure.kinds import Kind
+from torshrun.failure.tables import table_in
 from torshrun.failure.witness import Witness
 from torshrun.failure.wording import Verdict
 
@@ -17,6 +18,9 @@ def own_failure(case: Case) -> Verdict | None:
     if not case.own:
         return None
     classes = _alike(case.own)
+    compared = _compared(case)
+    if compared:
+        return compared
     if len(classes) == 1 and classes[0][0].reading.kind is Kind.NAN:
         return _spread(case, classes[0])
     chosen = _outstanding(case, classes)
@@ -27,6 +31,22 @@ def own_failure(case: Case) -> Verdict | None:
     doubts = doubts or _may_be_anothers(case, chosen) or _is_unsure(chosen)
     ranks = [each.rank for each in chosen]
     return Verdict(ranks, "likely" if doubts else "certain", chosen[0].reading)
+
+
+def _compared(case: Case) -> Verdict | None:
+    """Who has something else than the others, by what ranks say that have compared all of them; of
+    two, or of several, any may be the wrong one.
+    """
+    tables = [table_in(each.said, len(case.witnesses)) for each in case.own]
+    if len(case.witnesses) < 2 or not all(tables) or any(each != tables[0] for each in tables):
+        return None
+    table, reading = tables[0], case.own[0].reading
+    common = Counter(table.values()).most_common(2)
+    if len(common) < 2:  # all have the same: that is not what is wrong
+        return None
+    is_most = common[0][1] > common[1][1]
+    odd = {rank for rank, what in table.items() if is_most and what != common[0][0]}
+    return Verdict(odd or {*table}, "likely" if odd else "undecided", reading)
 
 
 def _is_unsure(chosen: Sequence[Witness]) -> bool:
