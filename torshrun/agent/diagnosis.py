@@ -357,8 +357,8 @@ def _keep(path: str, folder: Folder, kept: str) -> None:
 
 
 def _startup(cause: Exit, kind: Kind) -> str:
-    from torshrun.failure.cause import fingerprint
     from torshrun.failure.kinds import Kind
+    from torshrun.failure.likeness import fingerprint
 
     if cause.hung or cause.seconds > STARTUP_SECONDS or cause.signo in _FROM_OUTSIDE:
         return ""

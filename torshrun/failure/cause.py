@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import PurePath
 from typing import NamedTuple
 
 from torshrun.failure.blame import Blame, from_words
@@ -25,6 +23,7 @@ from torshrun.failure.last_words import (
     said_last,
     stderr_lines,
 )
+from torshrun.failure.likeness import likeness
 from torshrun.failure.patterns import USAGE
 from torshrun.failure.signs import by_frame, by_words, crash_in, of_child
 from torshrun.failure.standing import Standing, from_stack, from_trace
@@ -54,14 +53,7 @@ _LOST_PEER = Reading(
     "See how the other ranks ended, and whether the network between them broke.",
 )
 _UNSURE = " in all likelihood (it counts such kills for the whole machine only)"
-_SAID_CHARS = 1000
 _TOLD_CHARS = 200
-_MASKS = (
-    (re.compile(r"(?:/var)?/tmp/[^\s'\"]*"), "<path>"),
-    (re.compile(r"0x[0-9a-fA-F]+"), "<n>"),
-    (re.compile(r"\b(?=[0-9a-f-]*\d)[0-9a-f-]{8,}\b"), "<n>"),
-    (re.compile(r"\d+(?:\.\d+)?"), "<n>"),
-)
 
 
 class Explanation(NamedTuple):
@@ -135,7 +127,7 @@ def witness(exit_: Exit, node: int = 0) -> Witness:
         reading=diagnose(exit_),
         is_unsure=_is_unsure(exit_),
         said=said.strip().split("\n")[0][:_TOLD_CHARS],
-        alike=_likeness(exit_, words),
+        alike=likeness(exit_, words),
         blame=_within(blamed(exit_), exit_.ranks) if end == "failed" else None,
         call=exit_.account.call,
         standing=standing,
@@ -150,6 +142,7 @@ def witness(exit_: Exit, node: int = 0) -> Witness:
         mutters=_muttered(exit_) if end == "stopped" else None,
         is_frozen=exit_.state in ("T", "t"),
         is_deaf=exit_.state == "D",
+        is_busy=is_away and exit_.state == "R",
         hung=exit_.hung,
     )
 
@@ -373,33 +366,3 @@ def _out_of_memory(exit_: Exit, oom: OomEvidence) -> Reading:
         "Give the job more memory or a higher limit, or need less: smaller batches, fewer "
         "DataLoader workers, nothing kept from step to step.",
     )
-
-
-def fingerprint(exit_: Exit) -> str:
-    """What stays the same when it happens again: manner, error without numbers, frame."""
-    words = last_words(exit_)
-    spoken = [line for line in words.lines if line.strip()]
-    said = (words.errors or spoken or [""])[-1].split("\n")[0].strip()
-    manner = f"hung: {exit_.hung}" if exit_.hung else str(exit_.status)
-    said = said[:_SAID_CHARS]  # the masks take more than linear time
-    for pattern, mask in _MASKS:
-        said = pattern.sub(mask, said)
-    return f"{manner}|{said}|{_line(words.frame)}"
-
-
-def _line(frame: str) -> str:
-    path, _, line = frame.rpartition(":")
-    return f"{PurePath(path).name}:{line}"
-
-
-def _likeness(exit_: Exit, words: Words) -> str:
-    """Equal for ranks that failed alike: with the same exception at the same place, or in the same
-    manner with the same words.
-    """
-    if words.errors and words.frame and (exit_.raised or not exit_.signo):
-        like = f"{words.errors[-1].partition(':')[0][:_SAID_CHARS]}|{_line(words.frame)}"
-    else:
-        like = fingerprint(exit_)
-    if exit_.oom and exit_.signo == signal.SIGKILL:
-        like = "out of memory"
-    return hashlib.blake2b(like.encode(errors="replace"), digest_size=8).hexdigest()

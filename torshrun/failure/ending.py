@@ -61,7 +61,6 @@ class Ending:
         """Whether the exception had not got to its end when the worker was asked to stop."""
         return bool(self.trace) and not self.by
 
-
     @property
     def is_chosen(self) -> bool:
         """Whether the script has chosen to end because of an exception that it handled."""

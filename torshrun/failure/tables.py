@@ -6,7 +6,9 @@ import re
 from collections.abc import Mapping
 
 _SPEAKS_OF_RANKS = re.compile(r"\b(?:[Rr]anks?|[Pp]rocesses|[Ww]orkers)\b")
-_OF_RANK = re.compile(r"\b[Rr]ank[ #=_]?(\d{1,7})(?: (?:has|is|had|uses|got|runs)|[ =:]+) *([^,;|\n]+)")
+_OF_RANK = re.compile(
+    r"\b[Rr]ank[ #=_]?(\d{1,7})(?: (?:has|is|had|uses|got|runs)|[ =:]+) *([^,;|\n]+)"
+)
 _DICT = re.compile(r"\{(\d{1,7}: [^{}\n]{1,4000})\}")
 _ENTRY = re.compile(r"(\d{1,7}): *('[^']*'|\"[^\"]*\"|\([^()]*\)|[^,'\"()]+)(?:, *|$)")
 _LIST = re.compile(r"\[((?:'[^']{0,200}'|[\w.+-]{1,80})(?:, *(?:'[^']{0,200}'|[\w.+-]{1,80}))+)\]")

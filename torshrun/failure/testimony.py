@@ -88,6 +88,7 @@ def _plain(witness: Witness) -> Mapping[str, Any]:
         "mutters": _blame(witness.mutters) if witness.mutters else None,
         "frozen": witness.is_frozen,
         "deaf": witness.is_deaf,
+        "busy": witness.is_busy,
         "hung": witness.hung,
     }
     return _kept(facts)
@@ -179,6 +180,7 @@ def _witnesses(facts: object, ranks: range, node: int) -> Iterable[Witness]:
                 mutters=None if mutters is None else _read_blame(mutters),
                 is_frozen=facts.get("frozen") is True,
                 is_deaf=facts.get("deaf") is True,
+                is_busy=facts.get("busy") is True,
                 hung=_text(facts, "hung"),
             )
     except (ValueError, TypeError, KeyError, AttributeError):

@@ -68,6 +68,8 @@ class Witness:
     """Whether its process stood still by a signal or a debugger."""
     is_deaf: bool = False
     """Whether its process waited in the kernel, where no signal reaches it (state D)."""
+    is_busy: bool = False
+    """Whether its main thread had a processor, or waited for one."""
     hung: str = ""
     """The hang, in one line, if it seems to be the rank that others waited for."""
 
