@@ -43,6 +43,7 @@ _NUMBERS = re.compile(rb"RuntimeWarning: (?:invalid value|divide by zero|overflo
 _TO_CHILD = re.compile(
     r'/multiprocessing/(?:connection|queues|resource_sharer|managers)\.py", line'
 )
+_ON_RANK = re.compile(r"\b\w*rank\w*\b|\b(?:is_)?(?:main|master)(?:_process\w*)?\b|is_leader")
 _WITHIN_LIBRARIES = re.compile(
     r"^(?:torsh_runtime|torch\.distributed)\.|^(?:TimeoutError|OSError|\w*Connection\w*Error)\b"
 )
@@ -135,10 +136,12 @@ def witness(exit_: Exit, node: int = 0) -> Witness:
         versions=", ".join(f"{name} {it}" for name, it in exit_.account.versions.items()),
         thread=_thread_error(exit_) if end == "stopped" else "",
         warning=_warning(exit_),
+        looks_alone=bool(_ON_RANK.search(exit_.conditions)),
         child=exit_.child,
         handles=_handled(exit_) if end != "failed" else "",
         awaits=exit_.awaits if is_away else "",
         holder=exit_.holder if is_away else -1,
+        rival=exit_.rival,
         mutters=_muttered(exit_) if end == "stopped" else None,
         is_frozen=exit_.state in ("T", "t"),
         is_deaf=exit_.state == "D",
@@ -279,8 +282,25 @@ def _diagnose(exit_: Exit) -> Reading:
         return _LOST_PEER
     if exit_.signo and not exit_.raised:
         return _by_signal(exit_, words)
+    impostor = exit_.rank or exit_.rival
+    if impostor > 0 and _SERVES_STORE.search("\n".join(words.lines)):
+        return Reading(Kind.USAGE, _TWICE_RANK_0.format(rank=impostor), _LEAVE_RANK)
     known = by_words(_texts(words), exit_.program) or by_frame(words.frame)
     return known or _of_child(exit_, words) or _by_code(exit_, words)
+
+
+_SERVES_STORE = re.compile(
+    r"rendezvous\.py\", line \d+, in _create_c10d_store\n(?:.*\n){0,12}?"
+    r".*DistNetworkError: The server socket has failed to listen"
+)
+_TWICE_RANK_0 = (
+    "Two ranks wanted to serve the store of the job, which only rank 0 does: rank {rank} took "
+    "itself for rank 0."
+)
+_LEAVE_RANK = (
+    "See where the rank comes from that init_process_group() is given, or RANK in its environment: "
+    "leave it to torshrun, which sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."
+)
 
 
 def _texts(words: Words) -> list[str]:

@@ -1,6 +1,7 @@
 """How a worker's Python ended, as its start hook noted it: read from lines of JSON. Pure.
 
-{"how": "exception" | "exit" | "left" | "asked", "own", "at", "trace", "errors", "frame", "code", "places"};
+{"how": "exception" | "exit" | "left" | "asked", "own", "at", "trace", "errors", "frame", "code",
+"places", "port"};
 torshrun/workers/startup/torsh_start.py writes them. Workers write what they like, so everything
 is checked here.
 """
@@ -42,13 +43,15 @@ class Ending:
     at: float = 0.0
     """When the exception was noted, on the node's monotonic clock, in seconds; 0 is unknown."""
     trace: str = ""
-    """The traceback of the exception, with its chain; "" is none. Of "exit" and "left" it is the one
-    that was being handled when sys.exit() or os._exit() was called.
+    """The traceback of the exception, with its chain; "" is none. Of "exit" and "left" it is the
+    one that was being handled when sys.exit() or os._exit() was called.
     """
     errors: tuple[str, ...] = ()
     """The exceptions of that chain with their messages, the last one raised last."""
     frame: str = ""
     """The innermost frame of the last one as "path:line"; "" is unknown."""
+    port: int = 0
+    """The port that was in use, if that is what the exception is about; 0 is unknown."""
     code: int = 0
     """The exit code that the exception gives."""
     places: tuple[tuple[str, int], ...] = ()
@@ -102,6 +105,7 @@ def _with_line(ending: Ending, line: str) -> Ending:
         trace=trace,
         errors=tuple(_texts(facts.get("errors"))),
         frame=next(iter(_texts([facts.get("frame")])), ""),
+        port=int(_number(facts.get("port"))) & 0xFFFF,
         code=int(_number(facts.get("code"))) & 0xFF,
         places=tuple(_places(facts)),
     )

@@ -95,9 +95,9 @@ _OF_RANKS: Mapping[Kind, tuple[str, str]] = {
     ),
     Kind.SLOW: (
         "{others} waited in {call} for {who}, which did not come: it was still computing.",
-        "See how much it had to do where it stood, and how much the others: spread the work evenly, "
-        "do it before the job, or give the others a longer timeout. If that never ends, it is a "
-        "loop there that does not.",
+        "See how much it had to do where it stood, and how much the others: spread the work "
+        "evenly, do it before the job, or give the others a longer timeout. If that never ends, it "
+        "is a loop there that does not.",
     ),
     Kind.EXCEPTION: (
         "A thread of {who} had ended by an exception ({what}), and {others} waited in {call}.",

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from torshrun.failure.ending import Ending
+from torshrun.failure.ending import By, Ending
 from torshrun.failure.exits import Exit
 from torshrun.text import printable_lines
 
@@ -226,15 +226,18 @@ def _lines(text: str) -> list[str]:
     return [_RANK.sub("", line) for line in printable_lines(text)]
 
 
+_HEADINGS: Mapping[By, str] = {
+    "": "the traceback of an exception that had not got to its end",
+    "exception": "its traceback",
+    "exit": "the traceback of the exception that it handled when it called sys.exit()",
+    "left": "the traceback of the exception that it handled when it called os._exit()",
+}
+
+
 def _noted(ending: Ending) -> Words:
     """The exception that ended its Python."""
     lines = _lines(ending.trace)
-    heading = "its traceback"
-    if ending.in_flight:
-        heading = "the traceback of an exception that had not got to its end"
-    if ending.is_chosen:
-        call = "sys.exit()" if ending.by == "exit" else "os._exit()"
-        heading = f"the traceback of the exception that it handled when it called {call}"
+    heading = _HEADINGS[ending.by]
     heads = [n for n in range(1, len(lines)) if lines[n] in (_HEADER, _GROUP)]
     return Words(
         heading=heading,

@@ -27,7 +27,12 @@ def own_failure(case: Case) -> Verdict | None:
     if chosen is None:
         ranks = [each.rank for found in classes for each in found]
         return Verdict(ranks, "undecided", classes[0][0].reading)
-    doubts = len(classes) > 1 or case.silent or _others_are_pointed_at(case)
+    rival = case.by_rank.get(chosen[0].rival) if len(chosen) == 1 else None
+    if rival and chosen[0].reading.kind is Kind.ADDRESS_IN_USE:
+        return Verdict((chosen[0].rank, rival.rank), "undecided", chosen[0].reading)
+    if rival and rival.rank and not chosen[0].rank:  # which alone serves the job's store
+        return Verdict({rival.rank}, "likely", chosen[0].reading)
+    doubts = len(classes) > 1 or case.silent or rival is not None or _others_are_pointed_at(case)
     doubts = doubts or _may_be_anothers(case, chosen) or _is_unsure(chosen)
     ranks = [each.rank for each in chosen]
     return Verdict(ranks, "likely" if doubts else "certain", chosen[0].reading)
@@ -90,13 +95,14 @@ _MUCH_MORE = 1.5
 
 def _spread(case: Case, alike: Sequence[Witness]) -> Verdict:
     """Of ranks that have numbers which are none: a sum brings them from one to all, and who looks
-    first finds them. Whose arithmetic has warned is where they came from, and of several, whose
-    numbers were finite before.
+    first finds them, which may be the only one that does. Whose arithmetic has warned is where they
+    came from, and of several, whose numbers were finite before.
     """
     warned = [each for each in case.witnesses if each.warning]
     made = [each for each in warned if not _MAY_COME_OF_OTHERS.search(each.warning)]
     origins = [each.rank for each in made or warned]
-    first = origins if len(origins) == 1 else [each.rank for each in alike]
+    looks = case.witnesses if all(each.looks_alone for each in alike) else alike
+    first = origins if len(origins) == 1 else [each.rank for each in looks]
     if len(case.witnesses) == 1:
         return Verdict(first, "certain", alike[0].reading)
     return Verdict(first, "likely" if len(first) == 1 else "undecided", alike[0].reading)

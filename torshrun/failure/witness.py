@@ -52,6 +52,8 @@ class Witness:
     """The error that had ended a thread of it before it was asked to stop; "" is none."""
     warning: str = ""
     """A warning of numbers that are none, which it had written; "" is none."""
+    looks_alone: bool = False
+    """Whether its error is about what only this rank looks at, by a condition on the rank."""
     child: str = ""
     """How a process that it had started ended badly, if it has taken no notice, or for what that
     waits; "" is none."""
@@ -62,6 +64,8 @@ class Witness:
     /data/build.lock, which python (pid 812) holds"; "" is unknown."""
     holder: int = -1
     """The rank that had that; -1 is none that is known."""
+    rival: int = -1
+    """The rank that held the port that it could not have; -1 is none that is known."""
     mutters: Blame | None = None
     """Whom it complained about while it still ran; None: nobody."""
     is_frozen: bool = False

@@ -30,6 +30,7 @@ GLOO_THREAD = "pt_gloo_runloop"
 QUIET_TIMES, MOST_TIMES = 3, 300  # each after a millisecond
 MOST_CHARS = 200_000  # of a traceback, whose ends are kept
 MOST_PLACES = 16
+ADDRESS_IN_USE = 98  # errno takes time to load
 
 
 class JaxWatch:
@@ -219,8 +220,7 @@ class EndNotes:
             error = without_exits(sys.exc_info()[1])
             self._leaving = ""
             if error is not None:
-                facts = dict(code=exit_code(SystemExit(*status)))
-                self._leaving = self._told(how, error, facts)
+                self._leaving = self._told(how, error, {"code": exit_code(SystemExit(*status))})
             if self._leaving and how == "left":
                 self._write(self._leaving)
         except Exception:
@@ -280,7 +280,10 @@ def shown(error: BaseException) -> "dict[str, Any]":
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    facts = {"trace": text, "errors": [said(each) for each in chain(error)]}
+    facts = {"trace": text, "errors": [said(each) for each in chain(error)]}  # type: dict[str, Any]
+    port = next(filter(None, map(port_of, chain(error))), 0)
+    if port:
+        facts["port"] = port
     if trace is not None:
         facts["frame"] = trace.tb_frame.f_code.co_filename + ":" + str(trace.tb_lineno)
     return dict(facts, code=exit_code(error))
@@ -292,7 +295,8 @@ def without_exits(error: "BaseException | None") -> "BaseException | None":
     """
     seen = set()  # type: set[int]
     while error is not None and id(error) not in seen:
-        if not isinstance(error, (SystemExit, KeyboardInterrupt)) and type(error).__name__ != "Exit":
+        only_ends = isinstance(error, (SystemExit, KeyboardInterrupt))
+        if not only_ends and type(error).__name__ != "Exit":
             return error
         seen.add(id(error))
         error = error.__cause__ or error.__context__
@@ -307,6 +311,27 @@ def chain(error: "BaseException | None") -> "list[BaseException]":
         found.insert(0, error)
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return found
+
+
+def port_of(error: BaseException) -> int:
+    """The port that was in use, which Python's own error does not tell: of an address in the frames
+    that it passed through, or of what they call a port, the innermost first; 0 is unknown.
+    """
+    if not isinstance(error, OSError) or error.errno != ADDRESS_IN_USE:
+        return 0
+    trace, frames = error.__traceback__, []  # type: TracebackType | None, list[FrameType]
+    while trace is not None:
+        frames.insert(0, trace.tb_frame)
+        trace = trace.tb_next
+    for frame in frames[:MOST_PLACES]:
+        names = [each for each in frame.f_code.co_names if each in frame.f_globals]
+        values = dict(((each, frame.f_globals[each]) for each in names), **frame.f_locals)
+        for name, value in values.items():
+            is_address = isinstance(value, tuple) and len(value) > 1 and isinstance(value[0], str)
+            port = value[1] if is_address else value if "port" in name.lower() else 0
+            if type(port) is int and 0 < port < 1 << 16:
+                return port
+    return 0
 
 
 def said(error: BaseException) -> str:
