@@ -271,8 +271,11 @@ class Diagnosis:
 
     def _with_ending(self, ending: Worker, exit_: Exit) -> Exit:
         """With what the start hook noted of its end."""
+        from torshrun.failure.last_words import shows_usage
+
         noted = _noted(ending)
-        is_left = noted.is_chosen and noted.is_own and exit_code(ending.status) == noted.code
+        is_left = noted.is_chosen and noted.is_own and exit_.code == noted.code
+        is_left = is_left and not shows_usage(exit_)  # which tells more than what it came from
         if is_left and not ending.status:
             return replace(exit_, ending=noted)
         if not ending.status or not noted.is_watched:

@@ -21,6 +21,7 @@ from torshrun.failure.last_words import (
     find_trace,
     last_words,
     said_last,
+    shows_usage,
     stderr_lines,
 )
 from torshrun.failure.likeness import likeness
@@ -351,7 +352,7 @@ _ENDED = (
 
 
 def _by_code(exit_: Exit, words: Words) -> Reading:
-    if exit_.code == 2 and any(line.lower().startswith("usage: ") for line in words.lines):
+    if shows_usage(exit_) and not words.errors:
         return Reading(Kind.USAGE, *USAGE)
     if words.errors:
         return Reading(Kind.EXCEPTION)

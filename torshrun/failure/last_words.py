@@ -205,6 +205,13 @@ def _mixed(tail: Words, lines: Sequence[str]) -> Words:
     )
 
 
+def shows_usage(exit_: Exit) -> bool:
+    """Whether it ended as command lines do that refuse their arguments, and say how they go."""
+    return exit_.code == 2 and any(
+        line.lower().startswith("usage: ") for line in stderr_lines(exit_)
+    )
+
+
 def find_thread_error(exit_: Exit) -> str:
     """The exception that ended a thread of its, the last one; "" if none did."""
     lines = stderr_lines(exit_)
