@@ -290,6 +290,8 @@ class Diagnosis:
         if noted.in_flight and noted.is_own and exit_.stopped:
             goes_on = any(is_passing_through(*place) for place in noted.places)
             return replace(exit_, ending=noted, raised=exit_.raised or goes_on)
+        if noted.was_shown and noted.is_own and not exit_.stopped:
+            return replace(exit_, ending=noted)
         # Of a process that it had started others tell.
         return replace(exit_, ending=replace(noted, trace="", errors=()))
 

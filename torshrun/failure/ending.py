@@ -1,9 +1,8 @@
 """How a worker's Python ended, as its start hook noted it: read from lines of JSON. Pure.
 
-{"how": "exception" | "exit" | "left" | "asked", "own", "at", "trace", "errors", "frame", "code",
-"places", "port"};
-torshrun/workers/startup/torsh_start.py writes them. Workers write what they like, so everything
-is checked here.
+{"how": "exception" | "exit" | "shown" | "left" | "asked", "own", "at", "trace", "errors", "frame",
+"code", "places", "port"}; torshrun/workers/startup/torsh_end.py writes them. Workers write what
+they like, so everything is checked here.
 """
 
 from __future__ import annotations
@@ -24,7 +23,13 @@ MOST_PLACES = 16
 MOST_ERRORS = 16
 
 By = Literal["", "exception", "exit", "left"]
-_HOW: Mapping[str, By] = {"exception": "exception", "exit": "exit", "left": "left", "asked": ""}
+_HOW: Mapping[str, By] = {
+    "exception": "exception",
+    "exit": "exit",
+    "shown": "exit",
+    "left": "left",
+    "asked": "",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,13 +48,16 @@ class Ending:
     at: float = 0.0
     """When the exception was noted, on the node's monotonic clock, in seconds; 0 is unknown."""
     trace: str = ""
-    """The traceback of the exception, with its chain; "" is none. Of "exit" and "left" it is the
+    """The traceback of the exception, with its chain; "" is none. If `was_shown` it is the one that
+    the program wrote somewhere just before it ended in order, else of "exit" and "left" it is the
     one that was being handled when sys.exit() or os._exit() was called.
     """
     errors: tuple[str, ...] = ()
     """The exceptions of that chain with their messages, the last one raised last."""
     frame: str = ""
     """The innermost frame of the last one as "path:line"; "" is unknown."""
+    was_shown: bool = False
+    """Whether that exception had been handled, and written somewhere, before the end."""
     port: int = 0
     """The port that was in use, if that is what the exception is about; 0 is unknown."""
     code: int = 0
@@ -67,7 +75,7 @@ class Ending:
     @property
     def is_chosen(self) -> bool:
         """Whether the script has chosen to end because of an exception that it handled."""
-        return bool(self.trace) and self.by in ("exit", "left")
+        return bool(self.trace) and self.by in ("exit", "left") and not self.was_shown
 
 
 NO_ENDING = Ending()
@@ -98,7 +106,8 @@ def _with_line(ending: Ending, line: str) -> Ending:
         return ending
     return replace(
         ending,
-        is_watched=is_own or how != "exit",
+        is_watched=is_own or _HOW[how] != "exit",
+        was_shown=how == "shown",
         by=_HOW[how],
         is_own=is_own,
         at=_number(facts.get("at")),

@@ -104,7 +104,7 @@ def last_words(exit_: Exit) -> Words:
         stack = None
     if trace and accounted and trace.is_handled:
         trace = None
-    return stack or trace or accounted or _tail(exit_, lines)
+    return stack or trace or accounted or _shown(exit_, lines) or _tail(exit_, lines)
 
 
 def _written(exit_: Exit, lines: Sequence[str]) -> Words | None:
@@ -134,6 +134,21 @@ def _written(exit_: Exit, lines: Sequence[str]) -> Words | None:
         errors=(*found.errors[:-1], error),
         is_handled=True,
     )
+
+
+def _shown(exit_: Exit, lines: Sequence[str]) -> Words | None:
+    """The exception that it wrote just before it ended, to where nobody else looks, as a log of its
+    own, if its last line does not tell another reason.
+    """
+    ending = exit_.ending
+    if not ending.was_shown or not ending.errors or (lines and _COMPLAINT.search(lines[-1])):
+        return None
+    if ending.errors[-1].split("\n")[0] in lines or shows_usage(exit_):
+        return None
+    return replace(_noted(ending), heading=_WRITTEN, is_handled=True)
+
+
+_WRITTEN = "the traceback of an exception that it had handled, and written to a log"
 
 
 def _is_at_end(lines: Sequence[str], found: Words) -> bool:

@@ -74,7 +74,8 @@ def _may_be_anothers(case: Case, chosen: Sequence[Witness]) -> bool:
     silent = wordless and first.reading.kind is Kind.EXIT_CODE
     larger = any(each.peak > _MUCH_MORE * first.peak > 0 for each in case.witnesses)
     hog = first.reading.kind is Kind.OUT_OF_MEMORY and larger
-    outside = first.reading.kind in _FROM_OUTSIDE or first.how.startswith(_NOT_ITS_OWN)
+    is_taken = "EADDRINUSE" in first.said  # by whom, if not by another rank?
+    outside = is_taken or first.reading.kind in _FROM_OUTSIDE or first.how.startswith(_NOT_ITS_OWN)
     return met_by_most or bool(told) or hog or outside or silent
 
 
