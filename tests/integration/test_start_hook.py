@@ -385,16 +385,19 @@ def test_how_python_ended_is_noted(tmp_path: Path, ending: str, code: int, how: 
         assert note["trace"].startswith("Traceback (most recent call last):")
 
 
+CATCHES = " try: f()\n except KeyError: sys.exit(7)\n"
+
+
 @pytest.mark.parametrize(
     ("ending", "how", "error"),
     [
         ("try: f()\nexcept KeyError: sys.exit(3)", "exit", "KeyError: 'x'"),
         ("try: f()\nexcept KeyError: os._exit(3)", "left", "KeyError: 'x'"),
-        ("try:\n try: f()\n except KeyError: sys.exit(7)\nexcept SystemExit: sys.exit(3)", "exit", "KeyError: 'x'"),
-        ("try:\n try: f()\n except KeyError: sys.exit(7)\nexcept SystemExit: pass\nsys.exit(3)", "exit", ""),
-        ("threading.Thread(target=lambda: f() if 0 else sys.exit(1)).start()\nsys.exit(3)", "exit", ""),
+        (f"try:\n{CATCHES}except SystemExit: sys.exit(3)", "exit", "KeyError: 'x'"),
+        (f"try:\n{CATCHES}except SystemExit: pass\nsys.exit(3)", "exit", ""),
+        ("threading.Thread(target=sys.exit, args=(1,)).start()\nsys.exit(3)", "exit", ""),
     ],
-)  # fmt: skip
+)
 def test_what_was_handled_when_a_script_chose_its_exit_code_is_noted(
     tmp_path: Path, ending: str, how: str, error: str
 ) -> None:
@@ -402,6 +405,62 @@ def test_what_was_handled_when_a_script_chose_its_exit_code_is_noted(
     assert (status, note["how"], note.get("errors", [])) == (3, how, [error] if error else [])
     assert note.get("code", 3) == 3
     assert note["own"]
+
+
+SHOWN = """
+import io, logging, sys, traceback
+log = logging.StreamHandler(io.StringIO())
+def f():
+    try: 1 / 0
+    except ZeroDivisionError as error: raise KeyError('x') from error
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "errors"),
+    [
+        ("traceback.format_exc()", ["ZeroDivisionError: division by zero", "KeyError: 'x'"]),
+        (
+            "logging.getLogger().addHandler(log); logging.exception('failed')",
+            ["ZeroDivisionError: division by zero", "KeyError: 'x'"],
+        ),
+        ("pass", None),
+        ("log.format(logging.makeLogRecord({'exc_info': (None, None, None)}))", None),
+        ("traceback.format_exc(); import time; time.sleep(1.1)", None),  # it went on
+    ],
+)
+def test_what_was_shown_just_before_the_end_is_noted(
+    tmp_path: Path, program: str, errors: list[str] | None
+) -> None:
+    status, (note,) = noted(tmp_path, f"{SHOWN}try: f()\nexcept KeyError: {program}\nsys.exit(3)")
+    assert (status, note["how"]) == (3, "shown" if errors else "exit")
+    assert note.get("errors") == errors
+
+
+PORTS = """
+import http.server, socket, socketserver
+held = socket.create_server(("127.0.0.1", 0))
+METRICS_PORT = held.getsockname()[1]
+print(METRICS_PORT, flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "socket.socket().bind(('127.0.0.1', METRICS_PORT))",
+        "http.server.HTTPServer(('127.0.0.1', METRICS_PORT), None)",
+        "def serve(port): socketserver.TCPServer(('', port), None)\nserve(METRICS_PORT)",
+        "socket.create_server(('127.0.0.1', METRICS_PORT))",
+    ],
+)
+def test_the_port_that_was_in_use_is_noted(tmp_path: Path, program: str) -> None:
+    held = PORTS.replace("held = ", "http.server.HTTPServer.allow_reuse_address = False\nheld = ")
+    status, (note,) = noted(
+        tmp_path, held + "open('port', 'w').write(str(METRICS_PORT))\n" + program
+    )
+    assert status == 1
+    assert note["port"] == int((tmp_path / "port").read_text())
 
 
 CLEANS_UP = """

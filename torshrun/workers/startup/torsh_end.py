@@ -63,7 +63,8 @@ class EndNotes:
 
         def note(shown: "Any", *values: "Any", **named: "Any") -> None:
             begin(shown, *values, **named)
-            is_whole = named.get("_seen") is None and shown.exc_type is not None
+            error = values[1] if len(values) > 1 else named.get("exc_value")
+            is_whole = isinstance(error, BaseException) and named.get("_seen") is None
             if is_whole and self._get_ident() == self._main:
                 self._shown = shown, self._now()
 
@@ -242,10 +243,10 @@ def port_of(error: BaseException) -> int:
         trace = trace.tb_next
     for frame in frames[:MOST_PLACES]:
         names = [each for each in frame.f_code.co_names if each in frame.f_globals]
-        values = dict(((each, frame.f_globals[each]) for each in names), **frame.f_locals)
-        for name, value in values.items():
+        known = [*frame.f_locals.items(), *((each, frame.f_globals[each]) for each in names)]
+        for name, value in known:
             is_address = isinstance(value, tuple) and len(value) > 1 and isinstance(value[0], str)
-            port = value[1] if is_address else value if "port" in name.lower() else 0
+            port = value[1] if is_address else value if "port" in name.lower().split("_") else 0
             if type(port) is int and 0 < port < 1 << 16:
                 return port
     return 0

@@ -71,7 +71,23 @@ def test_nonsense_says_nothing(text: str) -> None:
 
 FACTS = st.dictionaries(
     st.sampled_from(["how", "own", "at", "trace", "errors", "frame", "code", "places", "port"]),
-    st.sampled_from(["exception", "asked", "exit", "left", 1, -1, 1e300, None, ["x"], [["p", 3]], {}, ""]),
+    st.sampled_from(
+        [
+            "exception",
+            "asked",
+            "exit",
+            "left",
+            "shown",
+            1,
+            -1,
+            1e300,
+            None,
+            ["x"],
+            [["p", 3]],
+            {},
+            "",
+        ]
+    ),
 )
 
 
