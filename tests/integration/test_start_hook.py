@@ -507,3 +507,27 @@ def test_a_python_2_takes_no_notice(tmp_path: Path) -> None:
         python = shutil.which(python) or python
         done = run("import sys; print(sys.theirs)", [HOOK, tmp_path], python=python)
         assert (done.stdout, done.stderr) == ("1\n", "")
+
+
+FREED = """
+import sys, traceback, weakref
+class Model: pass
+def f():
+    model = Model()
+    refs.append(weakref.ref(model))
+    raise KeyError("x")
+def leave():
+    try: f()
+    except KeyError: sys.exit(1)
+refs = []
+try: f()
+except KeyError: traceback.format_exc()
+try: leave()
+except SystemExit: pass
+print([each() for each in refs])
+"""
+
+
+def test_what_is_kept_of_exceptions_keeps_nothing_else_alive(tmp_path: Path) -> None:
+    ended = run(FREED, [HOOK], TORSH_STACK_FILE=str(tmp_path / "stack"))
+    assert (ended.stdout, ended.stderr) == ("[None, None]\n", "")

@@ -164,16 +164,21 @@ def _after(lines: Sequence[str], last: str) -> Sequence[str]:
 
 def _told(lines: Sequence[str]) -> list[str]:
     """The lines that are no part of tracebacks, and that no library writes aside."""
-    kept: list[str] = []
+    traced = _traced(lines)
+    spoken = [line for n, line in enumerate(lines) if n not in traced]
+    return [line for line in spoken if line.strip() and not _BESIDE.match(line)]
+
+
+def _traced(lines: Sequence[str]) -> set[int]:
+    """The numbers of the lines that are part of tracebacks."""
+    found = set()
     is_inside = False
-    for line in lines:
-        if _is_header(line):
-            is_inside = True
-        elif is_inside and not line.startswith(" "):
-            is_inside = False  # the exception
-        elif not is_inside and line.strip() and not _BESIDE.match(line):
-            kept.append(line)
-    return kept
+    for n, line in enumerate(lines):
+        is_inside = is_inside or _is_header(line)
+        if is_inside:
+            found.add(n)
+            is_inside = _is_header(line) or line.startswith(" ")  # not behind the exception
+    return found
 
 
 def said_last(words: Words) -> list[str]:
@@ -211,7 +216,9 @@ def _tail(exit_: Exit, lines: Sequence[str]) -> Words:
 
 
 def _mixed(tail: Words, lines: Sequence[str]) -> Words:
-    complaints = [n for n, line in enumerate(lines) if _COMPLAINT.search(line)][-_MOST_COMPLAINTS:]
+    traced = _traced(lines)  # which are of exceptions that were handled
+    outside = [n for n in range(len(lines)) if n not in traced]
+    complaints = [n for n in outside if _COMPLAINT.search(lines[n])][-_MOST_COMPLAINTS:]
     shown = {*complaints, *range(len(lines))[len(complaints) - TAIL_LINES :]}
     return replace(
         tail,

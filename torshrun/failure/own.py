@@ -28,9 +28,8 @@ def own_failure(case: Case) -> Verdict | None:
         ranks = [each.rank for found in classes for each in found]
         return Verdict(ranks, "undecided", classes[0][0].reading)
     rival = case.by_rank.get(chosen[0].rival) if len(chosen) == 1 else None
-    if rival and chosen[0].reading.kind is Kind.ADDRESS_IN_USE:
-        return Verdict((chosen[0].rank, rival.rank), "undecided", chosen[0].reading)
-    if rival and rival.rank and not chosen[0].rank:  # which alone serves the job's store
+    if rival and chosen[0].reading.kind is Kind.USAGE and not chosen[0].rank:
+        # Rank 0 alone serves the job's store, so the other one takes itself for it.
         return Verdict({rival.rank}, "likely", chosen[0].reading)
     doubts = len(classes) > 1 or case.silent or rival is not None or _others_are_pointed_at(case)
     doubts = doubts or _may_be_anothers(case, chosen) or _is_unsure(chosen)

@@ -57,7 +57,11 @@ class ImportWatch:
 
 
 def run_after(loader: "Loader", name: str, then: "Callable[[ModuleType], object]") -> None:
-    """Have the loader do that once it has run the module, and be as it was."""
+    """Have the loader do that once it has run the module, and be as it was. One that is a class, as
+    of modules that are compiled in, has others to load as well, and is left alone.
+    """
+    if isinstance(loader, type):
+        return
     run = loader.exec_module
 
     def exec_module(module: "ModuleType") -> None:
