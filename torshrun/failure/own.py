@@ -27,11 +27,18 @@ def own_failure(case: Case) -> Verdict | None:
     if chosen is None:
         ranks = [each.rank for found in classes for each in found]
         return Verdict(ranks, "undecided", classes[0][0].reading)
+    chosen, all_alike = _hogs(chosen), chosen
     rival = case.by_rank.get(chosen[0].rival) if len(chosen) == 1 else None
     if rival and chosen[0].reading.kind is Kind.USAGE and not chosen[0].rank:
         # Rank 0 alone serves the job's store, so the other one takes itself for it.
         return Verdict({rival.rank}, "likely", chosen[0].reading)
-    doubts = len(classes) > 1 or case.silent or rival is not None or _others_are_pointed_at(case)
+    doubts = (
+        len(classes) > 1
+        or case.silent
+        or rival is not None
+        or chosen != all_alike
+        or _others_are_pointed_at(case)
+    )
     doubts = doubts or _may_be_anothers(case, chosen) or _is_unsure(chosen)
     ranks = [each.rank for each in chosen]
     return Verdict(ranks, "likely" if doubts else "certain", chosen[0].reading)
@@ -51,6 +58,16 @@ def _compared(case: Case) -> Verdict | None:
     is_most = common[0][1] > common[1][1]
     odd = {rank for rank, what in table.items() if is_most and what != common[0][0]}
     return Verdict(odd or {*table}, "likely" if odd else "undecided", reading)
+
+
+def _hogs(chosen: list[Witness]) -> list[Witness]:
+    """Of ranks that the kernel killed for want of memory, those that had taken it: one that has
+    little may be killed as well.
+    """
+    peaks = [each.peak for each in chosen]
+    if chosen[0].reading.kind is not Kind.OUT_OF_MEMORY or not all(peaks):
+        return chosen
+    return [each for each in chosen if each.peak * _MUCH_MORE >= max(peaks)]
 
 
 def _is_unsure(chosen: Sequence[Witness]) -> bool:

@@ -993,3 +993,13 @@ def test_the_error_of_who_is_certain_is_told_where_its_own_words_are_not() -> No
     finding = found(raised(1, said="KeyError: 1"), blames(0, 1))
     assert finding.certainty == "certain"
     assert "rank 1: exit code 1: KeyError: 1" in finding.evidence
+
+
+def test_of_several_killed_for_want_of_memory_those_that_took_it_are_named() -> None:
+    peaks = {0: 50, 1: 400, 2: 380}
+    killed = [
+        raised(rank, Kind.OUT_OF_MEMORY, alike="out of memory", peak=peak)
+        for rank, peak in peaks.items()
+    ]
+    assert verdict(found(*killed)) == ((1, 2), "likely", Kind.OUT_OF_MEMORY)
+    assert found(*(raised(rank, Kind.OUT_OF_MEMORY, alike="x") for rank in (0, 1))).ranks == (0, 1)
