@@ -27,21 +27,20 @@ def own_failure(case: Case) -> Verdict | None:
     if chosen is None:
         ranks = [each.rank for found in classes for each in found]
         return Verdict(ranks, "undecided", classes[0][0].reading)
-    chosen, all_alike = _hogs(chosen), chosen
-    rival = case.by_rank.get(chosen[0].rival) if len(chosen) == 1 else None
-    if rival and chosen[0].reading.kind is Kind.USAGE and not chosen[0].rank:
+    return _of_chosen(case, chosen, is_only=len(classes) == 1)
+
+
+def _of_chosen(case: Case, alike: list[Witness], is_only: bool) -> Verdict:
+    """Of the failures that others may follow from; `is_only`: there are no failures unlike them."""
+    chosen = _hogs(alike)
+    first = chosen[0]
+    rival = case.by_rank.get(first.rival) if len(chosen) == 1 else None
+    if rival and first.reading.kind is Kind.USAGE and not first.rank:
         # Rank 0 alone serves the job's store, so the other one takes itself for it.
-        return Verdict({rival.rank}, "likely", chosen[0].reading)
-    doubts = (
-        len(classes) > 1
-        or case.silent
-        or rival is not None
-        or chosen != all_alike
-        or _others_are_pointed_at(case)
-    )
+        return Verdict({rival.rank}, "likely", first.reading)
+    doubts = not is_only or case.silent or rival or chosen != alike or _others_are_pointed_at(case)
     doubts = doubts or _may_be_anothers(case, chosen) or _is_unsure(chosen)
-    ranks = [each.rank for each in chosen]
-    return Verdict(ranks, "likely" if doubts else "certain", chosen[0].reading)
+    return Verdict([each.rank for each in chosen], "likely" if doubts else "certain", first.reading)
 
 
 def _compared(case: Case) -> Verdict | None:
