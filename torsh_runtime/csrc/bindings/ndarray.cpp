@@ -55,9 +55,14 @@ bool look_at_ndarray(PyObject* object, bool writable, Ndarray& found) {
 }
 
 nb::object as_array(std::unique_ptr<std::byte[]> memory, std::size_t bytes) {
-  npy_intp shape[] = {static_cast<npy_intp>(bytes)};
   nb::capsule owner(memory.get(), [](void* owned) noexcept { delete[] static_cast<std::byte*>(owned); });
-  nb::object array = nb::steal(PyArray_SimpleNewFromData(1, shape, NPY_UBYTE, memory.release()));
+  return as_array(memory.release(), bytes, std::move(owner), true);
+}
+
+nb::object as_array(std::byte* memory, std::size_t bytes, nb::object owner, bool writable) {
+  npy_intp shape[] = {static_cast<npy_intp>(bytes)};
+  const int flags = writable ? NPY_ARRAY_CARRAY : NPY_ARRAY_CARRAY_RO;
+  nb::object array = nb::steal(PyArray_New(&PyArray_Type, 1, shape, NPY_UBYTE, nullptr, memory, 0, flags, nullptr));
   if (!array.is_valid()) throw nb::python_error();
   if (PyArray_SetBaseObject(reinterpret_cast<PyArrayObject*>(array.ptr()), owner.release().ptr()) != 0) throw nb::python_error();
   return array;

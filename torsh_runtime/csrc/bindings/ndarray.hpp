@@ -28,5 +28,7 @@ bool look_at_ndarray(PyObject* object, bool writable, Ndarray& found);
 
 // An array of bytes, shape (bytes,), that owns this memory.
 nb::object as_array(std::unique_ptr<std::byte[]> memory, std::size_t bytes);
+// The same of memory that lasts as long as `owner`, which the array and all views of it keep.
+nb::object as_array(std::byte* memory, std::size_t bytes, nb::object owner, bool writable);
 
 }  // namespace torsh::python
