@@ -90,8 +90,9 @@ const char* wait(const SlotReader& self, std::uint64_t after, double seconds) {
   return "late";
 }
 
-nb::object array_of(const std::shared_ptr<Lease>& self, bool is_writable) {
-  std::byte* const data = is_writable ? self->writable_data() : const_cast<std::byte*>(self->data());
+// is_own: of what this process alone may write to. is_writable: whether the array says that it can be written to.
+nb::object array_of(const std::shared_ptr<Lease>& self, bool is_own, bool is_writable) {
+  std::byte* const data = is_own ? self->writable_data() : const_cast<std::byte*>(self->data());
   return as_array(data, self->bytes(), nb::cast(self), is_writable);
 }
 
@@ -121,7 +122,7 @@ void bind_slots(nb::module_& m) {
   nb::class_<Lease>(m, "Lease")
       .def_prop_ro("version", &Lease::version)
       .def_prop_ro("text", [](const Lease& self) { return nb::bytes(self.text().data(), self.text().size()); })
-      .def("array", [](std::shared_ptr<Lease> self, bool is_writable) { return array_of(self, is_writable); }, "is_writable"_a);
+      .def("array", &array_of, "is_own"_a, "is_writable"_a);
   nb::class_<SlotReader>(m, "SlotReader")
       .def(nb::new_([](int pid, int file, nb::bytes token, const std::string& name) {
              const Token known = token_of(token);

@@ -1,0 +1,1 @@
+"""Calls between workers, and weights that one of them publishes for others."""
