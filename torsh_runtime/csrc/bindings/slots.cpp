@@ -75,9 +75,8 @@ void fill(Slots& self, std::size_t slot, nb::handle arrays, const std::vector<st
 
 // All of it, for what has to be written by other means.
 nb::object memory_of(Slots& self, std::size_t slot) {
-  auto* const kept = new std::shared_ptr<std::byte>(self.memory(slot));
-  nb::capsule owner(kept, [](void* owned) noexcept { delete static_cast<std::shared_ptr<std::byte>*>(owned); });
-  return as_array(kept->get(), self.bytes(slot), std::move(owner), true);
+  const auto& memory = self.memory(slot);
+  return as_array(memory, memory.get(), self.bytes(slot));
 }
 
 const char* wait(const SlotReader& self, std::uint64_t after, double seconds) {
@@ -93,7 +92,9 @@ const char* wait(const SlotReader& self, std::uint64_t after, double seconds) {
 // is_own: of what this process alone may write to. is_writable: whether the array says that it can be written to.
 nb::object array_of(const std::shared_ptr<Lease>& self, bool is_own, bool is_writable) {
   std::byte* const data = is_own ? self->writable_data() : const_cast<std::byte*>(self->data());
-  return as_array(data, self->bytes(), nb::cast(self), is_writable);
+  nb::object array = as_array(std::shared_ptr<std::byte>(self, data), data, self->bytes());
+  if (!is_writable) nb::setattr(array.attr("flags"), "writeable", false);
+  return array;
 }
 
 nb::list holders(const Slots& self) {
