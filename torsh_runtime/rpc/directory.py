@@ -98,6 +98,11 @@ class Directory:
         self._workers: dict[int, Worker] = {own.info.id: own}
         self._ids: dict[str, int] = {own.info.name: own.info.id}
 
+    @property
+    def store(self) -> StoreClient:
+        """Where it is kept, and what else workers tell each other."""
+        return self._client
+
     def enter(self, timeout: float) -> None:
         """Tell the others of this worker; with a world size, wait for all of them.
 

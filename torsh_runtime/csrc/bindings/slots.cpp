@@ -93,7 +93,7 @@ const char* wait(const SlotReader& self, std::uint64_t after, double seconds) {
 nb::object array_of(const std::shared_ptr<Lease>& self, bool is_own, bool is_writable) {
   std::byte* const data = is_own ? self->writable_data() : const_cast<std::byte*>(self->data());
   nb::object array = as_array(std::shared_ptr<std::byte>(self, data), data, self->bytes());
-  if (!is_writable) nb::setattr(array.attr("flags"), "writeable", false);
+  if (!is_writable) array.attr("flags").attr("writeable") = false;
   return array;
 }
 

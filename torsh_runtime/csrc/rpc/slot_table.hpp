@@ -36,7 +36,7 @@ struct ProcessId {
   std::uint64_t word = 0;
 
   static ProcessId own();
-  int pid() const { return static_cast<int>(word & (std::uint64_t{1} << pid_bits) - 1); }
+  int pid() const { return static_cast<int>(word & ((std::uint64_t{1} << pid_bits) - 1)); }
   // Whether it still runs its program.
   bool runs() const;
 

@@ -116,8 +116,7 @@ def items(tree: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
     if KEY not in tree:
         yield from tree.items()
     elif tree[KEY] in ("dict", "ordered", "counter"):
-        for key, value in tree["items"]:
-            yield key, value
+        yield from map(tuple, tree["items"])
 
 
 def paths(tree: Any, name: str = ROOT) -> Iterator[tuple[str, Any]]:

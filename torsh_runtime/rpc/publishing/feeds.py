@@ -1,20 +1,22 @@
-"""Where a subscription gets versions from: the slots of a writer of this node, or calls to another."""
+"""Where a subscription gets versions from: slots of a writer of this node, or calls to another."""
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import monotonic
 from typing import Any, Literal
 
+from torsh_runtime.backends.future import around_waits
 from torsh_runtime.backends.native.compiled import _native
 from torsh_runtime.backends.native.place import node_here
 from torsh_runtime.checkpoint.manifest import Manifest
 from torsh_runtime.checkpoint.pieces import Bytes
 from torsh_runtime.errors import PeerLost
 from torsh_runtime.layout import Piece
+from torsh_runtime.rpc.failures import lost
+from torsh_runtime.rpc.publishing import serving
 from torsh_runtime.rpc.publishing.description import split
 from torsh_runtime.rpc.publishing.peers import Peers
 from torsh_runtime.rpc.publishing.registry import Writer
@@ -51,8 +53,7 @@ class Feed(ABC):
         detail = "its process has ended"
         if news == "closed":
             detail = f"it has stopped publishing {self._name!r}"
-        place = f"worker {self.writer.worker!r} on {self.writer.host}"
-        return PeerLost(self.writer.rank, op, 0, detail, "", place)
+        return lost(self.writer.info, self.writer.host, op, detail)
 
     def _described(self, text: bytes) -> tuple[Manifest, Any]:
         """What a version says of itself. Manifests seldom change."""
@@ -78,7 +79,8 @@ class SlotFeed(Feed):
 
     def wait(self, version: int, seconds: float) -> News:
         """See Feed."""
-        found: News = self._reader.wait(version, seconds)
+        with around_waits.by:
+            found: News = self._reader.wait(version, seconds)
         return found
 
     def hold(self, timeout: float) -> Version | None:
@@ -89,7 +91,7 @@ class SlotFeed(Feed):
             raise self.lost(f"latest({self._name!r})", "lost") from None
         if lease is None:
             return None
-        return SlotVersion(self.writer.worker, lease, *self._described(lease.text))
+        return SlotVersion(self.writer.info.name, lease, *self._described(lease.text))
 
 
 class CallFeed(Feed):
@@ -98,7 +100,7 @@ class CallFeed(Feed):
     def __init__(self, name: str, writer: Writer, peers: Peers, number: int) -> None:
         """number: of the subscription among those of this worker."""
         super().__init__(name, writer)
-        self._peers, self._reader = peers, (peers.worker, number)
+        self._peers, self._reader = peers, (peers.own.id, number)
         self._is_open = True
 
     @property
@@ -112,7 +114,7 @@ class CallFeed(Feed):
         while (left := deadline - monotonic()) > 0:
             try:
                 is_newer = self._call(
-                    "await_newer", self._reader, version, timeout=min(left, _LONGEST_CALL)
+                    serving.await_newer, self._reader, version, timeout=min(left, _LONGEST_CALL)
                 )
             except PeerLost:
                 self._is_open = False
@@ -127,28 +129,23 @@ class CallFeed(Feed):
     def hold(self, timeout: float) -> Version | None:
         """See Feed."""
         try:
-            found = self._call("pin", self._peers.worker, timeout=timeout)
+            found = self._call(serving.pin, self._peers.own, timeout=timeout)
         except PeerLost:
             self._is_open = False
             raise
         if found is None:
             return None
         pin, number, text = found
-        release = partial(self._notify, "unpin", pin)
+        release = partial(self._peers.notify, self.writer.info, serving.unpin, self._name, pin)
         fetch = partial(self._fetch, pin, timeout)
-        return RemoteVersion(self.writer.worker, number, *self._described(text), fetch, release)
+        return RemoteVersion(self.writer.info.name, number, *self._described(text), fetch, release)
 
     def _fetch(self, pin: int, timeout: float, wanted: Sequence[tuple[str, Piece]]) -> list[Bytes]:
-        found: list[Bytes] = self._call("fetch", pin, wanted, timeout=timeout)
+        found: list[Bytes] = self._call(serving.fetch, pin, wanted, timeout=timeout)
         return found
 
-    def _call(self, function: str, *args: Any, timeout: float) -> Any:
-        return self._peers.call(
-            self.writer.worker, f"torsh.publishing.{function}", self._name, *args, timeout=timeout
-        )
-
-    def _notify(self, function: str, *args: Any) -> None:
-        self._peers.notify(self.writer.worker, f"torsh.publishing.{function}", self._name, *args)
+    def _call(self, function: Callable[..., Any], *args: Any, timeout: float) -> Any:
+        return self._peers.call(self.writer.info, function, self._name, *args, timeout=timeout)
 
 
 def feed_of(name: str, writer: Writer, peers: Peers, number: int) -> Feed | None:
@@ -156,15 +153,9 @@ def feed_of(name: str, writer: Writer, peers: Peers, number: int) -> Feed | None
     ended."""
     if writer.node == node_here():
         try:
-            return SlotFeed(name, writer, peers.worker)
+            return SlotFeed(name, writer, peers.own.name)
         except PermissionError:  # the system keeps processes of one user apart (/proc)
             return CallFeed(name, writer, peers, number)
         except OSError:
             return None
     return CallFeed(name, writer, peers, number)
-
-
-def seconds_of(timeout: float | None, default: float) -> float:
-    """How long to wait: by default as long as a call, and 0 is without end, as for calls."""
-    found = default if timeout is None else timeout
-    return math.inf if found == 0 else found

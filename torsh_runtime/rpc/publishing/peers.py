@@ -2,34 +2,61 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic
+from typing import TYPE_CHECKING, Any
 
+from torsh_runtime.errors import TorshError
+from torsh_runtime.rpc.failures import CallRefused, lost
+from torsh_runtime.rpc.options import WorkerInfo, seconds
 from torsh_runtime.store.client import StoreClient
 
+if TYPE_CHECKING:
+    from torsh_runtime.rpc.agent import Agent
 
-class Peers(Protocol):
+
+class Peers:
     """The other workers, and this one."""
 
-    @property
-    def worker(self) -> str:
-        """This worker's name."""
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
 
     @property
-    def rank(self) -> int:
-        """Its id among the workers."""
+    def own(self) -> WorkerInfo:
+        """This worker."""
+        return self._agent.own.info
 
     @property
     def host(self) -> str:
         """Its host's name."""
+        return self._agent.own.host
 
     @property
     def store(self) -> StoreClient:
-        """The job's."""
+        """The one that all workers reach."""
+        return self._agent.directory.store
 
-    def call(self, worker: str, function: str, *args: Any, timeout: float) -> Any:
-        """The result of a function that the worker serves under this name; of one that returns a
-        future, the future's. PeerLost if the worker has ended, TimeoutError if nothing comes
-        within `timeout` seconds (math.inf: no limit), the function's own error otherwise."""
+    def seconds(self, timeout: Any) -> float:
+        """A timeout as users give it; like that of a call it is bounded by the deadline of the call
+        that this thread carries out."""
+        own = seconds(timeout, self._agent.options.rpc_timeout)
+        inherited = self._agent.servers.context.deadline
+        return own if inherited is None else max(min(own, inherited - monotonic()), 0.0)
 
-    def notify(self, worker: str, function: str, *args: Any) -> None:
-        """The same without waiting; errors are nobody's."""
+    def call(
+        self, worker: WorkerInfo, function: Callable[..., Any], *args: Any, timeout: float
+    ) -> Any:
+        """The function's result. PeerLost also for a worker that has left."""
+        try:
+            self._agent.directory.find(worker)
+        except CallRefused:
+            raise lost(worker, "its host", function.__name__, "it has left") from None
+        limit = 0 if timeout == math.inf else max(timeout, 1e-3)
+        return self._agent.invoke(worker, function, args, {}, limit).wait()
+
+    def notify(self, worker: WorkerInfo, function: Callable[..., Any], *args: Any) -> None:
+        """The same without waiting; nobody learns of errors."""
+        with suppress(TorshError):
+            self._agent.invoke(worker, function, args, {})

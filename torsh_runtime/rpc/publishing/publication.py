@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 
 from torsh_runtime.arrays import stage
 from torsh_runtime.arrays.raw import copy_out
+from torsh_runtime.backends.future import around_waits
 from torsh_runtime.backends.native.compiled import _native
 from torsh_runtime.checkpoint.manifest import Manifest
 from torsh_runtime.errors import BackendUnavailable, CommTimeout, ConfigError
 from torsh_runtime.layout import Piece
+from torsh_runtime.rpc.options import WorkerInfo
 from torsh_runtime.rpc.publishing.description import (
     Placed,
     SlotPlan,
@@ -29,16 +31,14 @@ from torsh_runtime.rpc.publishing.description import (
 from torsh_runtime.rpc.publishing.registry import VERSIONS
 from torsh_runtime.rpc.publishing.versions import raw_pieces
 
-
-Reader = tuple[str, int]
-"""A worker, and which of its subscriptions."""
+Reader = tuple[int, int]
+"""The id of a worker, and which of its subscriptions."""
 
 
 class Pin(NamedTuple):
     """A version that is held for a reader of another node."""
 
-    worker: str
-    """The reader."""
+    reader: WorkerInfo
     lease: Any
     manifest: Manifest
 
@@ -93,14 +93,14 @@ class Publication:
         self._wake(version)
         return version
 
-    def pin(self, worker: str) -> tuple[int, int, bytes] | None:
+    def pin(self, reader: WorkerInfo) -> tuple[int, int, bytes] | None:
         """Hold the newest version for a reader of another node: the pin, the version's number and
         its text. None if there is none yet."""
         lease = self._reader.hold()
         if lease is None:
             return None
         text: bytes = lease.text
-        pin = Pin(worker, lease, Manifest.from_bytes(split(text)[0]))
+        pin = Pin(reader, lease, Manifest.from_bytes(split(text)[0]))
         with self._lock:
             self._last_pin += 1
             self._pins[self._last_pin] = pin
@@ -136,11 +136,11 @@ class Publication:
             earlier[1].set_result(False)
         return future
 
-    def forget(self, worker: str) -> None:
-        """The worker has ended: nothing is held for it."""
+    def forget(self, worker: int) -> None:
+        """The worker of this id has ended: nothing is held for it."""
         with self._lock:
             self._waiting = {who: own for who, own in self._waiting.items() if who[0] != worker}
-            self._pins = {pin: own for pin, own in self._pins.items() if own.worker != worker}
+            self._pins = {pin: own for pin, own in self._pins.items() if own.reader.id != worker}
 
     def close(self) -> None:
         """Publish no more. What readers hold stays theirs; this process's memory of it is freed
@@ -160,7 +160,8 @@ class Publication:
 
     def _take(self, num_bytes: int, timeout: float, deadline: float) -> int:
         try:
-            slot: int | None = self._slots.take(num_bytes, max(deadline - monotonic(), 0.0))
+            with around_waits.by:
+                slot = self._slots.take(num_bytes, max(deadline - monotonic(), 0.0))
         except OSError as error:
             raise BackendUnavailable(
                 f"{num_bytes} bytes of shared memory for {self._name!r}",
@@ -203,7 +204,7 @@ class Publication:
     def _holders(self) -> str:
         """Who holds which version, as text."""
         with self._lock:
-            pins = [(pin.worker, pin.lease.version) for pin in self._pins.values()]
+            pins = [(pin.reader.name, pin.lease.version) for pin in self._pins.values()]
         here = [
             (f"{reader} (pid {pid})", version)
             for pid, reader, version in self._slots.holders()

@@ -1,4 +1,4 @@
-"""Who publishes what, in the job's store, which all workers reach."""
+"""Who publishes what, in the store that all workers reach."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import msgpack
 
 from torsh_runtime.backends.native.place import Node, node_here
 from torsh_runtime.errors import ConfigError, StoreTimeout
+from torsh_runtime.rpc.options import WorkerInfo
 from torsh_runtime.store.base import Compare, Delete, Put
 from torsh_runtime.store.client import StoreClient
 
-_WRITERS = "rpc/writers/"
-_COUNTS = "rpc/writers-so-far/"
+_WRITERS = "publishing/writer/"
+_COUNTS = "publishing/writers-so-far/"
 VERSIONS = 1_000_000
 """Numbers that a writer has for its versions; then it takes as many again."""
 _LONGEST_WATCH = 10.0
@@ -27,9 +28,7 @@ _LONGEST_WATCH = 10.0
 class Writer:
     """Who publishes under a name, and where readers of its node find the slots."""
 
-    worker: str
-    rank: int
-    """The worker's id among the workers of RPC."""
+    info: WorkerInfo
     host: str
     node: Node
     pid: int
@@ -39,9 +38,9 @@ class Writer:
     """That the table begins with."""
 
     @classmethod
-    def here(cls, worker: str, rank: int, host: str, file: int, token: bytes) -> Writer:
+    def here(cls, info: WorkerInfo, host: str, file: int, token: bytes) -> Writer:
         """This process."""
-        return cls(worker, rank, host, node_here(), os.getpid(), file, token)
+        return cls(info, host, node_here(), os.getpid(), file, token)
 
     def pack(self) -> bytes:
         packed: bytes = msgpack.packb(asdict(self))
@@ -50,7 +49,7 @@ class Writer:
     @classmethod
     def unpack(cls, data: bytes) -> Writer:
         facts = msgpack.unpackb(data)
-        return cls(**{**facts, "node": Node(*facts["node"])})
+        return cls(**{**facts, "info": WorkerInfo(*facts["info"]), "node": Node(*facts["node"])})
 
 
 class Record(NamedTuple):
@@ -102,9 +101,9 @@ class Registry:
         while True:
             record = self.find(name)
             other = record.writer
-            if other is not None and other.worker != writer.worker and not has_ended(other):
+            if other is not None and other.info.name != writer.info.name and not has_ended(other):
                 raise ConfigError(
-                    f"{name!r} is published by {other.worker!r} on {other.host} already: choose "
+                    f"{name!r} is published by {other.info.name!r} on {other.host} already: choose "
                     f"another name, or let that worker end first"
                 )
             seen = Compare(_WRITERS + name, record.since)

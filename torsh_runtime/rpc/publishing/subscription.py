@@ -6,9 +6,10 @@ import threading
 from time import monotonic
 
 from torsh_runtime.errors import CommTimeout, PeerLost
-from torsh_runtime.rpc.publishing.feeds import CallFeed, Feed, News, feed_of, seconds_of
+from torsh_runtime.rpc.publishing.feeds import CallFeed, Feed, News, feed_of
 from torsh_runtime.rpc.publishing.peers import Peers
 from torsh_runtime.rpc.publishing.registry import Record, Registry
+from torsh_runtime.rpc.publishing.versions import Version
 from torsh_runtime.rpc.publishing.weights import Weights
 
 
@@ -16,10 +17,9 @@ class Subscription:
     """What tr.rpc.subscribe() gives. It costs the writer nothing until a version is held, and
     nothing has to be closed."""
 
-    def __init__(self, name: str, peers: Peers, timeout: float, number: int) -> None:
-        """timeout: of waits that have none of their own. number: of it among this worker's."""
-        self._name, self._peers = name, peers
-        self._timeout, self._number = timeout, number
+    def __init__(self, name: str, peers: Peers, number: int) -> None:
+        """number: of it among this worker's."""
+        self._name, self._peers, self._number = name, peers, number
         self._registry = Registry(peers.store)
         self._lock = threading.Lock()
         self._feed: Feed | None = None
@@ -60,25 +60,35 @@ class Subscription:
         return self._get(after, f"wait({self._name!r})", timeout)
 
     def _get(self, after: int, op: str, timeout: float | None) -> Weights:
-        seconds = seconds_of(timeout, self._timeout)
+        seconds = self._peers.seconds(timeout)
         deadline = monotonic() + seconds
         if not self._lock.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
             raise CommTimeout(op, 0, seconds, (), ": another thread waits on this subscription")
         try:
             while True:
                 feed = self._follow(op, seconds, deadline)
+                version, news = self._next(feed, after, deadline)
+                if version is not None:
+                    self._version = max(self._version, version.number)
+                    return Weights(version)
+                if news == "late":
+                    raise self._late(after, op, seconds, feed)
+                self._await_another(feed, news, op, deadline)
+        finally:
+            self._lock.release()
+
+    def _next(self, feed: Feed, after: int, deadline: float) -> tuple[Version | None, News]:
+        """A version of this writer that is later, or what became of it."""
+        try:
+            version = None if after else feed.hold(max(deadline - monotonic(), 1.0))
+            news: News = "newer"
+            while version is None and news == "newer":
                 news = feed.wait(after, max(deadline - monotonic(), 0.0))
                 if news == "newer":
                     version = feed.hold(max(deadline - monotonic(), 1.0))
-                    if version is not None:
-                        self._version = max(self._version, version.number)
-                        return Weights(version)
-                elif news == "late":
-                    raise self._late(after, op, seconds, feed)
-                else:
-                    self._await_another(feed, news, op, deadline)
-        finally:
-            self._lock.release()
+        except PeerLost:
+            return None, "lost"
+        return version, news
 
     def _follow(self, op: str, seconds: float, deadline: float) -> Feed:
         """The versions of the writer that there is. Its end is not noticed here, except where
@@ -115,7 +125,7 @@ class Subscription:
 
     def _late(self, after: int, op: str, seconds: float, feed: Feed) -> CommTimeout:
         newer = f"nothing newer than version {after}" if after else "nothing"
-        who = f"worker {feed.writer.worker!r} on {feed.writer.host}"
+        who = f"worker {feed.writer.info.name!r} on {feed.writer.host}"
         return CommTimeout(op, 0, seconds, (), f": {who} has published {newer} in this time")
 
     def _nobody(self, record: Record, op: str, seconds: float) -> CommTimeout | PeerLost:

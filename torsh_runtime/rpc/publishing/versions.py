@@ -47,7 +47,7 @@ class Version(PieceReader):
 
     def whole(self, name: str, framework: str) -> Any:
         """All of an array. See piece()."""
-        dtype, shape = self.kind(name)
+        shape = self._tensor(name).shape
         return self.piece((name, Piece.whole(shape), framework)).reshape(shape)
 
     def read_all(self, reads: Sequence[tuple[str, ShardedTensor]]) -> None:
@@ -109,8 +109,8 @@ class SlotVersion(Version):
         return memory.view(dtype).reshape(stored.shape)
 
     def _memory(self, framework: str, is_own: bool) -> Any:
-        """All arrays of the slot. Tensors cannot be made read-only, so what programs get is their own: see
-        Weights."""
+        """All arrays of the slot. Tensors cannot be made read-only, so programs get some that are
+        their own: see Weights."""
         if framework == "numpy":
             return self._lease.array(is_own=False, is_writable=False)
         import torch
@@ -196,7 +196,7 @@ def assign(values: Any, found: Any) -> None:
 
 def raw_pieces(lease: Any, manifest: Manifest, wanted: Sequence[tuple[str, Piece]]) -> list[Bytes]:
     """The bytes of pieces of a version, which is held until all of them are gone."""
-    memory, found = lease.array(is_own=False, is_writable=False), []
+    memory, found = lease.array(is_own=False, is_writable=True), []  # as the reader's will be
     for name, piece in wanted:
         stored = manifest.tensors[name]
         width, start = ITEMSIZES[stored.dtype], stored.pieces[0].start
