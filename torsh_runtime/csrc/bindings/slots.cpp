@@ -119,6 +119,7 @@ void bind_slots(nb::module_& m) {
         without_gil([&] { self.publish(slot, version, data, text); });
       }, "slot"_a, "version"_a, "data"_a, "text"_a)
       .def("holders", &holders)
+      .def("stop", &Slots::stop)
       .def("close", &Slots::close);
   nb::class_<Lease>(m, "Lease")
       .def_prop_ro("version", &Lease::version)

@@ -58,7 +58,7 @@ std::optional<std::size_t> Slots::take(std::size_t bytes, double seconds, const 
     table_->writer_waits.store(is_waiting);
     const std::uint32_t seen = table_->released.load();
     found = find(bytes);
-    if (found || now() >= until) break;
+    if (found || now() >= until || table_->closed.load() != 0) break;
     if (is_waiting) shm::futex_wait(table_->released, seen, std::min(nap, until - now()));
     if (interrupted()) throw Interrupted{};
   }
@@ -161,10 +161,18 @@ std::size_t Slots::count() const {
 }
 
 // A fork of the writer's process has the same table, and says nothing in it.
-void Slots::close() {
+void Slots::stop() {
   if (getpid() != pid_ || table_->closed.exchange(1) != 0) return;
   table_->news.fetch_add(1);
   shm::futex_wake(table_->news);
+  table_->released.fetch_add(1);
+  shm::futex_wake(table_->released);
+}
+
+void Slots::close() {
+  stop();
+  file_ = Descriptor();
+  slots_ = {};
 }
 
 }  // namespace torsh::rpc

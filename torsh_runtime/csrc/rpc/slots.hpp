@@ -21,7 +21,7 @@ struct Holder {
   std::uint64_t version;
 };
 
-// One thread at a time, except for holders(). All but the constructor throw std::system_error for a lack of memory.
+// One thread at a time, except for holders() and stop(). All but the constructor throw std::system_error for a lack of memory.
 class Slots {
  public:
   Slots();
@@ -34,7 +34,7 @@ class Slots {
   const Token& token() const { return table_->token; }
 
   // A slot with at least so many bytes that no reader holds; its memory is made if there is none, up to most_slots.
-  // None if readers still hold all of them after so many seconds. Throws Interrupted if `interrupted` says so.
+  // None if readers still hold all of them after so many seconds, or after stop(). Throws Interrupted if `interrupted` says so.
   std::optional<std::size_t> take(std::size_t bytes, double seconds, const std::function<bool()>& interrupted);
   // The slot's memory, which belongs to the caller from take() to publish().
   const std::shared_ptr<std::byte>& memory(std::size_t slot) const { return slots_[slot].memory; }
@@ -45,7 +45,9 @@ class Slots {
   std::vector<Holder> holders() const;
   // How many slots there are, whether held or not.
   std::size_t count() const;
-  // Publishes no more. What readers hold stays theirs.
+  // Publishes no more; ends take(). Any thread.
+  void stop();
+  // The same, and gives the memory back. What readers have mapped stays theirs; others find it no more.
   void close();
 
  private:

@@ -53,7 +53,7 @@ class Publication:
         self._publishing = threading.Lock()
         self._next = self._end = 0
         self._known: tuple[Placed, bytes] = {}, b""
-        self._reader = _native.SlotReader(os.getpid(), self.file, self.token, name)
+        self._reader: Any = _native.SlotReader(os.getpid(), self.file, self.token, name)
         self._lock = threading.Lock()
         self._pins: dict[int, Pin] = {}
         self._last_pin = 0
@@ -82,6 +82,8 @@ class Publication:
         if not self._publishing.acquire(timeout=min(timeout, threading.TIMEOUT_MAX)):
             raise self._timeout(timeout, ": another thread is still publishing")
         try:
+            if self._reader is None:
+                raise self._closed()
             own = plan(self._name, state)
             text = text_of(self._manifest(own), own.tree)
             slot = self._take(own.num_bytes + len(text), timeout, deadline)
@@ -96,7 +98,8 @@ class Publication:
     def pin(self, reader: WorkerInfo) -> tuple[int, int, bytes] | None:
         """Hold the newest version for a reader of another node: the pin, the version's number and
         its text. None if there is none yet."""
-        lease = self._reader.hold()
+        reader_here = self._reader
+        lease = None if reader_here is None else reader_here.hold()
         if lease is None:
             return None
         text: bytes = lease.text
@@ -128,10 +131,11 @@ class Publication:
         future: Future[bool] = Future()
         with self._lock:
             earlier = self._waiting.pop(reader, None)
-            if self._reader.newest <= version and self._reader.is_open:
+            newest = 0 if self._reader is None else self._reader.newest
+            if self._reader is not None and newest <= version:
                 self._waiting[reader] = version, future
             else:
-                future.set_result(self._reader.newest > version)
+                future.set_result(newest > version)
         if earlier is not None:
             earlier[1].set_result(False)
         return future
@@ -143,12 +147,15 @@ class Publication:
             self._pins = {pin: own for pin, own in self._pins.items() if own.reader.id != worker}
 
     def close(self) -> None:
-        """Publish no more. What readers hold stays theirs; this process's memory of it is freed
-        when they have let go."""
-        self._slots.close()
-        with self._lock:
-            waiting, self._waiting = self._waiting, {}
-            self._pins.clear()
+        """Publish no more, once no other thread does. What readers have seen stays theirs, and its
+        memory is freed when they have let go; others find nothing any more."""
+        self._slots.stop()
+        with self._publishing:
+            self._slots.close()
+            with self._lock:
+                self._reader = None
+                waiting, self._waiting = self._waiting, {}
+                self._pins.clear()
         for _, future in waiting.values():
             future.set_result(False)
 
@@ -168,6 +175,8 @@ class Publication:
                 f"The system refused them: {error.strerror}. Give the job more memory, or have "
                 f"readers let go of versions sooner: {self._holders() or 'none holds one now'}.",
             ) from error
+        if slot is None and not self._reader.is_open:
+            raise self._closed()
         if slot is None:
             raise self._timeout(
                 timeout,
@@ -211,6 +220,9 @@ class Publication:
             if pid != os.getpid() or reader != self._name
         ]
         return ", ".join(f"{reader} holds version {version}" for reader, version in [*here, *pins])
+
+    def _closed(self) -> ConfigError:
+        return ConfigError(f"this worker has stopped publishing {self._name!r}")
 
     def _timeout(self, seconds: float, detail: str) -> CommTimeout:
         return CommTimeout(f"publish({self._name!r})", 0, seconds, (), detail)

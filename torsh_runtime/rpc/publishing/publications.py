@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from functools import partial
 from typing import Any
 
 from torsh_runtime.backends.native.compiled import _native
@@ -68,7 +69,7 @@ class Publications:
             return self._known[name][0]
 
     def _new(self, name: str) -> tuple[Publication, Writer]:
-        publication = Publication(name, lambda: self._registry.more_versions(name))
+        publication = Publication(name, partial(self._registry.more_versions, name))
         peers = self._peers
         writer = Writer.here(peers.own, peers.host, publication.file, publication.token)
         self._registry.claim(name, writer, self._has_ended)

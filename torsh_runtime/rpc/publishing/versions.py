@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from torsh_runtime.arrays.raw import framework_of
+from torsh_runtime.arrays.raw import empty, framework_of
 from torsh_runtime.checkpoint.manifest import Manifest
 from torsh_runtime.checkpoint.pieces import Bytes, PieceReader
 from torsh_runtime.checkpoint.tensor_file import ITEMSIZES
@@ -105,8 +105,8 @@ class SlotVersion(Version):
         key = framework, is_own
         if key not in self._memories:
             self._memories[key] = self._memory(framework, is_own)
-        memory, dtype = self._memories[key][start:end], _dtype(framework, stored.dtype)
-        return memory.view(dtype).reshape(stored.shape)
+        content = self._memories[key][start:end]
+        return _elements(content, framework, stored.dtype).reshape(stored.shape)
 
     def _memory(self, framework: str, is_own: bool) -> Any:
         """All arrays of the slot. Tensors cannot be made read-only, so programs get some that are
@@ -146,11 +146,11 @@ class RemoteVersion(Version):
         if framework == "numpy":
             content = content.view()
             content.flags.writeable = False
-            return content.view(_dtype(framework, dtype))
+            return _elements(content, framework, dtype)
         import torch
 
         own = content if content.flags.writeable else content.copy()
-        return torch.from_numpy(own).view(_dtype(framework, dtype))
+        return _elements(torch.from_numpy(own), framework, dtype)
 
     def close(self) -> None:
         """See Version."""
@@ -215,6 +215,13 @@ def host_framework(framework: str) -> str:
         except ImportError:
             return "numpy"
     return framework
+
+
+def _elements(content: Any, framework: str, dtype: str) -> Any:
+    """Bytes as elements, in place; torch cannot look so at none."""
+    if framework == "torch" and not len(content):
+        return empty("torch", (0,), dtype)
+    return content.view(_dtype(framework, dtype))
 
 
 def _dtype(framework: str, name: str) -> Any:
