@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
-from torsh_runtime.arrays.raw import dtype_name
 from torsh_runtime.checkpoint.manifest import Manifest, StoredFile, StoredPiece, StoredTensor
 from torsh_runtime.checkpoint.tensor_file import ITEMSIZES
 from torsh_runtime.errors import CheckpointError, ConfigError
@@ -146,7 +146,7 @@ def _tree_of_model(model: Any, tensors: dict[str, ShardedTensor]) -> Any:
 
 def _checked(name: str, tensor: ShardedTensor) -> tuple[str, tuple[int, ...]]:
     """Dtype and shape of an array that can be published."""
-    path, dtype = name.removeprefix(f"{ROOT}/"), dtype_name(tensor.values)
+    path, dtype = name.removeprefix(f"{ROOT}/"), _dtype_name(tensor.values.dtype)
     if not tensor.piece.is_whole:
         raise ConfigError(
             f"{path!r} is a piece of a tensor, and the other ranks have the rest: publish what "
@@ -164,6 +164,12 @@ def _checked(name: str, tensor: ShardedTensor) -> tuple[str, tuple[int, ...]]:
     return dtype, tensor.piece.global_shape
 
 
+@lru_cache(maxsize=64)
+def _dtype_name(dtype: Any) -> str:
+    """As dtype_name() has it, which takes long for dtypes of numpy."""
+    return str(dtype).removeprefix("torch.")
+
+
 def _memory_key(values: Any) -> Any:
     """What arrays have in common that are the same memory; None if that cannot be told."""
     if hasattr(values, "data_ptr"):
@@ -172,4 +178,4 @@ def _memory_key(values: Any) -> Any:
     facts = getattr(values, "__array_interface__", None)
     if facts is None:
         return None
-    return facts["data"][0], str(values.dtype), values.shape, facts["strides"]
+    return facts["data"][0], values.dtype, values.shape, facts["strides"]

@@ -35,9 +35,7 @@ class Bench:
         self.reader = self.new_reader("reader")
 
     def new_reader(self, name: str) -> Any:
-        return _native.SlotReader(
-            os.getpid(), self.publication.file, self.publication.token, name
-        )
+        return _native.SlotReader(os.getpid(), self.publication.file, self.publication.token, name)
 
     def publish(self, state: Any, timeout: float = 5) -> int:
         return self.publication.publish(state, timeout)
