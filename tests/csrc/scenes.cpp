@@ -25,6 +25,7 @@
 #include "lines.hpp"
 #include "pool.hpp"
 #include "process.hpp"
+#include "slots.hpp"
 #include "vitals.hpp"
 #include "world.hpp"
 
@@ -347,6 +348,7 @@ const std::vector<Scene>& scenes() {
     for (const Scene& each : pool_scenes()) made.push_back(each);
     for (const Scene& each : vitals_scenes()) made.push_back(each);
     for (const Scene& each : endings_scenes()) made.push_back(each);
+    for (const Scene& each : slot_scenes()) made.push_back(each);
     return made;
   }();
   return all;
