@@ -12,7 +12,6 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import Any
 
 import msgpack
 
@@ -103,11 +102,18 @@ class Directory:
         """Where it is kept, and what else workers tell each other."""
         return self._client
 
+    def namesake(self) -> Worker | None:
+        """Where workers come and go, whoever had this worker's name or id before."""
+        if self.world_size is not None:
+            return None
+        return self._looked_up(self.own.info.name) or self._looked_up(self.own.info)
+
     def enter(self, timeout: float) -> None:
         """Tell the others of this worker; with a world size, wait for all of them.
 
         ConfigError if another worker has its name, CommTimeout naming the ranks that did not come.
         """
+        self._learn(self.own)
         info = self.own.info
         self._client.put(f"worker/{info.id}", self.own.pack())
         if self.world_size is None:
@@ -162,8 +168,8 @@ class Directory:
     def all(self) -> list[Worker]:
         """All workers there are, by their ids."""
         if self.world_size is None:
-            for entry in self._client.list("worker/").items:
-                self._learn(Worker.unpack(entry.value))
+            there = [Worker.unpack(entry.value) for entry in self._client.list("worker/").items]
+            return sorted(map(self._learn, there), key=lambda worker: worker.info.id)
         with self._lock:
             return [worker for _, worker in sorted(self._workers.items())]
 
@@ -176,12 +182,15 @@ class Directory:
                     self._ids.pop(worker.info.name, None)
 
     def _known(self, to: str | int | WorkerInfo) -> Worker | None:
-        number: Any = to
-        if isinstance(to, WorkerInfo):
-            number = to.id
-        elif isinstance(to, str):
+        if isinstance(to, str):
             number = self._ids.get(to)
-        return self._workers.get(number)
+            return None if number is None else self._workers.get(number)
+        if isinstance(to, WorkerInfo):
+            known = self._workers.get(to.id)
+            return known if known is None or known.info == to else None
+        if type(to) is int:
+            return self._workers.get(to)
+        raise TypeError(f"a worker is named by its name, rank or WorkerInfo, not by {to!r}")
 
     def _looked_up(self, to: str | int | WorkerInfo) -> Worker | None:
         number: int | None

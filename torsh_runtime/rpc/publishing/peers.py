@@ -54,7 +54,7 @@ class Peers:
         except CallRefused:
             raise lost(worker, "its host", function.__name__, "it has left") from None
         limit = 0 if timeout == math.inf else max(timeout, 1e-3)
-        return self._agent.invoke(worker, function, args, {}, limit).wait()
+        return self._agent.call(worker, function, args, {}, limit)
 
     def notify(self, worker: WorkerInfo, function: Callable[..., Any], *args: Any) -> None:
         """The same without waiting; nobody learns of errors."""
