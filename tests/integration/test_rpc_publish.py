@@ -6,6 +6,8 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from support.hosts import needs_hosts, plugged
+from support.launcher import Launcher
 from support.processes import soon
 from support.rpc_workers import RpcWorker, RpcWorkers
 
@@ -163,3 +165,61 @@ def test_what_nobody_publishes_ends_in_time_and_says_what_there_is(workers: RpcW
         assert "published nothing newer than version" in told
     for worker in (trainer, near, far):
         worker.close()
+
+
+MODELS = """
+import numpy as np, torch, torsh_runtime as tr
+tr.init_process_group()
+tr.rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
+mesh = tr.init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+def model(seed):
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
+published, x = model(0), torch.arange(6.)
+if rank == 0:
+    tr.rpc.publish("policy", published)
+cut = tr.parallelize(model(1), mesh["tp"], {"0": tr.Column(), "2": tr.Row()})
+ddp = tr.DistributedDataParallel(model(2))
+fsdp = tr.FullyShardedDataParallel(model(3), min_num_params=0)
+with tr.rpc.subscribe("policy").latest() as weights:
+    weights.copy_to(cut, mesh)
+    weights.copy_to({"0.weight": ddp.module[0].weight})
+    weights.copy_to(fsdp)
+    assert torch.equal(ddp.module[0].weight, published[0].weight)
+    assert not torch.equal(ddp.module[2].weight, published[2].weight)
+    weights.copy_to(ddp)
+for made in (cut, ddp, fsdp):
+    assert torch.allclose(made(x), published(x), atol=1e-6), made
+fsdp(x).sum().backward()
+print("right", rank)
+tr.rpc.shutdown()
+"""
+
+
+@pytest.mark.torch
+def test_models_that_are_cut_or_wrapped_take_their_pieces(torshrun: Launcher) -> None:
+    torshrun.environ["TORCHINDUCTOR_CACHE_DIR"] = str(torshrun.folder / "inductor")
+    code, out, err = torshrun.run("--nproc-per-node", "2", torshrun.script(MODELS))
+    assert code == 0, err
+    assert out.count("right") == 2
+
+
+@needs_hosts
+@pytest.mark.netns
+def test_readers_of_another_host_follow_and_die(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORSH_SECRET", "5" * 32)
+    with plugged(2) as hosts, RpcWorkers(hosts[0].ipv4, hosts[0].command) as workers:
+        trainer = workers.start("trainer", -1, hosts[0].command)
+        readers = [workers.start(f"far{i}", -1, hosts[1].command) for i in range(2)]
+        for worker in (trainer, *readers):
+            worker.ask(PUBLISH + FOLLOW)
+        for reader in readers:
+            reader.tell("follow(40)")
+        trainer.ask("publish(1, 20)")
+        readers[0].kill()
+        trainer.ask("publish(21, 40)")
+        assert readers[1].answer() == 40
+        assert slots(trainer)[0] <= 4
+        readers[1].tell("error_of(sub.wait)")
+        trainer.kill()
+        assert "PeerLost" in readers[1].answer()
