@@ -89,6 +89,14 @@ def test_readers_come_read_whole_versions_and_die(workers: RpcWorkers) -> None:
     trainer.ask("publish(401, 410)")
     assert slots(trainer) == (slots(trainer)[0], [])
     assert slots(trainer)[0] <= 4
+    for reader in readers[2:]:
+        reader.tell("error_of(lambda: follow(10 ** 9))")
+    trainer.tell("publish(411, 10 ** 9)")
+    assert late.ask("follow(430)") >= 430
+    trainer.kill()  # while it writes
+    for reader in readers[2:]:
+        assert "PeerLost" in reader.answer()
+    assert late.ask("(lambda weights: (weights['w'] == weights['n']).all().item())(sub.latest())")
     for worker in (trainer, late, *readers):
         worker.close()
 

@@ -13,7 +13,7 @@ from torsh_runtime.backends.native.compiled import _native
 from torsh_runtime.backends.native.place import node_here
 from torsh_runtime.checkpoint.manifest import Manifest
 from torsh_runtime.checkpoint.pieces import Bytes
-from torsh_runtime.errors import PeerLost
+from torsh_runtime.errors import CommError, PeerLost
 from torsh_runtime.layout import Piece
 from torsh_runtime.rpc.failures import lost
 from torsh_runtime.rpc.publishing import serving
@@ -87,7 +87,12 @@ class SlotFeed(Feed):
         """See Feed."""
         try:
             lease = self._reader.hold()
-        except FileNotFoundError:
+        except BlockingIOError:
+            raise CommError(
+                f"{self._name!r}: as many versions are held in this node as can be; have readers "
+                f"close those that they do not need any more"
+            ) from None
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
             raise self.lost(f"latest({self._name!r})", "lost") from None
         if lease is None:
             return None

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from torsh_runtime.errors import TorshError
 from torsh_runtime.rpc.failures import CallRefused, lost
 from torsh_runtime.rpc.options import WorkerInfo, seconds
 from torsh_runtime.store.client import StoreClient
@@ -57,6 +55,5 @@ class Peers:
         return self._agent.call(worker, function, args, {}, limit)
 
     def notify(self, worker: WorkerInfo, function: Callable[..., Any], *args: Any) -> None:
-        """The same without waiting; nobody learns of errors."""
-        with suppress(TorshError):
-            self._agent.invoke(worker, function, args, {})
+        """The same without waiting, also from finalizers; nobody learns of errors."""
+        self._agent.references.call_later(worker, function, *args)
