@@ -74,12 +74,15 @@ def tell(what: str, number: int, moment: float) -> None:
 class Reader:
     """One, as the writer sees it."""
 
-    def __init__(self, name: str, place: str, way: str) -> None:
+    def __init__(self, name: str, place: str, way: str, cpus: set[int] | None = None) -> None:
+        """cpus: that it may run on; all by default."""
         self.process = subprocess.Popen(
             [sys.executable, str(Path(__file__).resolve()), "--reader", name, place, way],
             stdout=subprocess.PIPE,
             text=True,
         )
+        if cpus:
+            os.sched_setaffinity(self.process.pid, cpus)
 
     def told(self, what: str, number: int) -> float:
         """The moment of this line, past others. RunError if another comes in its place."""
@@ -135,8 +138,23 @@ class Writer:
 
 
 @contextlib.contextmanager
-def readers(count: int, place: str, way: str) -> Iterator[list[Reader]]:
-    found = [Reader(f"{way}{number}", place, way) for number in range(count)]
+def apart() -> Iterator[set[int]]:
+    """Keep the writer to a processor of its own, so that what readers compute does not count; those
+    that are left."""
+    allowed = os.sched_getaffinity(0)
+    own = {min(allowed)}
+    os.sched_setaffinity(0, own)
+    try:
+        yield allowed - own or allowed
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+@contextlib.contextmanager
+def readers(
+    count: int, place: str, way: str, cpus: set[int] | None = None
+) -> Iterator[list[Reader]]:
+    found = [Reader(f"{way}{number}", place, way, cpus) for number in range(count)]
     try:
         yield found
     finally:
@@ -167,7 +185,7 @@ def taking(writer: Writer, place: str, count: int, rounds: int) -> Times:
 def killing(writer: Writer, place: str, count: int, rounds: int) -> Times:
     """Publish while readers copy the version before; every other time one of them is killed."""
     times: Times = {ALONE: [], KILLED: []}
-    with readers(count, place, COPY) as found:
+    with apart() as others, readers(count, place, COPY, others) as found:
         for turn in range(2 * (WARM_UP + rounds)):
             case = KILLED if turn % 2 else ALONE
             first, number = writer.fill(), writer.fill()
@@ -179,7 +197,7 @@ def killing(writer: Writer, place: str, count: int, rounds: int) -> Times:
             _, own = writer.publish()
             if case == KILLED:
                 found[0].end()
-                found[0] = Reader(f"copy{count + turn}", place, COPY)
+                found[0] = Reader(f"copy{count + turn}", place, COPY, others)
             for each in found:
                 each.told("right", number)
             if turn >= 2 * WARM_UP:

@@ -133,6 +133,9 @@ def test_of_a_model_its_parameters_and_persistent_buffers_are_published(bench: B
         other = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
         other.register_parameter("tied", other[0].weight)
         weights.copy_to(other)
+        again = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+        again.load_state_dict(weights, strict=False)
+    assert torch.equal(again[0].weight, model[0].weight)
     for name, value in model.state_dict().items():
         assert torch.equal(other.state_dict()[name], value)
 
