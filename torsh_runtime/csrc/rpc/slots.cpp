@@ -151,7 +151,7 @@ std::vector<Holder> Slots::holders() const {
     const LeaseEntry& lease = table_->leases[i];
     const ProcessId owner{lease.owner.load()};
     const Held held{lease.held.load()};
-    if (owner.word != 0 && held) found.push_back({owner.pid(), lease.named(), held.version()});
+    if (owner.word != 0 && held && owner.runs()) found.push_back({owner.pid(), lease.named(), held.version()});
   }
   return found;
 }

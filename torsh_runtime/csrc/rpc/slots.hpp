@@ -41,7 +41,7 @@ class Slots {
   std::size_t bytes(std::size_t slot) const { return slots_[slot].bytes; }
   // Makes what is in the slot the newest version: so many bytes of arrays, and then of text.
   void publish(std::size_t slot, std::uint64_t version, std::size_t data, std::size_t text);
-  // Readers that hold a version. Any thread.
+  // Living readers that hold a version. Any thread.
   std::vector<Holder> holders() const;
   // How many slots there are, whether held or not.
   std::size_t count() const;

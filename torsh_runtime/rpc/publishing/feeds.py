@@ -19,7 +19,7 @@ from torsh_runtime.rpc.failures import lost
 from torsh_runtime.rpc.publishing import serving
 from torsh_runtime.rpc.publishing.description import split
 from torsh_runtime.rpc.publishing.peers import Peers
-from torsh_runtime.rpc.publishing.registry import Writer
+from torsh_runtime.rpc.publishing.registry import NotPublished, Writer
 from torsh_runtime.rpc.publishing.versions import RemoteVersion, SlotVersion, Version
 
 News = Literal["newer", "late", "closed", "lost"]
@@ -122,22 +122,18 @@ class CallFeed(Feed):
                     serving.await_newer, self._reader, version, timeout=min(left, _LONGEST_CALL)
                 )
             except PeerLost:
-                self._is_open = False
                 return "lost"
             except TimeoutError:
                 continue
-            if not is_newer:
-                self._is_open = False
-            return "newer" if is_newer else "closed"
+            if is_newer:
+                return "newer"
+            self._is_open = False
+            return "closed"
         return "late"
 
     def hold(self, timeout: float) -> Version | None:
         """See Feed."""
-        try:
-            found = self._call(serving.pin, self._peers.own, timeout=timeout)
-        except PeerLost:
-            self._is_open = False
-            raise
+        found = self._call(serving.pin, self._peers.own, timeout=timeout)
         if found is None:
             return None
         pin, number, text = found
@@ -150,7 +146,17 @@ class CallFeed(Feed):
         return found
 
     def _call(self, function: Callable[..., Any], *args: Any, timeout: float) -> Any:
-        return self._peers.call(self.writer.info, function, self._name, *args, timeout=timeout)
+        info = self.writer.info
+        try:
+            found = self._peers.call(info, function, self._name, *args, timeout=timeout)
+        except NotPublished:  # it is another process, which has taken the worker's place
+            self._is_open = False
+            raise self.lost(f"{function.__name__}({self._name!r})", "closed") from None
+        except PeerLost:
+            self._is_open = False
+            raise
+        self._is_open = True
+        return found
 
 
 def feed_of(name: str, writer: Writer, peers: Peers, number: int) -> Feed | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from torsh_runtime.errors import StoreError
 from torsh_runtime.rpc.failures import CallRefused, lost
 from torsh_runtime.rpc.options import WorkerInfo, seconds
 from torsh_runtime.store.client import StoreClient
@@ -47,12 +48,15 @@ class Peers:
         self, worker: WorkerInfo, function: Callable[..., Any], *args: Any, timeout: float
     ) -> Any:
         """The function's result. PeerLost also for a worker that has left."""
+        limit = 0 if timeout == math.inf else max(timeout, 1e-3)
         try:
             self._agent.directory.find(worker)
+            return self._agent.call(worker, function, args, {}, limit)
+        except StoreError:  # it is looked for where it was served, perhaps by itself
+            reason = "it has ended, and so has the store that tells where workers are"
         except CallRefused:
-            raise lost(worker, "its host", function.__name__, "it has left") from None
-        limit = 0 if timeout == math.inf else max(timeout, 1e-3)
-        return self._agent.call(worker, function, args, {}, limit)
+            reason = "it has left"
+        raise lost(worker, "its host", function.__name__, reason)
 
     def notify(self, worker: WorkerInfo, function: Callable[..., Any], *args: Any) -> None:
         """The same without waiting, also from finalizers; nobody learns of errors."""

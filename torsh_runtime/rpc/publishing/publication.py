@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -17,7 +18,7 @@ from torsh_runtime.arrays.raw import copy_out
 from torsh_runtime.backends.future import around_waits
 from torsh_runtime.backends.native.compiled import _native
 from torsh_runtime.checkpoint.manifest import Manifest
-from torsh_runtime.errors import BackendUnavailable, CommTimeout, ConfigError
+from torsh_runtime.errors import BackendUnavailable, CommError, CommTimeout, ConfigError
 from torsh_runtime.layout import Piece
 from torsh_runtime.rpc.options import WorkerInfo
 from torsh_runtime.rpc.publishing.description import (
@@ -56,7 +57,6 @@ class Publication:
         self._reader: Any = _native.SlotReader(os.getpid(), self.file, self.token, name)
         self._lock = threading.Lock()
         self._pins: dict[int, Pin] = {}
-        self._last_pin = 0
         self._waiting: dict[Reader, tuple[int, Future[bool]]] = {}
         """By reader: which version it has, and what becomes true when there is a later one."""
 
@@ -105,9 +105,9 @@ class Publication:
         text: bytes = lease.text
         pin = Pin(reader, lease, Manifest.from_bytes(split(text)[0]))
         with self._lock:
-            self._last_pin += 1
-            self._pins[self._last_pin] = pin
-            return self._last_pin, lease.version, text
+            number = secrets.randbits(62)  # which another process of this name does not know
+            self._pins[number] = pin
+            return number, lease.version, text
 
     def unpin(self, pin: int) -> None:
         """The reader has let go of it."""
@@ -119,7 +119,7 @@ class Publication:
         with self._lock:
             found = self._pins.get(pin)
         if found is None:
-            raise ConfigError(
+            raise CommError(
                 f"{self._name!r}: the version is not held any more for its reader, which counted "
                 f"as lost: take the newest version again"
             )

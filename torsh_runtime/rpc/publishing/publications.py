@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import itertools
 import threading
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from torsh_runtime.backends.native.compiled import _native
 from torsh_runtime.backends.native.place import node_here
-from torsh_runtime.errors import ConfigError, PeerLost
+from torsh_runtime.errors import ConfigError, PeerLost, StoreError
+from torsh_runtime.rpc.publishing import serving
 from torsh_runtime.rpc.publishing.peers import Peers
 from torsh_runtime.rpc.publishing.publication import Publication
-from torsh_runtime.rpc.publishing.registry import Registry, Writer
-from torsh_runtime.rpc.publishing.serving import ping
+from torsh_runtime.rpc.publishing.registry import NotPublished, Registry, Writer
 from torsh_runtime.rpc.publishing.subscription import Subscription
 
 _PING_SECONDS = 5.0
@@ -34,11 +35,11 @@ class Publications:
         return self._publication(name).publish(state, self._peers.seconds(timeout))
 
     def find(self, name: str) -> Publication:
-        """ConfigError if this worker does not publish it."""
+        """NotPublished if this worker does not publish it."""
         with self._lock:
             found = self._known.get(name)
         if found is None:
-            raise ConfigError(f"{self._peers.own.name!r} does not publish {name!r}")
+            raise NotPublished(f"{self._peers.own.name!r} does not publish {name!r}")
         return found[0]
 
     def forget(self, worker: int) -> None:
@@ -58,7 +59,8 @@ class Publications:
         with self._lock:
             known, self._known = self._known, {}
         for name, (publication, writer) in known.items():
-            self._registry.withdraw(name, writer)
+            with suppress(StoreError):  # the worker that serves the store has left before
+                self._registry.withdraw(name, writer)
             publication.close()
 
     def _publication(self, name: str) -> Publication:
@@ -72,16 +74,20 @@ class Publications:
         publication = Publication(name, partial(self._registry.more_versions, name))
         peers = self._peers
         writer = Writer.here(peers.own, peers.host, publication.file, publication.token)
-        self._registry.claim(name, writer, self._has_ended)
+        try:
+            self._registry.claim(name, writer, partial(self._has_ended, name))
+        except BaseException:
+            publication.close()
+            raise
         return publication, writer
 
-    def _has_ended(self, writer: Writer) -> bool:
+    def _has_ended(self, name: str, writer: Writer) -> bool:
         """Whether another writer publishes no more."""
         if writer.node == node_here():
             return not _is_open(writer)
         try:
-            self._peers.call(writer.info, ping, timeout=_PING_SECONDS)
-        except PeerLost:
+            self._peers.call(writer.info, serving.find, name, timeout=_PING_SECONDS)
+        except (PeerLost, NotPublished):
             return True
         except TimeoutError:
             return False

@@ -52,6 +52,10 @@ class Writer:
         return cls(**{**facts, "info": WorkerInfo(*facts["info"]), "node": Node(*facts["node"])})
 
 
+class NotPublished(ConfigError):
+    """A worker does not publish what is asked of it, or no longer."""
+
+
 class Record(NamedTuple):
     """What the store has of a name."""
 

@@ -14,8 +14,9 @@ from torsh_runtime.rpc.functions import async_execution
 from torsh_runtime.rpc.options import WorkerInfo
 
 
-def ping() -> None:
-    """Answering is all."""
+def find(name: str) -> None:
+    """NotPublished if this worker does not publish it."""
+    current_agent().publications().find(name)
 
 
 def pin(name: str, reader: WorkerInfo) -> tuple[int, int, bytes] | None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from time import monotonic
 
-from torsh_runtime.errors import CommTimeout, PeerLost
+from torsh_runtime.errors import CommTimeout, PeerLost, StoreError
 from torsh_runtime.rpc.publishing.feeds import CallFeed, Feed, News, feed_of
 from torsh_runtime.rpc.publishing.peers import Peers
 from torsh_runtime.rpc.publishing.registry import Record, Registry
@@ -95,7 +96,7 @@ class Subscription:
         another has come."""
         if self._feed is not None and self._feed.is_open:
             return self._feed
-        record = self._registry.find(self._name)
+        record = self._found()
         if self._feed is not None and record.since in (0, self._record.since):
             return self._feed
         while True:
@@ -114,14 +115,27 @@ class Subscription:
         """Wait for another writer, if this one's end has been reported already. PeerLost if it has
         not, or none comes."""
         error = feed.lost(op, news)
-        record = self._registry.find(self._name)
+        record = self._found()
         if record.since not in (0, self._record.since):
             return
         if self._told != self._record.since:
             self._told = self._record.since
             raise error
-        if self._registry.await_change(self._name, record, deadline - monotonic()) is None:
+        found = None
+        with suppress(StoreError):
+            found = self._registry.await_change(self._name, record, deadline - monotonic())
+        if found is None:
             raise error
+
+    def _found(self) -> Record:
+        """Who the writer is. The store may have gone with the writer that served it; StoreError if
+        there is no writer that is known already."""
+        try:
+            return self._registry.find(self._name)
+        except StoreError:
+            if self._feed is None:
+                raise
+            return self._record
 
     def _late(self, after: int, op: str, seconds: float, feed: Feed) -> CommTimeout:
         newer = f"nothing newer than version {after}" if after else "nothing"
