@@ -56,7 +56,7 @@ def started(workers: RpcWorkers, *names: str) -> list[RpcWorker]:
 
 def slots(trainer: RpcWorker) -> tuple[int, list[str]]:
     """How many there are, and the names of those that hold one."""
-    trainer.ask("from torsh_runtime.rpc.agent import current_agent")
+    trainer.ask("from torsh_runtime.rpc.current import current_agent")
     trainer.ask("own = current_agent().publications().find('policy')")
     found: tuple[int, list[str]] = trainer.ask(
         "(own._slots.count, [who for _, who, _ in own._slots.holders()])"

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from torsh_runtime.rpc.agent import current_agent
+from torsh_runtime.rpc.current import current_agent
 from torsh_runtime.rpc.publishing.subscription import Subscription
 from torsh_runtime.rpc.publishing.weights import Weights
 

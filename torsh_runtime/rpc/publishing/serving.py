@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torsh_runtime.layout import Piece
-from torsh_runtime.rpc.agent import current_agent
+from torsh_runtime.rpc.current import current_agent
 from torsh_runtime.rpc.functions import async_execution
 from torsh_runtime.rpc.options import WorkerInfo
 
