@@ -3,6 +3,7 @@ at a writer elsewhere, from which only what is wanted is fetched."""
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -43,6 +44,7 @@ class Version(PieceReader):
     def read(self, name: str, target: ShardedTensor) -> None:
         """Write this piece of an array to the target's values, cast to their dtype if both are
         floating. CheckpointError if it does not fit."""
+        self.check(name, target)
         self.read_all([(name, target)])
 
     def whole(self, name: str, framework: str) -> Any:
@@ -51,9 +53,7 @@ class Version(PieceReader):
         return self.piece((name, Piece.whole(shape), framework)).reshape(shape)
 
     def read_all(self, reads: Sequence[tuple[str, ShardedTensor]]) -> None:
-        """Several reads; what has to be fetched comes together."""
-        for name, target in reads:
-            self.check(name, target)
+        """Several reads that have been checked; what has to be fetched comes together."""
         wanted = [(name, to.piece, framework_of(to.values)) for name, to in reads]
         for (_, target), found in zip(reads, self._sources(wanted), strict=True):
             assign(target.values, found)
@@ -89,6 +89,10 @@ class SlotVersion(Version):
         for name, piece, framework in wanted:
             yield piece_of(self._view(name, framework, is_own=framework == "torch"), piece)
 
+    def whole(self, name: str, framework: str) -> Any:
+        """See Version."""
+        return self._view(name, framework, is_own=framework == "torch")
+
     def close(self) -> None:
         """See Version."""
         self._memories.clear()
@@ -101,7 +105,7 @@ class SlotVersion(Version):
     def _view(self, name: str, framework: str, *, is_own: bool) -> Any:
         stored = self._tensor(name)
         start = stored.pieces[0].start
-        end = start + Piece.whole(stored.shape).size * ITEMSIZES[stored.dtype]
+        end = start + math.prod(stored.shape) * ITEMSIZES[stored.dtype]
         key = framework, is_own
         if key not in self._memories:
             self._memories[key] = self._memory(framework, is_own)
@@ -200,7 +204,7 @@ def raw_pieces(lease: Any, manifest: Manifest, wanted: Sequence[tuple[str, Piece
     for name, piece in wanted:
         stored = manifest.tensors[name]
         width, start = ITEMSIZES[stored.dtype], stored.pieces[0].start
-        end = start + Piece.whole(stored.shape).size * width
+        end = start + math.prod(stored.shape) * width
         whole = memory[start:end].view(f"V{width}").reshape(stored.shape)
         part = np.ascontiguousarray(piece_of(whole, piece)).reshape(-1)
         found.append(part.view(np.uint8))
