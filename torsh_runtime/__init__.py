@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         elastic as elastic,
         nn as nn,
         optim as optim,
+        rpc as rpc,
     )
     from torsh_runtime.backends.base import (
         BackendType as BackendType,
@@ -473,7 +474,7 @@ _HOMES = {
         "StoreWatch",
     ),
 }
-_SUBPACKAGES = ("checkpoint", "compression", "elastic", "nn", "optim")
+_SUBPACKAGES = ("checkpoint", "compression", "elastic", "nn", "optim", "rpc")
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [*_HOME_OF, *_SUBPACKAGES]

@@ -65,7 +65,7 @@ def init_process_group(
             "without a launcher give init_method='tcp://HOST:PORT'. Afterwards get_store() is a "
             "store for the job's ranks"
         )
-    env = _worker_env(init_method or "env://", rank, world_size)
+    env = worker_env(init_method or "env://", rank, world_size)
     kind = chosen_type(backend, device_id)
     if kind is BackendType.SINGLE and env.world_size != 1:
         raise ConfigError(f"backend 'single' is for one rank; world_size is {env.world_size}")
@@ -181,7 +181,9 @@ def _open(kind: BackendKind | None, env: WorkerEnv, timeout: float) -> ProcessGr
         raise
 
 
-def _worker_env(init_method: str, rank: int, world_size: int) -> WorkerEnv:
+def worker_env(init_method: str, rank: int, world_size: int) -> WorkerEnv:
+    """This process's place, as init_process_group() takes it; -1 is what the environment says.
+    ConfigError where that says too little."""
     given = {"rank": rank, "world_size": world_size}
     overrides = {name: value for name, value in given.items() if value != -1}
     if init_method.startswith("env://"):

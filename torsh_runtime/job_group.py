@@ -36,6 +36,11 @@ class JobGroup(ProcessGroup):
         super().__init__(backend, timeout, name=own, session=session)
         self._job = job
 
+    @property
+    def job(self) -> Job | LateJob:
+        """The job that it is the default group of."""
+        return self._job
+
     def store(self) -> Store:
         """The job's, for the program's own keys."""
         return self._job.store(self.timeout)

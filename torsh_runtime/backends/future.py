@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,14 @@ if TYPE_CHECKING:
 
 Callback = Callable[["Future"], Any]
 _log = logging.getLogger("torsh_runtime")
+
+
+class _AroundWaits(threading.local):
+    by: AbstractContextManager[object] = nullcontext()
+
+
+around_waits = _AroundWaits()
+"""What a thread does while it waits for a future: threads of a pool tell the pool."""
 
 
 class Future:
@@ -38,7 +47,9 @@ class Future:
         a timedelta; None: without an end, for who completes it has a deadline).
         """
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-        if not self._over.wait(seconds):
+        with around_waits.by:
+            is_over = self._over.wait(seconds)
+        if not is_over:
             raise TimeoutError(f"the future was not completed within {seconds:g} s; wait again")
         return self.value()
 
@@ -63,6 +74,22 @@ class Future:
         chained = Future()
         self.add_done_callback(lambda _: chained.complete_by(callback, self))
         return chained
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """Its value, for coroutines: the loop goes on meanwhile."""
+        import asyncio  # programs that await have it
+
+        if not self.done():
+            loop = asyncio.get_running_loop()
+            over = loop.create_future()
+
+            def tell(_: Future) -> None:
+                with suppress(RuntimeError):  # the loop has been closed
+                    loop.call_soon_threadsafe(lambda: over.done() or over.set_result(None))
+
+            self.add_done_callback(tell)
+            yield from over
+        return self.value()
 
     def set_result(self, value: Any) -> None:
         """Give it its value. RuntimeError if it is complete already."""

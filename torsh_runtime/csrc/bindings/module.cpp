@@ -10,6 +10,7 @@
 #include "bindings/arrays.hpp"
 #include "bindings/ndarray.hpp"
 #include "bindings/rank.hpp"
+#include "bindings/rpc.hpp"
 #include "bindings/segments.hpp"
 #include "bindings/signals.hpp"
 #include "bindings/view.hpp"
@@ -169,4 +170,5 @@ NB_MODULE(_native, m) {
   torsh::python::bind_segments(m);
   bind_group(m);
   bind_arrays(m);
+  torsh::python::bind_rpc(m);
 }

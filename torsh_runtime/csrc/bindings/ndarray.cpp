@@ -54,13 +54,28 @@ bool look_at_ndarray(PyObject* object, bool writable, Ndarray& found) {
   return true;
 }
 
-nb::object as_array(std::unique_ptr<std::byte[]> memory, std::size_t bytes) {
+namespace {
+
+nb::object array_over(std::byte* data, std::size_t bytes, nb::capsule owner) {
   npy_intp shape[] = {static_cast<npy_intp>(bytes)};
-  nb::capsule owner(memory.get(), [](void* owned) noexcept { delete[] static_cast<std::byte*>(owned); });
-  nb::object array = nb::steal(PyArray_SimpleNewFromData(1, shape, NPY_UBYTE, memory.release()));
+  nb::object array = nb::steal(PyArray_SimpleNewFromData(1, shape, NPY_UBYTE, data));
   if (!array.is_valid()) throw nb::python_error();
   if (PyArray_SetBaseObject(reinterpret_cast<PyArrayObject*>(array.ptr()), owner.release().ptr()) != 0) throw nb::python_error();
   return array;
+}
+
+}  // namespace
+
+nb::object as_array(std::unique_ptr<std::byte[]> memory, std::size_t bytes) {
+  std::byte* const data = memory.get();
+  nb::capsule owner(memory.release(), [](void* owned) noexcept { delete[] static_cast<std::byte*>(owned); });
+  return array_over(data, bytes, std::move(owner));
+}
+
+nb::object as_array(std::shared_ptr<std::byte> block, std::byte* data, std::size_t bytes) {
+  using Share = std::shared_ptr<std::byte>;
+  nb::capsule owner(new Share(std::move(block)), [](void* owned) noexcept { delete static_cast<Share*>(owned); });
+  return array_over(data, bytes, std::move(owner));
 }
 
 }  // namespace torsh::python

@@ -28,5 +28,7 @@ bool look_at_ndarray(PyObject* object, bool writable, Ndarray& found);
 
 // An array of bytes, shape (bytes,), that owns this memory.
 nb::object as_array(std::unique_ptr<std::byte[]> memory, std::size_t bytes);
+// The same of bytes that lie in a block, which it has a share in.
+nb::object as_array(std::shared_ptr<std::byte> block, std::byte* data, std::size_t bytes);
 
 }  // namespace torsh::python

@@ -16,6 +16,19 @@ std::uint64_t random_word() {
 
 }  // namespace
 
+bool read_memory(int pid, std::byte* to, std::uint64_t from, std::size_t bytes) {
+  if (pid <= 0) return errno = EPERM, false;
+  for (std::size_t at = 0; at < bytes;) {
+    const std::size_t length = std::min(bytes - at, Reach::piece_bytes);
+    const iovec own{to + at, length};
+    const iovec other{reinterpret_cast<void*>(from + at), length};
+    const ssize_t done = process_vm_readv(pid, &own, 1, &other, 1, 0);
+    if (done <= 0) return false;
+    at += static_cast<std::size_t>(done);
+  }
+  return true;
+}
+
 Reach::Reach(int rank, const std::vector<int>& pids) : rank_(rank), pids_(pids), word_(random_word()) {}
 
 Reach::Probe Reach::probe() const { return {reinterpret_cast<std::uint64_t>(&word_), word_}; }
@@ -38,17 +51,7 @@ bool Reach::shows(const std::byte* data, std::size_t bytes) {
 }
 
 bool Reach::read(int peer, std::byte* to, std::uint64_t from, std::size_t bytes) {
-  const pid_t pid = pids_[static_cast<std::size_t>(peer)];
-  if (pid <= 0) return errno = EPERM, false;
-  for (std::size_t at = 0; at < bytes;) {
-    const std::size_t length = std::min(bytes - at, piece_bytes);
-    const iovec own{to + at, length};
-    const iovec other{reinterpret_cast<void*>(from + at), length};
-    const ssize_t done = process_vm_readv(pid, &own, 1, &other, 1, 0);
-    if (done <= 0) return false;
-    at += static_cast<std::size_t>(done);
-  }
-  return true;
+  return read_memory(pids_[static_cast<std::size_t>(peer)], to, from, bytes);
 }
 
 std::size_t Reach::write(int peer, const void* to, const std::byte* from) {

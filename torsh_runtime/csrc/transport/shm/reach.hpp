@@ -10,6 +10,9 @@
 
 namespace torsh::shm {
 
+// Copies from an address of another process. False with errno set if that fails: ESRCH if it has ended.
+bool read_memory(int pid, std::byte* to, std::uint64_t from, std::size_t bytes);
+
 class Reach {
  public:
   // A word that this rank's peers are to find, and where.

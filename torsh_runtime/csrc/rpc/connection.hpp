@@ -1,0 +1,68 @@
+// One connection of remote calls: frames out of and into a stream. One thread at a time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "rpc/parcel.hpp"
+#include "transport/stream.hpp"
+
+namespace torsh::rpc {
+
+class Connection {
+ public:
+  // `pid`: the peer's process, if its memory can be read; else 0.
+  Connection(std::uint64_t id, std::unique_ptr<Stream> stream, int pid, std::shared_ptr<Blocks> blocks);
+
+  std::uint64_t id() const { return id_; }
+  int pid() const { return pid_; }
+  int descriptor() const { return stream_->descriptor(); }
+
+  void send(ParcelPtr parcel) { out_.push_back({std::move(parcel)}); }
+  // Writes what can be now, and gives the parcels that are written. Throws StreamEnded.
+  void push(std::vector<ParcelPtr>& written);
+  bool is_sending() const { return !out_.empty(); }
+  bool is_through() const { return out_.empty() && stream_->is_through(); }
+  // The next frame, once all of it has come that the stream carries; null if it has not. What its table says
+  // to lie in the peer's memory is for fetch(). Throws StreamEnded.
+  MessagePtr pull();
+  // Reads that from the peer's process: without any lock. Throws StreamEnded.
+  static void fetch(int pid, Message& message);
+
+  // All that has not been written; the connection is of no more use.
+  std::vector<ParcelPtr> abandon();
+
+ private:
+  struct Outgoing {
+    ParcelPtr parcel;
+    std::size_t piece = 0, at = 0;  // 0 is the head
+  };
+  enum class Stage { header, table, contents };
+
+  bool push(Outgoing& front);
+  std::size_t fill(std::span<std::byte> room);
+  void expect(std::span<std::byte> room) { room_ = room; }
+  MessagePtr advance();
+  void make_room();
+  MessagePtr finished();
+
+  const std::uint64_t id_;
+  const int pid_;
+  std::unique_ptr<Stream> stream_;
+  const std::shared_ptr<Blocks> blocks_;
+  std::deque<Outgoing> out_;
+  Stage stage_ = Stage::header;
+  MessagePtr message_;
+  std::span<std::byte> room_;  // to be filled next
+  std::vector<std::span<std::byte>> rooms_;  // and then these, the last one first
+  std::vector<std::byte> ahead_;  // what is read ahead, so that a small frame takes one read
+  std::size_t ahead_from_ = 0, ahead_to_ = 0;
+  std::uint64_t next_number_ = 0;  // of the next frame with a pickle
+};
+
+}  // namespace torsh::rpc

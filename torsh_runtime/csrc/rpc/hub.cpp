@@ -1,0 +1,319 @@
+#include "rpc/hub.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <system_error>
+
+#include <sys/eventfd.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include "common/clock.hpp"
+#include "common/failure.hpp"
+#include "transport/forks.hpp"
+#include "transport/tcp/socket_stream.hpp"
+
+namespace torsh::rpc {
+namespace {
+
+constexpr std::size_t call_bytes = 512;  // that a call takes of this process's memory without its arguments
+
+Descriptor checked(int number, const char* what) {
+  if (number < 0) throw std::system_error(errno, std::generic_category(), what);
+  return Descriptor(number);
+}
+
+}  // namespace
+
+Hub::Hub(HubSetup setup)
+    : setup_(std::move(setup)),
+      forks_(fork_count()),
+      outer_(checked(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
+      leader_bell_(checked(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")),
+      standby_bell_(checked(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")) {
+  inner_.set(leader_bell_.number(), tcp::Watch::readable);
+  for (const auto& [descriptor, events] : {std::pair(inner_.descriptor(), 0u), std::pair(standby_bell_.number(), unsigned{EPOLLIN})}) {
+    epoll_event event{};
+    event.events = events;
+    event.data.fd = descriptor;
+    if (epoll_ctl(outer_.number(), EPOLL_CTL_ADD, descriptor, &event) != 0) {
+      throw std::system_error(errno, std::generic_category(), "epoll_ctl");
+    }
+  }
+}
+
+Hub::~Hub() = default;
+
+void Hub::check_fork() const {
+  if (fork_count() != forks_) throw Ended("this process is a fork of the one that called init_rpc(), and has no part in its calls");
+}
+
+Hub::Lock Hub::access() {
+  check_fork();
+  knocking_.fetch_add(1, std::memory_order_relaxed);
+  Lock lock(mutex_);
+  knocking_.fetch_sub(1, std::memory_order_relaxed);
+  return lock;
+}
+
+Hub::Peer& Hub::peer(std::uint64_t connection) {
+  const auto found = peers_.find(connection);
+  if (found != peers_.end()) return found->second;
+  const auto ended = ended_.find(connection);
+  throw Ended(ended != ended_.end() ? ended->second : "the connection has ended");
+}
+
+std::uint64_t Hub::add(Descriptor socket, int pid) {
+  tcp::prepare(socket.number(), setup_.heartbeat, tcp::Use::data);
+  const int descriptor = socket.number();
+  auto stream = std::make_unique<tcp::SocketStream>(std::move(socket));
+  const Lock lock = access();
+  if (stopping_) throw Ended("this process has left");
+  const std::uint64_t id = next_connection_++;
+  peers_.emplace(id, Peer{Connection(id, std::move(stream), pid, blocks_), {}});
+  by_descriptor_[descriptor] = id;
+  inner_.set(descriptor, tcp::Watch::readable);
+  return id;
+}
+
+bool Hub::may_lend(std::uint64_t connection) {
+  const Lock lock = access();
+  return peer(connection).connection.pid() != 0;
+}
+
+bool Hub::wait_for_room(std::uint64_t connection, std::size_t bytes, double until, bool is_serving) {
+  Lock lock = access();
+  const auto fits = [&] {
+    const std::size_t under_way = peer(connection).under_way;
+    return under_way == 0 || under_way + bytes + call_bytes <= setup_.bytes;
+  };
+  if (fits()) return true;
+  if (is_serving) enter_wait();
+  bool has_room = false;
+  try {
+    while (!(has_room = fits()) && now() < until) {
+      const double nap = std::min(until, now() + 0.02);
+      if (!has_leader()) {
+        lead(lock, nap, true, [&] { return peers_.count(connection) == 0 || fits(); });
+      } else {
+        room_.wait_for(lock, std::chrono::duration<double>(std::max(nap - now(), 0.0)));
+      }
+      lock.unlock();
+      const bool is_interrupted = setup_.interrupted();
+      lock.lock();
+      if (is_interrupted) throw Interrupted();
+    }
+  } catch (...) {
+    if (is_serving) --waiting_;
+    throw;
+  }
+  if (is_serving) --waiting_;
+  return has_room;
+}
+
+CallPtr Hub::call(std::uint64_t connection, ParcelPtr request, double deadline) {
+  const Lock lock = access();
+  Peer& to = peer(connection);
+  auto call = std::make_shared<Call>();
+  call->number = request->call;
+  call->connection = connection;
+  call->bytes = request->bytes + call_bytes;
+  call->deadline = deadline;
+  calls_.emplace(call->number, call);
+  to.under_way += call->bytes;
+  to.connection.send(std::move(request));
+  push(to);
+  return call;
+}
+
+void Hub::send(std::uint64_t connection, ParcelPtr parcel) {
+  const Lock lock = access();
+  Peer& to = peer(connection);
+  to.under_way += parcel->bytes;
+  to.connection.send(std::move(parcel));
+  push(to);
+}
+
+bool Hub::wait(const CallPtr& call, double until, bool is_serving) {
+  if (call->is_over()) return true;
+  Lock lock = access();
+  if (call->is_over()) return true;
+  if (is_serving) enter_wait();
+  bool is_interrupted = false;
+  while (!call->is_over() && !is_interrupted && !stopping_ && now() < until) {
+    const double nap = std::min(until, now() + 0.02);
+    if (!has_leader()) {
+      lead(lock, nap, true, [&] { return call->is_over(); });
+    } else {
+      rest(lock, *call, nap);
+    }
+    if (call->is_over()) break;
+    lock.unlock();
+    is_interrupted = setup_.interrupted();
+    lock.lock();
+  }
+  if (is_serving) --waiting_;
+  if (!has_leader()) pass_on();
+  if (is_interrupted) throw Interrupted();
+  return call->is_over();
+}
+
+// While another thread leads.
+void Hub::rest(Lock& lock, Call& call, double until) {
+  std::condition_variable changed;
+  std::condition_variable* const before = std::exchange(call.waiter, &changed);
+  resting_.push_back(&changed);
+  changed.wait_for(lock, std::chrono::duration<double>(std::max(until - now(), 0.0)));
+  resting_.remove(&changed);
+  if (call.waiter == &changed) call.waiter = before;
+}
+
+bool Hub::announce(const CallPtr& call) {
+  const Lock lock = access();
+  if (call->is_over()) return false;
+  call->is_announced = true;
+  if (next_deadline_ == 0 || call->deadline < next_deadline_) next_deadline_ = call->deadline;
+  if (call->deadline < wakes_at_) ring(has_leader() ? leader_bell_ : standby_bell_);
+  return true;
+}
+
+void Hub::forget(const CallPtr& call) {
+  if (call->is_over() || fork_count() != forks_) return;
+  const Lock lock = access();
+  if (!call->is_over()) complete(call, Call::State::failed, nullptr, "");
+}
+
+std::size_t Hub::pending() {
+  const Lock lock = access();
+  return calls_.size();
+}
+
+std::size_t Hub::serving() {
+  const Lock lock = access();
+  return running_ + requests_.size();
+}
+
+void Hub::complete(const CallPtr& call, Call::State state, MessagePtr reply, const std::string& reason) {
+  calls_.erase(call->number);
+  const auto found = peers_.find(call->connection);
+  if (found != peers_.end()) {
+    found->second.under_way -= std::min(call->bytes, found->second.under_way);
+    room_.notify_all();
+  }
+  call->reply = std::move(reply);
+  call->reason = reason;
+  call->state.store(state, std::memory_order_release);
+  if (call->waiter != nullptr) call->waiter->notify_all();
+  if (!call->is_announced) return;
+  Item item;
+  item.what = Item::What::completed;
+  item.call = call;
+  news_.push_back(std::move(item));
+  wake_server();
+}
+
+void Hub::end(std::uint64_t connection, const std::string& reason) {
+  const Lock lock = access();
+  fail(connection, reason);
+}
+
+void Hub::fail(std::uint64_t connection, const std::string& reason) {
+  const auto found = peers_.find(connection);
+  if (found == peers_.end()) return;
+  Peer& gone = found->second;
+  const std::string said = gone.has_left ? "it has left" : reason;
+  inner_.set(gone.connection.descriptor(), 0);
+  by_descriptor_.erase(gone.connection.descriptor());
+  for (const ParcelPtr& parcel : gone.connection.abandon()) release(gone, parcel);
+  for (const ParcelPtr& parcel : gone.lent) release(gone, parcel);
+  peers_.erase(found);
+  ended_[connection] = said;
+  std::vector<CallPtr> failed;
+  for (const auto& [number, call] : calls_) {
+    if (call->connection == connection) failed.push_back(call);
+  }
+  for (const CallPtr& call : failed) complete(call, Call::State::failed, nullptr, said);
+  requests_.erase(std::remove_if(requests_.begin(), requests_.end(), [&](const MessagePtr& each) { return each->connection == connection; }),
+                  requests_.end());
+  room_.notify_all();
+  Item item;
+  item.what = Item::What::ended;
+  item.connection = connection;
+  item.reason = said;
+  news_.push_back(std::move(item));
+  wake_server();
+}
+
+void Hub::expire(double time) {
+  expired_ = time;
+  next_deadline_ = 0;
+  std::vector<CallPtr> late;
+  for (const auto& [number, call] : calls_) {
+    if (call->deadline <= time) {
+      late.push_back(call);
+    } else if (call->is_announced && (next_deadline_ == 0 || call->deadline < next_deadline_)) {
+      next_deadline_ = call->deadline;
+    }
+  }
+  for (const CallPtr& call : late) complete(call, Call::State::failed, nullptr, "");
+}
+
+void Hub::release(Peer& peer, const ParcelPtr& parcel) {
+  if (parcel->kind != Kind::request) {
+    peer.under_way -= std::min(parcel->bytes, peer.under_way);
+    room_.notify_all();
+  }
+  if (!parcel->keep) return;
+  garbage_.push_back(std::move(parcel->keep));
+  garbage_bytes_ += parcel->bytes;
+  ++garbage_items_;
+}
+
+std::vector<std::shared_ptr<void>> Hub::garbage() {
+  if (garbage_items_ == 0 || fork_count() != forks_) return {};
+  const Lock lock(mutex_, std::try_to_lock);
+  if (!lock) return {};
+  garbage_bytes_ = garbage_items_ = 0;
+  return std::exchange(garbage_, {});
+}
+
+void Hub::close(double until) {
+  Lock lock = access();
+  for (const std::uint64_t id : connections()) {
+    FrameHeader header;
+    header.kind = Kind::goodbye;
+    try {
+      Peer& each = peer(id);
+      each.connection.send(Packing::pack(header, {}, {}, false, nullptr));
+      push(each);
+    } catch (const Ended&) {
+      continue;
+    }
+  }
+  const auto is_through = [this] {
+    return std::all_of(peers_.begin(), peers_.end(), [](const auto& each) { return each.second.connection.is_through(); });
+  };
+  while (!is_through() && now() < until) {
+    if (!has_leader()) {
+      lead(lock, std::min(until, now() + 0.002), true, is_through);
+    } else {
+      room_.wait_for(lock, std::chrono::milliseconds(2));
+    }
+  }
+  stopping_ = true;
+  for (const std::uint64_t id : connections()) fail(id, "this process has left");
+  news_.clear();
+  requests_.clear();
+  ring(leader_bell_);
+  ring(standby_bell_);
+  idle_.notify_all();
+  for (std::condition_variable* each : resting_) each->notify_all();
+}
+
+std::vector<std::uint64_t> Hub::connections() const {
+  std::vector<std::uint64_t> all;
+  for (const auto& [id, peer] : peers_) all.push_back(id);
+  return all;
+}
+
+}  // namespace torsh::rpc

@@ -1,0 +1,231 @@
+// A process's end of all connections of remote calls.
+//
+// One thread at a time leads: it moves bytes, and passes what has come to whoever waits for it. Who
+// waits for a result leads while nobody else does, and so does a thread that serves, until it has a
+// request, which it carries out itself: no thread is woken for that. While nobody leads, one serving
+// thread stands by, asleep in the kernel, and leads when something comes.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "common/clock.hpp"
+#include "rpc/connection.hpp"
+#include "transport/descriptor.hpp"
+#include "transport/tcp/watch.hpp"
+
+namespace torsh::rpc {
+
+// The connection of a call, or of a frame to be sent, has ended; what() says why.
+class Ended : public std::exception {
+ public:
+  explicit Ended(std::string reason) : reason_(std::move(reason)) {}
+  const char* what() const noexcept override { return reason_.c_str(); }
+
+ private:
+  std::string reason_;
+};
+
+// A call of this process's. What it holds changes under the hub's lock, and not once it is over.
+struct Call {
+  enum class State { pending, done, failed };
+
+  std::uint64_t number = 0, connection = 0;
+  std::size_t bytes = 0;  // counted as under way
+  double deadline = 0;
+  std::atomic<State> state{State::pending};
+  MessagePtr reply;    // of one that is done
+  std::string reason;  // of one that has failed: why the connection has ended; "" if the deadline has passed
+  bool is_announced = false;  // next() is to give it when it is over
+  std::condition_variable* waiter = nullptr;
+
+  bool is_over() const { return state.load(std::memory_order_acquire) != State::pending; }
+};
+using CallPtr = std::shared_ptr<Call>;
+
+// What a serving thread is to do next.
+struct Item {
+  enum class What { stop, request, completed, ended };
+
+  What what = What::stop;
+  bool needs_thread = false;  // another thread is to be started before
+  MessagePtr request;
+  CallPtr call;
+  std::uint64_t connection = 0;
+  std::string reason;  // why it has ended
+};
+
+struct HubSetup {
+  std::size_t threads = 16;           // requests carried out at a time, not counting those that wait for calls of their own
+  std::size_t bytes = 0;              // under way to a peer at a time
+  double heartbeat = 30;              // seconds after which a silent machine counts as gone
+  std::function<bool()> interrupted;  // asked by threads that wait for a call
+};
+
+// All may be called by any thread. In a fork of the process that made it all throw Ended.
+class Hub {
+ public:
+  explicit Hub(HubSetup setup);
+  ~Hub();
+  Hub(const Hub&) = delete;
+  Hub& operator=(const Hub&) = delete;
+
+  // Takes over a connected socket; `pid` as Connection's. Throws std::system_error.
+  std::uint64_t add(Descriptor socket, int pid);
+  bool may_lend(std::uint64_t connection);
+  // Whether so many bytes more may be under way to the peer, at `until` at the latest. Throws Ended, Interrupted.
+  bool wait_for_room(std::uint64_t connection, std::size_t bytes, double until, bool is_serving);
+  // Never block. Throw Ended.
+  CallPtr call(std::uint64_t connection, ParcelPtr request, double deadline);
+  void send(std::uint64_t connection, ParcelPtr parcel);
+
+  // Until the call is over, at `until` at the latest; whether it is. Throws Interrupted.
+  bool wait(const CallPtr& call, double until, bool is_serving);
+  // Has next() give it when it is over. False if it is over already.
+  bool announce(const CallPtr& call);
+  // Nobody waits for it any more: what comes is thrown away.
+  void forget(const CallPtr& call);
+  // How many calls are pending.
+  std::size_t pending();
+  // How many requests are being carried out, or wait for it.
+  std::size_t serving();
+
+  // For threads that serve: what this one is to do next, after what it has done; `stop` for one that has
+  // just been started.
+  Item next(Item::What done);
+  // A serving thread waits for something else than a call in between.
+  void begin_wait();
+  void end_wait();
+
+  // Ends a connection from this side.
+  void end(std::uint64_t connection, const std::string& reason);
+  // Tells all peers that this process leaves, as far as that is possible until then, and ends all.
+  void close(double until);
+  // Whose memory nobody reads any more: to be let go of with Python's lock held.
+  std::vector<std::shared_ptr<void>> garbage();
+  // Called without any lock held when there is much garbage and nothing else to do.
+  std::function<void()> collect = [] {};
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+  struct Peer {
+    Connection connection;
+    std::deque<ParcelPtr> lent;  // written, and read by the peer one after the other
+    std::size_t under_way = 0;
+    bool is_fetching = false, has_left = false;
+  };
+
+  Lock access();
+  void check_fork() const;
+  Peer& peer(std::uint64_t connection);
+  std::vector<std::uint64_t> connections() const;
+  template <typename Finished>
+  void lead(Lock& lock, double until, bool may_sleep, Finished finished);
+  bool poll(Lock& lock);
+  bool handle(Lock& lock, const std::vector<int>& ready);
+  void advance(Lock& lock, std::uint64_t connection);
+  void push(Peer& peer);
+  void watch(Peer& peer);
+  void take(Lock& lock, Peer& peer, MessagePtr message);
+  void arrive(Peer& peer, MessagePtr message);
+  void fetch(Lock& lock, std::uint64_t connection, const MessagePtr& message);
+  void release(Peer& peer, const ParcelPtr& parcel);
+  void complete(const CallPtr& call, Call::State state, MessagePtr reply, const std::string& reason);
+  void fail(std::uint64_t connection, const std::string& reason);
+  void expire(double time);
+  double look_at_deadlines();
+  void sleep(Lock& lock, double until);
+  bool may_spin(double still);
+  void spin(Lock& lock);
+  bool leads() const { return leader_ == std::this_thread::get_id(); }
+  bool has_leader() const { return leader_ != std::thread::id(); }
+  void pass_on();
+  void arm();
+  void disarm();
+  void rest(Lock& lock, Call& call, double until);
+
+  // serving.cpp
+  void stand_by(Lock& lock);
+  void wake_server();
+  bool can_serve() const;
+  std::optional<Item> due();
+  Item handed_out(Item item);
+  void enter_wait();
+
+  static void ring(const Descriptor& bell);
+  static void silence(const Descriptor& bell);
+
+  const HubSetup setup_;
+  const unsigned forks_;
+  std::mutex mutex_;  // of all that follows
+  std::atomic<int> knocking_{0};
+  tcp::Watch inner_;  // the connections, and the leader's bell
+  Descriptor outer_;  // watches inner_ while nobody leads, and the bell of who stands by
+  Descriptor leader_bell_, standby_bell_;
+  std::vector<int> ready_;
+  const std::shared_ptr<Blocks> blocks_ = std::make_shared<Blocks>();
+  std::unordered_map<std::uint64_t, Peer> peers_;
+  std::unordered_map<int, std::uint64_t> by_descriptor_;
+  std::unordered_map<std::uint64_t, std::string> ended_;  // why, of those that there were
+  std::unordered_map<std::uint64_t, CallPtr> calls_;
+  std::list<std::condition_variable*> resting_;  // threads that wait for calls and do not lead
+  std::deque<MessagePtr> requests_;
+  std::deque<Item> news_;
+  std::vector<ParcelPtr> written_;
+  std::vector<std::shared_ptr<void>> garbage_;
+  std::atomic<std::size_t> garbage_bytes_{0}, garbage_items_{0};
+  std::condition_variable idle_;  // for serving threads that do not stand by
+  std::condition_variable room_;  // bytes are no longer under way
+  std::uint64_t next_connection_ = 1, next_call_ = 1;
+  std::thread::id leader_;
+  bool leader_serves_ = false, standing_by_ = false, armed_ = false, stopping_ = false;
+  std::size_t idle_servers_ = 1;           // threads in next(), and such as are being started: the first one is
+  std::size_t running_ = 0, waiting_ = 0;  // requests begun, and of their threads those that wait for something
+  double next_deadline_ = 0;               // of the calls that are announced; 0: of none
+  double wakes_at_ = 0;                    // when who sleeps in the kernel looks at deadlines
+  double expired_ = 0;                     // when expire() last ran
+};
+
+// Until it is finished, or that moment, or where it must not sleep until spinning makes no sense. Whoever calls this
+// finds that nobody leads.
+template <typename Finished>
+void Hub::lead(Lock& lock, double until, bool may_sleep, Finished finished) {
+  leader_ = std::this_thread::get_id();
+  disarm();
+  double since = 0;
+  while (!finished() && !stopping_) {
+    if (poll(lock)) {
+      since = 0;
+      if (!leads()) return;  // it was busy with one connection for long
+      continue;
+    }
+    const double time = now();
+    if (time >= until) break;
+    if (since == 0) since = time;
+    if (may_spin(time - since)) {
+      spin(lock);
+    } else if (may_sleep) {
+      sleep(lock, until);
+      since = 0;
+      if (!leads()) return;
+    } else {
+      break;
+    }
+  }
+  leader_ = std::thread::id();
+  pass_on();
+}
+
+}  // namespace torsh::rpc

@@ -1,0 +1,224 @@
+// Hub: moving bytes, and who does it.
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+
+#include <sched.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include "common/clock.hpp"
+#include "common/failure.hpp"
+#include "rpc/hub.hpp"
+#include "transport/shm/cpu.hpp"
+#include "transport/waiting.hpp"
+
+namespace torsh::rpc {
+namespace {
+
+constexpr double surely_spun = 30e-6;  // seconds, before it is asked who else wants to run
+constexpr double longest_sleep = 1;    // seconds, without a look at deadlines
+constexpr std::size_t much_garbage = 1 << 20;
+constexpr std::size_t long_fetch = 4 << 20;  // bytes, for which others do not wait
+
+int cpus() {
+  cpu_set_t set;
+  return shm::allowed_cpus(set);
+}
+
+}  // namespace
+
+bool Hub::may_spin(double still) {
+  if (still < surely_spun) return true;
+  if (still > longest_look) return false;
+  return still < 2 * surely_spun ? shm::threads_have_cpus(cpus()) : true;
+}
+
+void Hub::spin(Lock& lock) {
+  lock.unlock();
+  spin_pause();
+  if (knocking_.load(std::memory_order_relaxed) != 0) sched_yield();
+  lock.lock();
+}
+
+// Moves what can be moved now; whether anything was.
+bool Hub::poll(Lock& lock) {
+  inner_.wait(ready_, 0);
+  if (ready_.empty()) return false;
+  const std::vector<int> ready = ready_;
+  return handle(lock, ready);
+}
+
+// In the kernel.
+void Hub::sleep(Lock& lock, double until) {
+  const double seconds = std::min(until - now(), look_at_deadlines());
+  std::vector<int> ready;
+  lock.unlock();
+  if (garbage_bytes_ > much_garbage) collect();
+  inner_.wait(ready, seconds);
+  lock.lock();
+  handle(lock, ready);
+}
+
+// Lets calls fail that are late, and says how many seconds may pass until the next look.
+double Hub::look_at_deadlines() {
+  const double time = now();
+  if (time > expired_ + longest_sleep || (next_deadline_ != 0 && time >= next_deadline_)) expire(time);
+  wakes_at_ = time + longest_sleep;
+  if (next_deadline_ != 0) wakes_at_ = std::min(wakes_at_, next_deadline_);
+  return std::max(wakes_at_ - time, 0.0);
+}
+
+bool Hub::handle(Lock& lock, const std::vector<int>& ready) {
+  bool moved = false;
+  for (const int descriptor : ready) {
+    if (descriptor == leader_bell_.number()) {
+      silence(leader_bell_);
+      continue;
+    }
+    const auto found = by_descriptor_.find(descriptor);
+    if (found == by_descriptor_.end()) continue;
+    moved = true;
+    advance(lock, found->second);
+  }
+  return moved;
+}
+
+void Hub::advance(Lock& lock, std::uint64_t connection) {
+  try {
+    while (true) {
+      const auto found = peers_.find(connection);
+      if (found == peers_.end() || found->second.is_fetching) return;
+      if (found->second.connection.is_sending()) push(found->second);
+      MessagePtr message = peer(connection).connection.pull();
+      if (message == nullptr) return;
+      take(lock, peer(connection), std::move(message));
+    }
+  } catch (const StreamEnded& ended) {
+    fail(connection, ended.what());
+  } catch (const Ended&) {
+    return;
+  }
+}
+
+void Hub::push(Peer& peer) {
+  const std::uint64_t id = peer.connection.id();
+  written_.clear();
+  try {
+    peer.connection.push(written_);
+  } catch (const StreamEnded& ended) {
+    fail(id, ended.what());
+    throw Ended(ended_[id]);
+  }
+  for (ParcelPtr& parcel : written_) {
+    if (parcel->is_lent) {
+      peer.lent.push_back(std::move(parcel));
+    } else {
+      release(peer, parcel);
+    }
+  }
+  watch(peer);
+}
+
+void Hub::watch(Peer& peer) {
+  const unsigned events = (peer.is_fetching ? 0u : tcp::Watch::readable) | (peer.connection.is_sending() ? tcp::Watch::writable : 0u);
+  inner_.set(peer.connection.descriptor(), events);
+}
+
+void Hub::take(Lock& lock, Peer& peer, MessagePtr message) {
+  const FrameHeader& header = message->header;
+  if (header.kind == Kind::taken) {
+    if (peer.lent.empty()) throw StreamEnded("it has sent what is no call of this library");
+    const ParcelPtr parcel = std::move(peer.lent.front());
+    peer.lent.pop_front();
+    release(peer, parcel);
+  } else if (header.kind == Kind::goodbye) {
+    peer.has_left = true;
+  } else if (std::any_of(message->table.begin(), message->table.end(), [](const TableEntry& each) { return each.address != 0; })) {
+    fetch(lock, peer.connection.id(), message);
+  } else {
+    arrive(peer, std::move(message));
+  }
+}
+
+// Others may lead meanwhile.
+void Hub::fetch(Lock& lock, std::uint64_t connection, const MessagePtr& message) {
+  Peer& from = peer(connection);
+  from.is_fetching = true;
+  watch(from);
+  std::size_t bytes = 0;
+  for (const TableEntry& entry : message->table) bytes += entry.address != 0 ? entry.bytes : 0;
+  if (leads() && bytes >= long_fetch) {
+    leader_ = std::thread::id();
+    pass_on();
+  }
+  const int pid = from.connection.pid();
+  std::string reason;
+  lock.unlock();
+  try {
+    Connection::fetch(pid, *message);
+  } catch (const StreamEnded& ended) {
+    reason = ended.what();
+  }
+  lock.lock();
+  Peer& still = peer(connection);
+  still.is_fetching = false;
+  if (!reason.empty()) throw StreamEnded(reason);
+  FrameHeader header;
+  header.kind = Kind::taken;
+  header.call = message->header.call;
+  still.connection.send(Packing::pack(header, {}, {}, false, nullptr));
+  push(still);
+  arrive(still, message);
+}
+
+void Hub::arrive(Peer& peer, MessagePtr message) {
+  if (message->header.kind == Kind::request) {
+    requests_.push_back(std::move(message));
+    wake_server();
+    return;
+  }
+  const auto found = calls_.find(message->header.call);
+  if (found == calls_.end() || found->second->connection != peer.connection.id()) return;  // it is late
+  const CallPtr call = found->second;
+  complete(call, Call::State::done, std::move(message), "");
+}
+
+// Who is to lead when this thread no longer does.
+void Hub::pass_on() {
+  if (!resting_.empty()) {
+    resting_.front()->notify_all();
+  } else if (standing_by_) {
+    arm();
+  } else {
+    idle_.notify_one();
+  }
+}
+
+void Hub::arm() {
+  if (armed_) return;
+  epoll_event event{};
+  event.events = EPOLLIN | EPOLLONESHOT;
+  event.data.fd = inner_.descriptor();
+  armed_ = epoll_ctl(outer_.number(), EPOLL_CTL_MOD, inner_.descriptor(), &event) == 0;
+}
+
+void Hub::disarm() {
+  if (!armed_) return;
+  epoll_event event{};
+  event.data.fd = inner_.descriptor();
+  epoll_ctl(outer_.number(), EPOLL_CTL_MOD, inner_.descriptor(), &event);
+  armed_ = false;
+}
+
+void Hub::ring(const Descriptor& bell) {
+  const std::uint64_t once = 1;
+  while (::write(bell.number(), &once, sizeof once) < 0 && errno == EINTR) continue;
+}
+
+void Hub::silence(const Descriptor& bell) {
+  std::uint64_t rung;
+  while (::read(bell.number(), &rung, sizeof rung) < 0 && errno == EINTR) continue;
+}
+
+}  // namespace torsh::rpc

@@ -1,0 +1,47 @@
+"""Remote calls: torch.distributed.rpc's names, over connections of torsh_runtime's own.
+
+import torsh_runtime as tr
+
+tr.rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
+tr.rpc.rpc_sync("worker1", numpy.add, args=(array, 1))
+tr.rpc.shutdown()
+"""
+
+from __future__ import annotations
+
+from torsh_runtime.backends.future import Future as Future
+from torsh_runtime.rpc import functions as functions
+from torsh_runtime.rpc.calls import (
+    get_rpc_timeout as get_rpc_timeout,
+    get_worker_info as get_worker_info,
+    get_worker_infos as get_worker_infos,
+    init_rpc as init_rpc,
+    is_available as is_available,
+    is_initialized as is_initialized,
+    remote as remote,
+    rpc_async as rpc_async,
+    rpc_sync as rpc_sync,
+    shutdown as shutdown,
+)
+from torsh_runtime.rpc.executor import Executor as Executor
+from torsh_runtime.rpc.failures import (
+    CallRefused as CallRefused,
+    CallTimeout as CallTimeout,
+    RemoteError as RemoteError,
+    RemoteTraceback as RemoteTraceback,
+)
+from torsh_runtime.rpc.functions import register as register
+from torsh_runtime.rpc.futures import collect_all as collect_all, wait_all as wait_all
+from torsh_runtime.rpc.options import (
+    DEFAULT_NUM_WORKER_THREADS as DEFAULT_NUM_WORKER_THREADS,
+    UNSET_RPC_TIMEOUT as UNSET_RPC_TIMEOUT,
+    BackendType as BackendType,
+    RpcBackendOptions as RpcBackendOptions,
+    WorkerInfo as WorkerInfo,
+)
+from torsh_runtime.rpc.rref import RRef as RRef
+
+TensorPipeRpcBackendOptions = RpcBackendOptions
+"""torch's name of the options."""
+PyRRef = RRef
+"""The same of references, as annotations have it."""

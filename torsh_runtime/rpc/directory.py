@@ -1,0 +1,223 @@
+"""Who can be called, and where: each worker's entry in the job's store.
+
+worker/<id>  the Worker with this id
+name/<name>  the id of the worker with this name
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import Any
+
+import msgpack
+
+from torsh_runtime.backends.native.place import Node, node_here
+from torsh_runtime.errors import CommError, CommTimeout, ConfigError, StoreError, StoreTimeout
+from torsh_runtime.rpc.failures import CallRefused
+from torsh_runtime.rpc.options import WorkerInfo
+from torsh_runtime.store.client import StoreClient
+from torsh_runtime.store.wire import NONCE_BYTES
+
+LONGEST_NAME = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """What a worker tells the others about itself."""
+
+    info: WorkerInfo
+    host: str
+    """For people."""
+    node: Node
+    pid: int
+    near: Sequence[str]
+    """Abstract sockets where it listens for workers of its node."""
+    far: Sequence[tuple[str, int]]
+    """Addresses and ports where it listens for all others."""
+    token: bytes
+    """Of this life of the worker; it proves itself with it."""
+
+    def pack(self) -> bytes:
+        """As bytes, for the store."""
+        packed: bytes = msgpack.packb(
+            [
+                *self.info,
+                self.host,
+                list(self.node),
+                self.pid,
+                list(self.near),
+                self.far,
+                self.token,
+            ]
+        )
+        return packed
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Worker:
+        """The counterpart of pack. CommError if somebody wrote something else."""
+        try:
+            name, number, host, node, pid, near, far, token = msgpack.unpackb(data)
+            worker = cls(
+                WorkerInfo(str(name), int(number)),
+                str(host),
+                Node(*map(str, node)),
+                int(pid),
+                [str(each) for each in near],
+                [(str(ip_address(address)), int(port)) for address, port in far],
+                bytes(token),
+            )
+            if len(worker.token) != NONCE_BYTES:
+                raise ValueError
+            return worker
+        except (TypeError, ValueError, msgpack.UnpackException):
+            raise CommError(
+                "a worker introduced itself with words that this one does not understand. Install "
+                "the same version of torsh_runtime on all nodes."
+            ) from None
+
+    @property
+    def text(self) -> str:
+        """For errors."""
+        return f"{self.info.name!r} (rank {self.info.id}, host {self.host})"
+
+
+class Directory:
+    """This worker's view of all of them."""
+
+    def __init__(self, client: StoreClient, own: Worker, world_size: int | None) -> None:
+        """`world_size` None: workers come and go."""
+        self.own = own
+        self.world_size = world_size
+        self._client = client
+        self._lock = threading.Lock()
+        self._workers: dict[int, Worker] = {own.info.id: own}
+        self._ids: dict[str, int] = {own.info.name: own.info.id}
+
+    def enter(self, timeout: float) -> None:
+        """Tell the others of this worker; with a world size, wait for all of them.
+
+        ConfigError if another worker has its name, CommTimeout naming the ranks that did not come.
+        """
+        info = self.own.info
+        self._client.put(f"worker/{info.id}", self.own.pack())
+        if self.world_size is None:
+            self._client.put(f"name/{info.name}", str(info.id).encode())
+            return
+        keys = {f"worker/{number}": number for number in range(self.world_size)}
+        try:
+            found = self._client.wait(list(keys), timeout)
+        except StoreTimeout:
+            missing = [number for key, number in keys.items() if self._client.get(key) is None]
+            raise CommTimeout("init_rpc", 0, timeout, missing) from None
+        for key in keys:
+            self._learn(Worker.unpack(found[key].value))
+        if len(self._ids) < self.world_size:
+            names = [worker.info.name for worker in self._workers.values()]
+            twice = sorted({name for name in names if names.count(name) > 1})
+            raise ConfigError(
+                f"several workers have the name {', '.join(map(repr, twice))}: give each worker a "
+                f"name of its own, such as f'worker{{rank}}'"
+            )
+
+    def leave(self) -> None:
+        """Take this worker's entries away, where workers come and go."""
+        if self.world_size is not None:
+            return
+        info = self.own.info
+        entry = self._client.get(f"worker/{info.id}")
+        if entry is not None and entry.value == self.own.pack():
+            self._client.delete(f"worker/{info.id}")
+            self._client.delete(f"name/{info.name}")
+
+    def close(self) -> None:
+        """Let go of the store."""
+        self._client.close()
+
+    def find(self, to: str | int | WorkerInfo) -> Worker:
+        """The worker of this name or id, as it was last known. CallRefused if there is none."""
+        with self._lock:
+            known = self._known(to)
+        if known is None and self.world_size is None:
+            known = self._looked_up(to)
+        if known is None:
+            raise CallRefused(f"there is no worker {_text(to)} to be called: {self._names()}")
+        return known
+
+    def refreshed(self, worker: Worker) -> Worker:
+        """The same as the store knows it now: it may have been started again."""
+        if self.world_size is not None:
+            return worker
+        return self._looked_up(worker.info.name) or worker
+
+    def all(self) -> list[Worker]:
+        """All workers there are, by their ids."""
+        if self.world_size is None:
+            for entry in self._client.list("worker/").items:
+                self._learn(Worker.unpack(entry.value))
+        with self._lock:
+            return [worker for _, worker in sorted(self._workers.items())]
+
+    def forget(self, worker: Worker) -> None:
+        """It has ended; the next find() asks the store."""
+        if self.world_size is None:
+            with self._lock:
+                if self._workers.get(worker.info.id) == worker:
+                    del self._workers[worker.info.id]
+                    self._ids.pop(worker.info.name, None)
+
+    def _known(self, to: str | int | WorkerInfo) -> Worker | None:
+        number: Any = to
+        if isinstance(to, WorkerInfo):
+            number = to.id
+        elif isinstance(to, str):
+            number = self._ids.get(to)
+        return self._workers.get(number)
+
+    def _looked_up(self, to: str | int | WorkerInfo) -> Worker | None:
+        number: int | None
+        if isinstance(to, str):
+            entry = self._client.get(f"name/{to}") if to else None
+            number = int(entry.value) if entry else None
+        else:
+            number = to.id if isinstance(to, WorkerInfo) else to
+        entry = self._client.get(f"worker/{number}") if number is not None else None
+        return self._learn(Worker.unpack(entry.value)) if entry else None
+
+    def _learn(self, worker: Worker) -> Worker:
+        with self._lock:
+            self._workers[worker.info.id] = worker
+            self._ids[worker.info.name] = worker.info.id
+        return worker
+
+    def _names(self) -> str:
+        try:
+            names = [worker.info.name for worker in self.all()]
+        except StoreError as error:
+            return f"and the store does not answer: {error}"
+        shown = ", ".join(map(repr, names[:8])) + (", …" if len(names) > 8 else "")
+        return f"there are {shown}"
+
+
+def check_name(name: object) -> str:
+    """ConfigError unless it can be a worker's name."""
+    if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
+        raise ConfigError(
+            f"a worker's name is a text of 1 to {LONGEST_NAME} printable characters, not {name!r}"
+        )
+    return name
+
+
+def worker_here(
+    info: WorkerInfo, near: Sequence[str], far: Sequence[tuple[str, int]], token: bytes
+) -> Worker:
+    """This process as a worker that listens there."""
+    return Worker(info, socket.gethostname(), node_here(), os.getpid(), near, far, token)
+
+
+def _text(to: object) -> str:
+    return repr(to.name) if isinstance(to, WorkerInfo) else repr(to)

@@ -1,0 +1,97 @@
+"""Executor: concurrent.futures over workers."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from torsh_runtime.backends.future import Future
+from torsh_runtime.errors import PeerLost
+from torsh_runtime.rpc.agent import current_agent
+from torsh_runtime.rpc.options import UNSET_RPC_TIMEOUT, WorkerInfo
+
+T = TypeVar("T")
+
+
+class Executor(concurrent.futures.Executor):
+    """Runs functions on other workers, each on the one that has the least to do.
+
+    What has been submitted cannot be cancelled. A worker that has gone gets nothing more; what it
+    was given fails with PeerLost, and may be submitted again.
+    """
+
+    def __init__(
+        self,
+        workers: Sequence[str | int | WorkerInfo] | None = None,
+        timeout: float = UNSET_RPC_TIMEOUT,
+    ) -> None:
+        """workers: by default all others there are now. timeout: of each call, in seconds.
+        CallRefused if one is unknown, ValueError if there are none."""
+        agent = current_agent()
+        self._agent = agent
+        self._timeout = timeout
+        self._lock = threading.Condition()
+        everyone = [worker.info for worker in agent.directory.all()]
+        given = everyone if workers is None else [agent.directory.find(to).info for to in workers]
+        own = agent.own.info
+        self._busy: Counter[WorkerInfo] = Counter()
+        for info in given:
+            if workers is not None or info != own:
+                self._busy[info] = 0
+        if not self._busy:
+            raise ValueError("there is no worker that the executor could run functions on")
+        self._is_shut_down = False
+
+    def submit(
+        self, fn: Callable[..., T], /, *args: Any, **kwargs: Any
+    ) -> concurrent.futures.Future[T]:
+        """As concurrent.futures has it. PeerLost when all workers have gone."""
+        with self._lock:
+            if self._is_shut_down:
+                raise RuntimeError("cannot schedule new futures after shutdown")
+            if not self._busy:
+                raise PeerLost(-1, "submit", 0, "all workers of the executor have ended")
+            info = min(self._busy, key=lambda each: self._busy[each])
+            self._busy[info] += 1
+        result: concurrent.futures.Future[T] = concurrent.futures.Future()
+        result.set_running_or_notify_cancel()
+        try:
+            call = self._agent.invoke(info, fn, args, kwargs, self._timeout)
+        except BaseException as error:
+            self._over(info, error)
+            if not isinstance(error, PeerLost):
+                raise
+            result.set_exception(error)
+            return result
+        call.add_done_callback(partial(self._deliver, info, result))
+        return result
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Take nothing more; `wait` until all that was submitted is done."""
+        with self._lock:
+            self._is_shut_down = True
+            while wait and any(self._busy.values()):
+                self._lock.wait(1.0)
+
+    def _deliver(
+        self, info: WorkerInfo, result: concurrent.futures.Future[Any], call: Future
+    ) -> None:
+        try:
+            value = call.value()
+        except BaseException as error:
+            self._over(info, error)
+            result.set_exception(error)
+        else:
+            self._over(info, None)
+            result.set_result(value)
+
+    def _over(self, info: WorkerInfo, error: BaseException | None) -> None:
+        with self._lock:
+            self._busy[info] -= 1
+            if isinstance(error, PeerLost) and error.rank == info.id:
+                del self._busy[info]
+            self._lock.notify_all()

@@ -1,0 +1,117 @@
+"""What calls give: futures of their results."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from torsh_runtime.backends.future import Future
+
+if TYPE_CHECKING:
+    from torsh_runtime.rpc.agent import Agent
+    from torsh_runtime.rpc.directory import Worker
+
+
+class CallFuture(Future):
+    """The result of a call. It comes without a thread of its own: whoever waits for it fetches it;
+    callbacks run on a thread that serves."""
+
+    def __init__(
+        self, agent: Agent, call: Any, worker: Worker, function: str, began: float, deadline: float
+    ) -> None:
+        super().__init__()
+        self._agent = agent
+        self._call = call
+        self._worker = worker
+        self._function = function
+        self._began = began
+        self._deadline = deadline
+        self._settling = threading.Lock()
+        self._is_settled = False
+        self._is_announced = False
+        self.kept: Any = None
+        """What must live until the call is over."""
+
+    def done(self) -> bool:
+        return self._is_settled or bool(self._call.is_over)
+
+    def wait(self, timeout: float | timedelta | None = None) -> Any:
+        """The call's result; raises its error, CallTimeout after the call's own deadline, PeerLost
+        when the worker has gone, or TimeoutError after `timeout`, which leaves it under way."""
+        if not self._over.is_set():
+            until = self._deadline
+            if timeout is not None:
+                limit = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+                until = min(until, time.monotonic() + limit)
+            if not self._agent.wait(self._call, until) and until < self._deadline:
+                raise TimeoutError(f"{self._function} has not answered yet; wait again")
+            self._settle()
+        return super().value()
+
+    def value(self) -> Any:
+        if self.done():
+            self._settle()
+        return super().value()
+
+    def add_done_callback(self, callback: Callable[[Future], Any]) -> None:
+        with self._settling:
+            if not self._is_settled and not self._is_announced:
+                self._is_announced = self._agent.announce(self._call, self.settle)
+            is_over = not self._is_announced
+        if is_over:
+            self._settle()
+        super().add_done_callback(callback)
+
+    def settle(self) -> None:
+        """It is over: fetch the result, and call back."""
+        self._settle()
+
+    def _settle(self) -> None:
+        with self._settling:
+            is_first, self._is_settled = not self._is_settled, True
+        if not is_first:
+            self._over.wait()  # another thread is at it
+            return
+        value, error = None, None
+        try:
+            seconds = self._deadline - self._began
+            value = self._agent.outcome(self._call, self._worker, self._function, seconds)
+        except Exception as raised:
+            error = raised
+        self.kept = None
+        super()._complete(value, error)
+
+    def set_result(self, value: Any) -> None:
+        raise RuntimeError("a call completes its future itself")
+
+    def set_exception(self, error: BaseException) -> None:
+        raise RuntimeError("a call completes its future itself")
+
+
+def wait_all(futures: Sequence[Future]) -> list[Any]:
+    """The values of all, waiting for them; raises the error of the first that has one."""
+    return [future.wait() for future in futures]
+
+
+def collect_all(futures: Sequence[Future]) -> Future:
+    """A future of the list of these futures, complete when all of them are."""
+    collected = Future()
+    left = len(futures)
+    lock = threading.Lock()
+
+    def one_less(_: Future) -> None:
+        nonlocal left
+        with lock:
+            left -= 1
+            is_last = left == 0
+        if is_last:
+            collected.set_result(list(futures))
+
+    if not futures:
+        collected.set_result([])
+    for future in futures:
+        future.add_done_callback(one_less)
+    return collected

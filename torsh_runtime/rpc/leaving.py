@@ -1,0 +1,116 @@
+"""How workers leave together: each when all have nothing left to ask of others.
+
+The worker with the lowest id that is alive keeps the list: the others tell it that they have come,
+and it answers when all have, or are gone. It holds a connection to each, so it hears of a death at
+once. When it dies itself, the next one keeps the list anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from torsh_runtime.backends.future import Future
+from torsh_runtime.errors import PeerLost, TorshError
+from torsh_runtime.rpc.failures import CallTimeout
+from torsh_runtime.rpc.functions import async_execution
+
+if TYPE_CHECKING:
+    from torsh_runtime.rpc.agent import Agent
+
+_PAUSE = 0.002
+_log = logging.getLogger("torsh_runtime")
+
+
+class Roll:
+    """Who has come to the end, and who will not."""
+
+    def __init__(self, expected: set[int]) -> None:
+        self._lock = threading.Lock()
+        self._missing = set(expected)
+        self.all_here = Future()
+
+    def come(self, worker: int) -> Future:
+        """The worker is here, or will not come; a future that is complete when nobody is missing."""
+        with self._lock:
+            self._missing.discard(worker)
+            is_last = not self._missing and not self.all_here.done()
+            if is_last:
+                self.all_here.set_result(None)
+        return self.all_here
+
+    @property
+    def missing(self) -> list[int]:
+        with self._lock:
+            return sorted(self._missing)
+
+
+def leave(agent: Agent, seconds: float) -> None:
+    """Wait for the calls of this worker, and for the other workers if they are fixed. CallTimeout
+    names what is left after so many seconds."""
+    deadline = time.monotonic() + seconds
+    while agent.num_pending:
+        if time.monotonic() >= deadline:
+            detail = f": {agent.num_pending} calls of this worker are not answered"
+            raise CallTimeout("shutdown", agent.own.info.name, agent.own.info.id, seconds, detail)
+        time.sleep(_PAUSE)
+    if agent.directory.world_size is None:
+        while agent.num_serving and time.monotonic() < deadline:
+            time.sleep(_PAUSE)
+        return
+    _together(agent, deadline, seconds)
+
+
+def _together(agent: Agent, deadline: float, seconds: float) -> None:
+    own = agent.own.info.id
+    gone: list[str] = []
+    for worker in agent.directory.all():
+        if worker.info.id == own:
+            _keep_roll(agent, deadline, seconds, gone)
+            break
+        try:
+            left = max(deadline - time.monotonic(), 0.001)
+            agent.invoke(worker.info, arrive, (own,), {}, left).wait()
+            break
+        except PeerLost:
+            gone.append(worker.text)
+        except CallTimeout:
+            detail = " to say that all workers have come to shutdown()"
+            raise CallTimeout("shutdown", *worker.info, seconds, detail) from None
+    if gone:
+        _log.warning("shutdown(): not waited for, since it has ended: %s", ", ".join(gone))
+
+
+def _keep_roll(agent: Agent, deadline: float, seconds: float, gone: list[str]) -> None:
+    own = agent.own.info.id
+    roll = agent.roll
+    for worker in agent.directory.all():
+        if worker.info.id < own:
+            roll.come(worker.info.id)  # it has died, or this worker would not keep the list
+            continue
+        try:
+            agent.connected(worker.info)
+        except PeerLost:
+            gone.append(worker.text)
+            roll.come(worker.info.id)
+        except TorshError:
+            continue
+    roll.come(own)
+    with suppress(TimeoutError):
+        roll.all_here.wait(max(deadline - time.monotonic(), 0.0))
+        return
+    missing = roll.missing
+    names = [worker.text for worker in agent.directory.all() if worker.info.id in missing]
+    detail = f": not come are {', '.join(names)}"
+    raise CallTimeout("shutdown", agent.own.info.name, own, seconds, detail)
+
+
+@async_execution
+def arrive(worker: int) -> Future:
+    """At who keeps the list."""
+    from torsh_runtime.rpc.agent import current_agent
+
+    return current_agent().roll.come(worker)

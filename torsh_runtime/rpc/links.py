@@ -1,0 +1,155 @@
+"""The connections of this worker to others, each opened at the first call and again when it has
+ended."""
+
+from __future__ import annotations
+
+import math
+import socket
+import threading
+import time
+from typing import Any, NamedTuple
+
+
+from torsh_runtime.rpc.directory import Directory, Worker
+from torsh_runtime.rpc.door import Keys, Lobby, Opened, Unreachable
+from torsh_runtime.rpc.failures import CallTimeout, lost
+from torsh_runtime.rpc.pickling import SEAL_BYTES, Sealer
+
+REQUEST, RESULT, ERROR = 1, 2, 3
+"""Kinds of frames that have a pickle."""
+assert SEAL_BYTES == 32
+
+
+class Frame(NamedTuple):
+    """What has come over a connection."""
+
+    kind: int
+    call: int
+    number: int
+    seal: bytes
+    pickled: Any
+    """bytes, or an array of them."""
+    buffers: list[Any]
+
+
+class Link:
+    """One connection to a worker."""
+
+    def __init__(self, hub: Any, peer: int, keys: Keys) -> None:
+        self.peer = peer
+        self.connection = 0
+        """The hub's number of it."""
+        self._hub = hub
+        self._out, self._in = Sealer(keys.own), Sealer(keys.peer)
+        self._lock = threading.Lock()
+        self._number = 0
+
+    def call(self, number: int, pickled: bytes, buffers: list[Any], deadline: float) -> Any:
+        """Begin a call; None if too much is under way. Raises Ended."""
+        left = max(deadline - time.monotonic(), 1e-6) if deadline < math.inf else 0.0
+        with self._lock:
+            seal = self._out.seal(REQUEST, number, self._number, pickled, len(buffers))
+            begun = self._hub.call(
+                self.connection, number, self._number, left, seal, pickled, buffers, deadline
+            )
+            if begun is not None:
+                self._number += 1
+        return begun
+
+    def reply(self, is_error: bool, number: int, pickled: bytes, buffers: list[Any]) -> None:
+        """Answer a call. Raises Ended."""
+        kind = ERROR if is_error else RESULT
+        with self._lock:
+            seal = self._out.seal(kind, number, self._number, pickled, len(buffers))
+            self._hub.reply(self.connection, is_error, number, self._number, seal, pickled, buffers)
+            self._number += 1
+
+    def check(self, frame: Frame) -> None:
+        """Raise CommError unless the peer has sent it there and then."""
+        self._in.check(
+            frame.seal, frame.kind, frame.call, frame.number, frame.pickled, len(frame.buffers)
+        )
+
+
+class Links:
+    """All of them."""
+
+    def __init__(self, hub: Any, directory: Directory, lobby: Lobby) -> None:
+        self._hub = hub
+        self._directory = directory
+        self._lobby = lobby
+        self._lock = threading.Lock()
+        self._opening: dict[int, threading.Lock] = {}
+        self._by_peer: dict[int, Link] = {}
+        self._by_connection: dict[int, Link] = {}
+
+    def to(self, worker: Worker, function: str, deadline: float) -> Link:
+        """A connection to the worker. PeerLost when it has gone, CallTimeout."""
+        found = self._by_peer.get(worker.info.id)
+        if found is not None:
+            return found
+        with self._lock:
+            opening = self._opening.setdefault(worker.info.id, threading.Lock())
+        with opening:  # one thread opens it for all
+            found = self._by_peer.get(worker.info.id)
+            return found or self._opened(worker, function, deadline)
+
+    def of(self, connection: int) -> Link | None:
+        """The one with this number of the hub; None if it has ended."""
+        found = self._by_connection.get(connection)
+        if found is None:
+            with self._lock:  # it is just being entered
+                found = self._by_connection.get(connection)
+        return found
+
+    def enter(self, opened: Opened) -> Link:
+        """Take over a connection that is open."""
+        link = Link(self._hub, opened.peer, opened.keys)
+        opened.sock.setblocking(False)
+        with self._lock:
+            link.connection = self._hub.add(opened.sock.detach(), opened.pid)
+            self._by_connection[link.connection] = link
+            self._by_peer.setdefault(opened.peer, link)
+        return link
+
+    def ended(self, connection: int) -> Link | None:
+        """Forget the connection; what it was, if nobody has called it over."""
+        with self._lock:
+            link = self._by_connection.pop(connection, None)
+            if link is not None and self._by_peer.get(link.peer) is link:
+                del self._by_peer[link.peer]
+        return link
+
+    def peers(self) -> set[int]:
+        """The workers that there are connections to."""
+        with self._lock:
+            return {link.peer for link in self._by_connection.values()}
+
+    def _opened(self, worker: Worker, function: str, deadline: float) -> Link:
+        own = self._directory.own
+        if worker.info.id == own.info.id:
+            return self._to_self()
+        last: Worker | None = None
+        while worker != last:
+            try:
+                is_near = worker.node == own.node
+                return self.enter(self._lobby.connect(worker, is_near, deadline))
+            except Unreachable as error:
+                last, worker = worker, self._directory.refreshed(worker)
+                reason = f"it cannot be reached: {error}"
+            except TimeoutError:
+                detail = ": it has not accepted the connection"
+                raise CallTimeout(function, worker.info.name, worker.info.id, 0.0, detail) from None
+        self._directory.forget(worker)
+        raise lost(worker.info, worker.host, function, reason)
+
+    def _to_self(self) -> Link:
+        """Calls to oneself take the same way as all others."""
+        ends = socket.socketpair()
+        own = self._directory.own
+        keys = [Keys(b"1" * 32, b"2" * 32), Keys(b"2" * 32, b"1" * 32)]
+        made = [
+            self.enter(Opened(sock, own.info.id, key, own.pid))
+            for sock, key in zip(ends, keys, strict=True)
+        ]
+        return made[0]

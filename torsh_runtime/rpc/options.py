@@ -1,0 +1,88 @@
+"""Names and options as torch.distributed.rpc has them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import Enum
+from typing import Any, NamedTuple
+
+from torsh_runtime.errors import ConfigError
+
+DEFAULT_RPC_TIMEOUT = 60.0
+"""Seconds, as in torch."""
+DEFAULT_NUM_WORKER_THREADS = 16
+UNSET_RPC_TIMEOUT = -1.0
+"""In place of a timeout: the one of RpcBackendOptions."""
+
+
+_NO_DEVICE_MAPS = (
+    "device maps are not supported: arrays of GPUs travel through the host's memory and arrive on "
+    "the receiver's current device; leave device_maps out"
+)
+
+
+class BackendType(Enum):
+    """For programs written for torch: there is one backend, torsh_runtime's own."""
+
+    TORSH = "torsh"
+    TENSORPIPE = "tensorpipe"
+    """What torch calls its own; it makes no difference here."""
+
+
+class WorkerInfo(NamedTuple):
+    """Who can be called."""
+
+    name: str
+    id: int
+    """Its rank, 0 or more."""
+
+
+@dataclass(frozen=True)
+class RpcBackendOptions:
+    """How calls are made and served in this process. ConfigError for values that make no sense."""
+
+    num_worker_threads: int = DEFAULT_NUM_WORKER_THREADS
+    """Functions that run at a time for others. One that waits for a call of its own does not count,
+    so calls may be nested to any depth."""
+    rpc_timeout: float = DEFAULT_RPC_TIMEOUT
+    """Seconds that a call may take which is not given a timeout; 0: as long as it likes."""
+    init_method: str = "env://"
+    """As init_process_group() takes it."""
+    device_maps: Any = None
+    """For programs written for torch; must be None or empty. Arrays of GPUs travel through the
+    host's memory and arrive on the receiver's current device."""
+    devices: Any = None
+    """For programs written for torch; makes no difference."""
+    _transports: Any = None
+    """The same."""
+    _channels: Any = None
+    """The same."""
+
+    def __post_init__(self) -> None:
+        if self.device_maps:
+            raise ConfigError(_NO_DEVICE_MAPS)
+        if type(self.num_worker_threads) is not int or not 0 < self.num_worker_threads <= 4096:
+            raise ConfigError(
+                f"num_worker_threads is {self.num_worker_threads!r}; it must be from 1 to 4096"
+            )
+        object.__setattr__(self, "rpc_timeout", seconds(self.rpc_timeout, DEFAULT_RPC_TIMEOUT))
+
+    def set_device_map(self, to: str, device_map: object) -> None:
+        """For programs written for torch: always ConfigError."""
+        raise ConfigError(_NO_DEVICE_MAPS)
+
+
+def seconds(timeout: float | timedelta | None, default: float) -> float:
+    """A timeout as users give it; `default` for None and UNSET_RPC_TIMEOUT, inf for 0. ConfigError
+    if it is no number of seconds."""
+    if timeout is None or timeout == UNSET_RPC_TIMEOUT:
+        return default
+    try:
+        value = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+    except (TypeError, ValueError):
+        value = math.nan
+    if not value >= 0:
+        raise ConfigError(f"timeout {timeout!r} is no number of seconds, 0 or more")
+    return value or math.inf

@@ -1,0 +1,284 @@
+"""References to values that stay with their owner.
+
+The owner counts the references that are on their way or with others, each under a fork's number
+that is released once: by its holder when the last copy in its process is gone, or by the owner when
+the holder's process has ended. A reference that is handed on is told to the owner before it leaves.
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torsh_runtime.backends.future import Future
+from torsh_runtime.errors import TorshError
+from torsh_runtime.rpc.failures import CallRefused
+from torsh_runtime.rpc.functions import async_execution, is_async, when_done
+from torsh_runtime.rpc.options import WorkerInfo
+
+if TYPE_CHECKING:
+    from torsh_runtime.rpc.agent import Agent
+
+
+class Key(NamedTuple):
+    """Of a value that is referred to, or of one of its forks."""
+
+    worker: int
+    """Who has made it."""
+    number: int
+
+
+class Owned:
+    """A value at its owner's."""
+
+    def __init__(self, key: Key) -> None:
+        self.key = key
+        self.value = Future()
+        self.forks: dict[Key, int] = {}
+        """Who holds each."""
+
+
+class Held:
+    """All references of this process to one value of another worker."""
+
+    def __init__(self, key: Key, fork: Key, owner: WorkerInfo, creation: Future | None) -> None:
+        self.key, self.fork, self.owner = key, fork, owner
+        self.creation = creation
+
+
+class _Way(threading.local):
+    """Where what this thread pickles goes, or comes from."""
+
+    to: int | None = None
+    source: int | None = None
+    kept: list[Any] | None = None
+    """What is kept until a call is over; None for results."""
+
+
+class References:
+    """Those of one worker."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._lock = threading.RLock()  # a finalizer may run within
+        self._numbers = itertools.count()
+        self._owned: weakref.WeakValueDictionary[Key, Owned] = weakref.WeakValueDictionary()
+        self._pinned: dict[Key, Owned] = {}
+        """Those that others refer to."""
+        self._held: weakref.WeakValueDictionary[Key, Held] = weakref.WeakValueDictionary()
+        self._released: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._janitor: threading.Thread | None = None
+        self._way = _Way()
+
+    @contextmanager
+    def going_to(self, worker: int, kept: list[Any] | None = None) -> Iterator[None]:
+        """What is pickled meanwhile is sent there."""
+        self._way.to, self._way.kept = worker, kept
+        try:
+            yield
+        finally:
+            self._way.to = self._way.kept = None
+
+    @contextmanager
+    def coming_from(self, worker: int) -> Iterator[None]:
+        """What is unpickled meanwhile was sent from there."""
+        self._way.source = worker
+        try:
+            yield
+        finally:
+            self._way.source = None
+
+    def new_key(self) -> Key:
+        """One of its own."""
+        return Key(self._agent.own.info.id, next(self._numbers))
+
+    def own(self, value: object) -> Owned:
+        """A value of this worker's, to be referred to."""
+        owned = Owned(self.new_key())
+        owned.value.set_result(value)
+        with self._lock:
+            self._owned[owned.key] = owned
+        return owned
+
+    def expected(self, key: Key) -> Owned:
+        """A value of this worker's that is there, or is about to be made."""
+        with self._lock:
+            found = self._owned.get(key)
+            if found is None:
+                found = self._owned[key] = Owned(key)
+            return found
+
+    def found(self, key: Key) -> Owned:
+        """CallRefused if it has been let go of."""
+        found = self._owned.get(key)
+        if found is None:
+            raise CallRefused(
+                "the value of this RRef has been let go of by its owner: the connection to who "
+                "referred to it had ended"
+            )
+        return found
+
+    def hold(self, key: Key, fork: Key, owner: WorkerInfo, creation: Future | None = None) -> Held:
+        """A reference that has come, or that this worker has made."""
+        with self._lock:
+            held = self._held.get(key)
+            if held is None:
+                held = self._held[key] = Held(key, fork, owner, creation)
+                weakref.finalize(held, self._release, owner, key, fork, creation).atexit = False
+            elif fork != held.fork:
+                self._release(owner, key, fork, None)
+        return held
+
+    def add_fork(self, key: Key, fork: Key, holder: int) -> None:
+        """At the owner: somebody has, or is about to get, a reference."""
+        owned = self.expected(key)
+        with self._lock:
+            owned.forks[fork] = holder
+            self._pinned[key] = owned
+
+    def drop_fork(self, key: Key, fork: Key) -> None:
+        """At the owner: the reference is gone."""
+        with self._lock:
+            owned = self._owned.get(key)
+            if owned is not None:
+                owned.forks.pop(fork, None)
+                if not owned.forks:
+                    self._pinned.pop(key, None)
+
+    def drop_all_of(self, worker: int) -> None:
+        """At the owner: the worker's process has ended, or left."""
+        with self._lock:
+            for owned in list(self._pinned.values()):
+                for fork in [fork for fork, holder in owned.forks.items() if holder == worker]:
+                    self.drop_fork(owned.key, fork)
+
+    def numbers(self) -> dict[str, int]:
+        """How many there are, for tests and people."""
+        with self._lock:
+            return {
+                "owned": len(self._pinned),
+                "held": len(self._held),
+                "forks": sum(len(owned.forks) for owned in self._pinned.values()),
+            }
+
+    def packed(self, reference: Owned | Held) -> tuple[Key, Key | None, WorkerInfo]:
+        """What goes into a pickle, once its owner knows of it. CallRefused outside of a call."""
+        to, kept = self._way.to, self._way.kept
+        if to is None:
+            raise CallRefused("an RRef can be pickled only as an argument or result of a call")
+        if isinstance(reference, Owned):
+            fork = self.new_key()
+            self.add_fork(reference.key, fork, to)
+            return reference.key, fork, self._agent.own.info
+        if to == reference.owner.id and kept is not None:
+            kept.append(reference)
+            return reference.key, None, reference.owner
+        fork = self.new_key()
+        owner = reference.owner
+        self._agent.invoke(owner, at_owner_add, (reference.key, fork, to), {}).wait()
+        return reference.key, fork, owner
+
+    def unpacked(self, key: Key, fork: Key | None, owner: WorkerInfo) -> Owned | Held:
+        """The counterpart."""
+        if owner.id == self._agent.own.info.id:
+            owned = self.found(key)
+            if fork is not None:
+                self.drop_fork(key, fork)
+            return owned
+        assert fork is not None, "only to its owner a reference is sent without a fork"
+        with suppress(TorshError):  # so that the owner notices when this process ends
+            self._agent.connected(owner)
+        return self.hold(key, fork, owner)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._released.put(None)
+
+    def _release(self, owner: WorkerInfo, key: Key, fork: Key, creation: Future | None) -> None:
+        with self._lock:
+            if self._janitor is None:
+                self._janitor = threading.Thread(
+                    target=self._tidy, name="torsh-rpc-references", daemon=True
+                )
+                self._janitor.start()
+        if creation is None:
+            self._released.put((owner, key, fork))
+        else:
+            creation.add_done_callback(lambda _: self._released.put((owner, key, fork)))
+
+    def _tidy(self) -> None:
+        while (released := self._released.get()) is not None:
+            owner, key, fork = released
+            with suppress(TorshError):  # its owner has gone, and the value with it
+                self._agent.invoke(owner, at_owner_drop, (key, fork), {})
+
+
+def _references() -> References:
+    from torsh_runtime.rpc.agent import current_agent
+
+    return current_agent().references
+
+
+def at_owner_add(key: Key, fork: Key, holder: int) -> None:
+    """See References.add_fork()."""
+    _references().add_fork(key, fork, holder)
+
+
+def at_owner_drop(key: Key, fork: Key) -> None:
+    """See References.drop_fork()."""
+    _references().drop_fork(key, fork)
+
+
+@async_execution
+def at_owner_create(
+    key: Key, fork: Key, holder: int, function: Any, args: Any, kwargs: Any
+) -> Future:
+    """Make the value of remote()."""
+    from torsh_runtime.rpc.functions import registry
+
+    references = _references()
+    references.add_fork(key, fork, holder)
+    value = references.expected(key).value
+    try:
+        called = registry.find(function) if isinstance(function, str) else function
+        made = called(*args, **kwargs)
+        if is_async(called):
+            when_done(made, called, lambda get: _complete(value, get))
+        else:
+            value.set_result(made)
+    except BaseException as error:
+        value.set_exception(error)
+    return value.then(lambda _: None)
+
+
+def _complete(future: Future, get: Callable[[], Any]) -> None:
+    try:
+        value = get()
+    except BaseException as error:
+        future.set_exception(error)
+    else:
+        future.set_result(value)
+
+
+@async_execution
+def at_owner_fetch(key: Key) -> Future:
+    """The value."""
+    return _references().found(key).value
+
+
+@async_execution
+def at_owner_invoke(key: Key, method: str, args: Any, kwargs: Any) -> Any:
+    """Call a method of the value."""
+    value = _references().found(key).value.wait()
+    function = getattr(value, method)
+    result = function(*args, **kwargs)
+    if is_async(function):
+        return result
+    done = Future()
+    done.set_result(result)
+    return done

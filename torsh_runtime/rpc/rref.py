@@ -1,0 +1,164 @@
+"""RRef: a reference to a value on another worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torsh_runtime.backends.future import Future
+from torsh_runtime.rpc.failures import CallRefused
+from torsh_runtime.rpc.options import UNSET_RPC_TIMEOUT, WorkerInfo
+from torsh_runtime.rpc.references import (
+    Held,
+    Key,
+    Owned,
+    at_owner_create,
+    at_owner_fetch,
+    at_owner_invoke,
+)
+
+if TYPE_CHECKING:
+    from torsh_runtime.rpc.agent import Agent
+
+Timeout = float | timedelta | None
+
+
+class RRef:
+    """A reference to a value that stays with its owner, which keeps it as long as anybody has a
+    reference. It can be an argument and a result of calls, and cannot be pickled otherwise.
+
+    When the owner dies, all that needs the value raises PeerLost.
+    """
+
+    def __init__(self, value: Any, type_hint: object = None) -> None:
+        """Of a value of this worker's, which becomes its owner. type_hint: makes no difference."""
+        self._agent = _current()
+        self._of: Owned | Held = self._agent.references.own(value)
+
+    @classmethod
+    def _made(cls, agent: Agent, of: Owned | Held) -> RRef:
+        reference = cls.__new__(cls)
+        reference._agent, reference._of = agent, of
+        return reference
+
+    def owner(self) -> WorkerInfo:
+        """Who has the value."""
+        return self._of.owner if isinstance(self._of, Held) else self._agent.own.info
+
+    def owner_name(self) -> str:
+        """The owner's name."""
+        return self.owner().name
+
+    def is_owner(self) -> bool:
+        """Whether this worker is the owner."""
+        return isinstance(self._of, Owned)
+
+    def confirmed_by_owner(self) -> bool:
+        """Whether the owner has the value, as far as is known here."""
+        if isinstance(self._of, Owned):
+            return self._of.value.done()
+        return self._of.creation is None or self._of.creation.done()
+
+    def to_here(self, timeout: Timeout = UNSET_RPC_TIMEOUT) -> Any:
+        """The value, or a copy of it that is fetched from the owner; waits until it is made.
+        Raises what making it has raised, PeerLost, CallTimeout."""
+        if isinstance(self._of, Owned):
+            limit = None if timeout == UNSET_RPC_TIMEOUT else timeout
+            return self._of.value.wait(limit or self._agent.options.rpc_timeout)
+        return self._call(at_owner_fetch, (self._of.key,), timeout).wait()
+
+    def local_value(self) -> Any:
+        """The value itself, at its owner. CallRefused (a RuntimeError) elsewhere."""
+        if isinstance(self._of, Held):
+            raise CallRefused(
+                f"local_value() is for the owner, {self._of.owner.name!r}: call to_here() here"
+            )
+        return self._of.value.wait(self._agent.options.rpc_timeout)
+
+    def rpc_sync(self, timeout: Timeout = UNSET_RPC_TIMEOUT) -> Proxy:
+        """Calls the value's methods where it is: ref.rpc_sync().method(…) gives the result."""
+        return Proxy(lambda *call: self._method(*call, timeout).wait())
+
+    def rpc_async(self, timeout: Timeout = UNSET_RPC_TIMEOUT) -> Proxy:
+        """The same, but the result is a Future."""
+        return Proxy(lambda *call: self._method(*call, timeout))
+
+    def remote(self, timeout: Timeout = UNSET_RPC_TIMEOUT) -> Proxy:
+        """The same, but the result is an RRef: it stays with the owner."""
+        return Proxy(partial(self._remote_method, timeout))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrived, tuple(self._agent.references.packed(self._of))
+
+    def __repr__(self) -> str:
+        return f"RRef(of {self.owner_name()!r}, {tuple(self._of.key)})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RRef) and self._of.key == other._of.key
+
+    def __hash__(self) -> int:
+        return hash(self._of.key)
+
+    def _method(self, name: str, args: Any, kwargs: Any, timeout: Timeout) -> Future:
+        return self._call(at_owner_invoke, (self._of.key, name, args, kwargs), timeout)
+
+    def _remote_method(self, timeout: Timeout, name: str, args: Any, kwargs: Any) -> RRef:
+        call = at_owner_invoke, (self._of.key, name, args, kwargs), {}
+        return created(self._agent, self.owner(), *call, timeout, kept=self._of)
+
+    def _call(self, function: Any, args: tuple[Any, ...], timeout: Timeout) -> Future:
+        future = self._agent.invoke(self.owner(), function, args, {}, timeout)
+        future.kept = [future.kept, self._of]
+        return future
+
+
+class Proxy:
+    """What RRef.rpc_sync() and the others give: its methods are those of the value."""
+
+    def __init__(self, call: Callable[[str, Any, Any], Any]) -> None:
+        self._call = call
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return lambda *args, **kwargs: self._call(name, args, kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the value itself."""
+        return self._call("__call__", args, kwargs)
+
+
+def created(
+    agent: Agent,
+    to: str | int | WorkerInfo,
+    function: Any,
+    args: Sequence[Any] | None,
+    kwargs: Mapping[str, Any] | None,
+    timeout: Timeout,
+    kept: object = None,
+) -> RRef:
+    """A reference to what the function makes on that worker; `kept` lives until it is made."""
+    references, owner = agent.references, agent.directory.find(to).info
+    key, fork = references.new_key(), references.new_key()
+    call = (key, fork, agent.own.info.id, function, tuple(args or ()), dict(kwargs or {}))
+    if owner.id == agent.own.info.id:
+        owned = references.expected(key)
+        creation = agent.invoke(owner, at_owner_create, call, {}, timeout)
+        creation.kept = [creation.kept, kept]
+        creation.add_done_callback(lambda _: references.drop_fork(key, fork))
+        return RRef._made(agent, owned)
+    creation = agent.invoke(owner, at_owner_create, call, {}, timeout)
+    creation.kept = [creation.kept, kept]
+    return RRef._made(agent, references.hold(key, fork, owner, creation))
+
+
+def _arrived(key: tuple[int, int], fork: tuple[int, int] | None, owner: tuple[str, int]) -> RRef:
+    agent = _current()
+    of = agent.references.unpacked(Key(*key), Key(*fork) if fork else None, WorkerInfo(*owner))
+    return RRef._made(agent, of)
+
+
+def _current() -> Agent:
+    from torsh_runtime.rpc.agent import current_agent
+
+    return current_agent()

@@ -1,0 +1,180 @@
+"""The threads that carry out calls of others. Their number grows while they wait for calls of their
+own, so that nested calls cannot use all of them up."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torsh_runtime.backends.future import around_waits
+from torsh_runtime.backends.native.compiled import _native
+from torsh_runtime.errors import CommError
+from torsh_runtime.rpc.failures import account
+from torsh_runtime.rpc.functions import is_async, name_of, registry, when_done
+from torsh_runtime.rpc.links import Frame, Link
+from torsh_runtime.rpc.pickling import pack, unpack
+
+if TYPE_CHECKING:
+    from torsh_runtime.rpc.agent import Agent
+
+STOP, CALLED, COMPLETED, ENDED = range(4)
+"""What a thread is to do next: the compiled library's Item::What."""
+_log = logging.getLogger("torsh_runtime")
+
+
+class Context(threading.local):
+    """What the present thread is carrying out."""
+
+    is_serving = False
+    deadline: float | None = None
+    """Of the call; None: it has none."""
+
+
+class Servers:
+    """All of them."""
+
+    def __init__(self, agent: Agent, hub: Any) -> None:
+        self.context = Context()
+        self._agent = agent
+        self._hub = hub
+        self._announced: dict[int, Callable[[], None]] = {}
+
+    def start(self) -> None:
+        """One more thread."""
+        threading.Thread(target=self._run, name="torsh-rpc", daemon=True).start()
+
+    def announce(self, call: Any, then: Callable[[], None]) -> bool:
+        """Have `then` called when the call is over; False if it is already."""
+        self._announced[call.number] = then
+        if self._hub.announce(call):
+            return True
+        return self._announced.pop(call.number, None) is None
+
+    def _run(self) -> None:
+        self.context.is_serving = True
+        around_waits.by = _Waiting(self._hub)
+        done = STOP
+        while True:
+            try:
+                what, needs_thread, *rest = self._hub.next(done)
+            except _native.Ended:  # this process is a fork
+                return
+            if needs_thread:
+                self.start()
+            if what == STOP:
+                return
+            self._do(what, *rest)
+            done, rest = what, []
+
+    def _do(
+        self, what: int, connection: int, deadline: float | None, message: Any, call: Any, why: str
+    ) -> None:
+        try:
+            if what == CALLED:
+                self._carry_out(connection, deadline, Frame(*message))
+            elif what == COMPLETED:
+                then = self._announced.pop(call.number, None)
+                if then is not None:
+                    then()
+            else:
+                self._agent.note_end(connection, why)
+        except Exception:
+            _log.exception("a thread that serves calls failed")
+
+    def _carry_out(self, connection: int, deadline: float | None, frame: Frame) -> None:
+        link = self._agent.links.of(connection)
+        if link is None:
+            return
+        try:
+            link.check(frame)
+        except CommError as error:
+            self._hub.end(connection, str(error))
+            return
+        self.context.deadline = deadline
+        try:
+            self._answer(link, frame, deadline)
+        finally:
+            self.context.deadline = None
+
+    def _answer(self, link: Link, frame: Frame, deadline: float | None) -> None:
+        try:
+            with self._agent.references.coming_from(link.peer):
+                function, args, kwargs = unpack(frame.pickled, frame.buffers)
+            if deadline is not None and time.monotonic() >= deadline:
+                return  # nobody waits for it any more
+            if isinstance(function, str):
+                function = registry.find(function)
+            value = function(*args, **kwargs)
+            if is_async(function):
+                when_done(
+                    value, function, lambda get: self._reply_later(link, frame.call, deadline, get)
+                )
+                return
+        except BaseException as error:
+            self._fail(link, frame.call, error)
+            return
+        self._reply(link, frame.call, deadline, value, function)
+
+    def _reply_later(
+        self, link: Link, call: int, deadline: float | None, get: Callable[[], Any]
+    ) -> None:
+        try:
+            value = get()
+        except BaseException as error:
+            self._fail(link, call, error)
+            return
+        self._reply(link, call, deadline, value, get)
+
+    def _reply(
+        self, link: Link, call: int, deadline: float | None, value: object, function: object
+    ) -> None:
+        try:
+            with self._agent.references.going_to(link.peer):
+                pickled, buffers = pack(value)
+        except Exception as error:
+            text = f"the result of {name_of(function)} cannot be pickled: {error}"
+            self._fail(link, call, pickle.PicklingError(text))
+            return
+        if deadline is not None and time.monotonic() >= deadline:
+            return
+        self._send(link, False, call, pickled, buffers, deadline)
+
+    def _fail(self, link: Link, call: int, error: BaseException) -> None:
+        told = account(error, self._agent.own.info, self._agent.own.host)
+        self._send(link, True, call, pack(tuple(told))[0], [], None)
+
+    def _send(
+        self,
+        link: Link,
+        is_error: bool,
+        call: int,
+        pickled: bytes,
+        buffers: list[Any],
+        deadline: float | None,
+    ) -> None:
+        try:
+            if buffers:
+                size = sum(each.raw().nbytes for each in buffers)
+                until = self._agent.latest(deadline)
+                is_serving = self.context.is_serving
+                self._hub.wait_for_room(link.connection, size, until, is_serving)
+            link.reply(is_error, call, pickled, buffers)
+        except _native.Ended:  # the caller has gone
+            return
+
+
+class _Waiting:
+    """While it lasts this thread does not count as one that carries out a call."""
+
+    def __init__(self, hub: Any) -> None:
+        self._hub = hub
+
+    def __enter__(self) -> None:
+        self._hub.begin_wait()
+
+    def __exit__(self, *_: object) -> None:
+        self._hub.end_wait()

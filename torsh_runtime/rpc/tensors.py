@@ -1,0 +1,73 @@
+"""torch's tensors in pickles: their elements beside the pickle. The module here that loads torch."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+
+def reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """As pickle wants it. Strided tensors become contiguous; of those that are views of one memory
+    each becomes one of its own. Others are pickled as torch does."""
+    plain = _plain(tensor)
+    if plain is None:
+        reduced: tuple[Any, ...] = tensor.__reduce_ex__(5)
+        return reduced
+    facts = (plain.dtype, tuple(plain.shape), tensor.requires_grad, tensor.device.type)
+    return _rebuild, (_buffer(plain), *facts)
+
+
+def reduce_parameter(parameter: torch.nn.Parameter) -> tuple[Any, ...]:
+    """The same of a parameter."""
+    plain = _plain(parameter)
+    if plain is None:
+        reduced: tuple[Any, ...] = parameter.__reduce_ex__(5)
+        return reduced
+    facts = (plain.dtype, tuple(plain.shape), parameter.requires_grad, parameter.device.type)
+    return _rebuild_parameter, (_buffer(plain), *facts)
+
+
+REDUCERS: Mapping[type, Callable[[Any], tuple[Any, ...]]] = {
+    torch.Tensor: reduce_tensor,
+    torch.nn.Parameter: reduce_parameter,
+}
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Its elements in this process's memory, one behind the other; None of one that is more than
+    its elements."""
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.__dict__:
+        return None
+    if tensor.device.type not in ("cpu", "cuda"):
+        return None
+    plain = tensor.detach()
+    if plain.is_conj() or plain.is_neg():
+        plain = plain.resolve_conj().resolve_neg()
+    return plain.cpu().contiguous()
+
+
+def _buffer(plain: torch.Tensor) -> pickle.PickleBuffer | bytes:
+    if plain.numel() == 0:
+        return b""
+    return pickle.PickleBuffer(plain.reshape(-1).view(torch.uint8).numpy())
+
+
+def _rebuild(
+    buffer: Any, dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool, device: str
+) -> torch.Tensor:
+    if len(buffer):
+        tensor = torch.frombuffer(buffer, dtype=dtype).reshape(shape)
+    else:
+        tensor = torch.empty(shape, dtype=dtype)
+    if device != "cpu":
+        tensor = tensor.to(device)
+    return tensor.requires_grad_() if requires_grad else tensor
+
+
+def _rebuild_parameter(
+    buffer: Any, dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool, device: str
+) -> torch.nn.Parameter:
+    return torch.nn.Parameter(_rebuild(buffer, dtype, shape, False, device), requires_grad)
