@@ -217,10 +217,10 @@ def doubled(model: nn.Module, data: torch.Tensor) -> tuple[torch.Tensor, nn.Modu
 
 def error(call: Callable[[], Any]) -> list[Any]:
     """The kind of what a call raises, as far as programs rely on it."""
-    kinds = ValueError, TypeError, AttributeError, RuntimeError
+    kinds = RuntimeError, ValueError, TypeError, AttributeError, Exception
     try:
         return ["none", call()]
-    except kinds as caught:
+    except Exception as caught:
         return [next(kind.__name__ for kind in kinds if isinstance(caught, kind))]
 
 
