@@ -32,7 +32,9 @@ class Future:
     """
 
     def __init__(self) -> None:
-        self._over = threading.Event()
+        self._is_complete = False
+        self._over: threading.Event | None = None
+        """None while no thread waits."""
         self._lock = threading.Lock()
         self._value: Any = None
         self._error: BaseException | None = None
@@ -40,18 +42,24 @@ class Future:
 
     def done(self) -> bool:
         """Whether it has its value, or an error."""
-        return self._over.is_set()
+        return self._is_complete
 
     def wait(self, timeout: float | timedelta | None = None) -> Any:
         """Its value, waiting for it; raises its error, or TimeoutError after `timeout` (seconds or
         a timedelta; None: without an end, for who completes it has a deadline).
         """
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-        with around_waits.by:
-            is_over = self._over.wait(seconds)
-        if not is_over:
+        if not self._is_complete and not self._waited(seconds):
             raise TimeoutError(f"the future was not completed within {seconds:g} s; wait again")
         return self.value()
+
+    def _waited(self, seconds: float | None) -> bool:
+        with self._lock:
+            if self._is_complete:
+                return True
+            self._over = over = self._over or threading.Event()
+        with around_waits.by:
+            return over.wait(seconds)
 
     def value(self) -> Any:
         """Its value; raises its error. RuntimeError while it has neither."""
@@ -64,7 +72,7 @@ class Future:
     def add_done_callback(self, callback: Callback) -> None:
         """Call `callback(self)` when it is complete. What the callback raises is logged."""
         with self._lock:
-            if not self._over.is_set():
+            if not self._is_complete:
                 self._callbacks.append(callback)
                 return
         self._call(callback)
@@ -83,9 +91,13 @@ class Future:
             loop = asyncio.get_running_loop()
             over = loop.create_future()
 
+            def wake() -> None:
+                if not over.done():
+                    over.set_result(None)
+
             def tell(_: Future) -> None:
                 with suppress(RuntimeError):  # the loop has been closed
-                    loop.call_soon_threadsafe(lambda: over.done() or over.set_result(None))
+                    loop.call_soon_threadsafe(wake)
 
             self.add_done_callback(tell)
             yield from over
@@ -110,10 +122,12 @@ class Future:
 
     def _complete(self, value: Any, error: BaseException | None) -> None:
         with self._lock:
-            if self._over.is_set():
+            if self._is_complete:
                 raise RuntimeError("the future is complete already")
             self._value, self._error = value, error
-            self._over.set()
+            self._is_complete = True
+            if self._over is not None:
+                self._over.set()
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             self._call(callback)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import pickle
 import secrets
@@ -14,17 +13,17 @@ from typing import Any
 
 from torsh_runtime.backends.native.compiled import _native
 from torsh_runtime.backends.native.network import listen
-from torsh_runtime.errors import CommError, StoreError, TorshError
+from torsh_runtime.errors import ConfigError, PeerLost, StoreError, TorshError
 from torsh_runtime.rpc.directory import Directory, Worker, worker_here
 from torsh_runtime.rpc.door import Door, Lobby
 from torsh_runtime.rpc.failures import Account, CallRefused, CallTimeout, lost, rebuilt
 from torsh_runtime.rpc.functions import name_of
-from torsh_runtime.rpc.futures import CallFuture
+from torsh_runtime.rpc.futures import Begun, CallFuture
 from torsh_runtime.rpc.leaving import Roll
-from torsh_runtime.rpc.links import ERROR, Frame, Links
+from torsh_runtime.rpc.links import Link, Links
 from torsh_runtime.rpc.meeting import Meeting
-from torsh_runtime.rpc.options import RpcBackendOptions, WorkerInfo, seconds
-from torsh_runtime.rpc.pickling import pack, unpack
+from torsh_runtime.rpc.options import UNSET_RPC_TIMEOUT, RpcBackendOptions, WorkerInfo, seconds
+from torsh_runtime.rpc.pickling import unpack
 from torsh_runtime.rpc.references import References
 from torsh_runtime.rpc.serving import Servers
 
@@ -32,6 +31,7 @@ UNDER_WAY_BYTES = 256 << 20
 """Of arguments to one worker that are not answered yet; who exceeds them waits."""
 _HEARTBEAT = 30.0
 _MAX_UNIX_QUEUE = 1024
+_ATTEMPT_SECONDS = 5.0
 _FAREWELL = 1.0
 """Seconds for answers that are still on their way when a worker leaves."""
 
@@ -55,10 +55,11 @@ class Agent:
         self.links = Links(self._hub, self.directory, self._lobby)
         self.references = References(self)
         self.servers = Servers(self, self._hub)
-        self._numbers = itertools.count(1)
-        self._ends: list[Callable[[int, str], None]] = [self._drop_references]
         self.roll = Roll(set(range(meeting.world_size or 0)))
-        self._ends.append(lambda worker, _: self.roll.come(worker) and None)
+        self._ends: list[Callable[[int, str], object]] = [
+            lambda worker, _: self.references.drop_all_of(worker),
+            lambda worker, _: self.roll.come(worker),
+        ]
         self._door = Door(listeners, self._lobby, self.links.enter)
         self.servers.start()
 
@@ -71,21 +72,43 @@ class Agent:
         timeout: Any = None,
     ) -> CallFuture:
         """Begin a call. CallRefused, PeerLost, CallTimeout."""
-        worker = self.directory.find(to)
-        began = time.monotonic()
-        deadline = self._deadline(began, timeout)
-        kept: list[Any] = []
+        begun, kept = self._begun(to, function, args, kwargs, timeout)
+        return CallFuture(self, begun, kept)
+
+    def call(
+        self,
+        to: str | int | WorkerInfo,
+        function: Any,
+        args: Sequence[Any] | None,
+        kwargs: Any,
+        timeout: Any = None,
+    ) -> Any:
+        """The same, and the result, which it waits for."""
+        begun, kept = self._begun(to, function, args, kwargs, timeout)
+        self.wait(begun.call, begun.deadline)
+        result = self.outcome(begun)
+        del kept
+        return result
+
+    def packed(
+        self,
+        to: WorkerInfo,
+        function: Any,
+        args: Sequence[Any] | None,
+        kwargs: Any,
+        kept: list[Any],
+    ) -> tuple[bytes, list[Any]]:
+        """A call as a pickle for that worker, and the buffers beside it; what must live until it is
+        over is put into `kept`. TypeError, or what pickle raises, if it cannot be pickled."""
+        if not (args is None or isinstance(args, tuple | list)):
+            raise TypeError(f"args must be a tuple or a list, not {type(args).__name__}")
+        call = (function, tuple(args or ()), kwargs or {})
         try:
-            with self.references.going_to(worker.info.id, kept):
-                pickled, buffers = pack((function, tuple(args or ()), kwargs or {}))
+            return self.references.packed_for(to.id, call, kept)
         except TorshError:
             raise
         except Exception as error:
-            raise _unpicklable(function, worker, error) from error
-        call = self._begin(worker, function, pickled, buffers, began, deadline)
-        future = CallFuture(self, call, worker, name_of(function), began, deadline)
-        future.kept = kept or None
-        return future
+            raise _unpicklable(function, to, error) from error
 
     def wait(self, call: Any, until: float) -> bool:
         """Until the call is over, or that moment; whether it is over."""
@@ -96,32 +119,40 @@ class Agent:
         """Have `then` called on a thread that serves when the call is over; False if it is."""
         return self.servers.announce(call, then)
 
-    def outcome(self, call: Any, worker: Worker, function: str, allowed: float) -> Any:
+    def outcome(self, begun: Begun) -> Any:
         """The result of a call that is over, or whose deadline has passed; raises its error."""
-        self._hub.forget(call)
-        if not call.has_reply:
-            if call.reason:
-                raise lost(worker.info, worker.host, function, call.reason)
-            raise CallTimeout(function, worker.info.name, worker.info.id, allowed)
-        frame = Frame(*call.take_reply())
-        link = self.links.of(call.connection)
-        if link is None:
-            raise lost(worker.info, worker.host, function, "its connection has ended")
+        call, worker, function = begun.call, begun.worker, begun.function
         try:
-            link.check(frame)
-        except CommError as error:
-            self._hub.end(call.connection, str(error))
-            raise
-        with self.references.coming_from(worker.info.id):
-            value = unpack(frame.pickled, frame.buffers)
-        if frame.kind == ERROR:
+            self._hub.forget(call)
+            reply = self._hub.take_reply(call)
+        except _native.Ended as error:
+            raise self._lost(worker, function, str(error)) from None
+        if reply is None:
+            if call.reason:
+                raise self._lost(worker, function, call.reason)
+            raise CallTimeout(name_of(function), *worker.info, begun.deadline - begun.began)
+        is_error, pickled, buffers = reply
+        value = unpack(pickled, buffers)
+        if is_error:
             raise rebuilt(Account(*value))
         return value
 
-    def connected(self, to: WorkerInfo) -> None:
+    def connected(self, to: WorkerInfo, deadline: float | None = None) -> None:
         """Make sure that there is a connection to the worker. PeerLost, CallTimeout."""
-        worker = self.directory.find(to)
-        self.links.to(worker, "a reference", self._deadline(time.monotonic(), None))
+        until = self._deadline(time.monotonic(), None) if deadline is None else deadline
+        self.links.to(self.directory.find(to), "a connection", until)
+
+    def enter(self, timeout: float) -> None:
+        """Let the others find this worker; with a world size, wait for all of them. ConfigError if
+        another worker has its name, CommTimeout naming the ranks that did not come."""
+        namesake = self.directory.namesake()
+        if namesake is not None:
+            with suppress(PeerLost):
+                self.links.to(namesake, "init_rpc", time.monotonic() + _ATTEMPT_SECONDS)
+                raise ConfigError(
+                    f"there is a worker {namesake.text} already: give each worker a name of its own"
+                )
+        self.directory.enter(timeout)
 
     def latest(self, deadline: float | None) -> float:
         """The deadline of a call that is being carried out, or one for it if it has none."""
@@ -158,6 +189,23 @@ class Agent:
             self.directory.leave()
         self._meeting.held.close()
 
+    def _begun(
+        self,
+        to: str | int | WorkerInfo,
+        function: Any,
+        args: Sequence[Any] | None,
+        kwargs: Any,
+        timeout: Any,
+    ) -> tuple[Begun, list[Any]]:
+        """A call that is under way, and what must live until it is over."""
+        worker = self.directory.find(to)
+        began = time.monotonic()
+        deadline = self._deadline(began, timeout)
+        kept: list[Any] = []
+        pickled, buffers = self.packed(worker.info, function, args, kwargs, kept)
+        under_way = self._begin(worker, function, pickled, buffers, began, deadline)
+        return Begun(under_way, worker, function, began, deadline), kept
+
     def _begin(
         self,
         worker: Worker,
@@ -167,37 +215,50 @@ class Agent:
         began: float,
         deadline: float,
     ) -> Any:
-        name = name_of(function)
-        number = next(self._numbers)
+        ended = ""
         while True:
-            link = self.links.to(worker, name, deadline)
             try:
-                call = link.call(number, pickled, buffers, deadline)
+                link = self.links.to(worker, function, deadline)
+                call = self._hub.call(link.connection, pickled, buffers, deadline)
                 if call is not None:
                     return call
-                size = len(pickled) + sum(each.raw().nbytes for each in buffers)
-                serving = self.servers.context.is_serving
-                has_room = self._hub.wait_for_room(link.connection, size, deadline, serving)
-            except _native.Ended as error:
-                if self._was_old(link.connection):
-                    continue
-                raise lost(worker.info, worker.host, name, str(error)) from None
-            if not has_room:
-                detail = f": more than {UNDER_WAY_BYTES >> 20} MiB are under way to it"
-                raise CallTimeout(name, worker.info.name, worker.info.id, deadline - began, detail)
+                self._make_room(worker, function, link, pickled, buffers, began, deadline)
+            except _native.Ended as error:  # nothing was sent: another connection may do
+                self.links.drop(link)
+                if ended:
+                    raise self._lost(worker, function, ended) from None
+                ended = str(error)
+            except PeerLost:
+                if ended:
+                    raise self._lost(worker, function, ended) from None
+                raise
 
-    def _was_old(self, connection: int) -> bool:
-        """Whether the connection had ended before the call; then another one is tried."""
-        return self.links.ended(connection) is not None
+    def _make_room(
+        self,
+        worker: Worker,
+        function: Any,
+        link: Link,
+        pickled: bytes,
+        buffers: list[Any],
+        began: float,
+        deadline: float,
+    ) -> None:
+        size = len(pickled) + sum(each.raw().nbytes for each in buffers)
+        is_serving = self.servers.context.is_serving
+        if not self._hub.wait_for_room(link.connection, size, deadline, is_serving):
+            detail = f": more than {UNDER_WAY_BYTES >> 20} MiB are under way to it"
+            raise CallTimeout(name_of(function), *worker.info, deadline - began, detail)
+
+    def _lost(self, worker: Worker, function: Any, reason: str) -> PeerLost:
+        return lost(worker.info, worker.host, name_of(function), reason)
 
     def _deadline(self, now: float, timeout: Any) -> float:
         """No later than that of the call that this thread carries out."""
-        own = now + seconds(timeout, self.options.rpc_timeout)
+        default = self.options.rpc_timeout
+        is_default = timeout is None or timeout == UNSET_RPC_TIMEOUT
+        own = now + (default if is_default else seconds(timeout, default))
         inherited = self.servers.context.deadline
         return own if inherited is None else min(own, inherited)
-
-    def _drop_references(self, worker: int, _: str) -> None:
-        self.references.drop_all_of(worker)
 
 
 def _near() -> tuple[str, list[socket.socket]]:
@@ -209,10 +270,10 @@ def _near() -> tuple[str, list[socket.socket]]:
     return address, [listener]
 
 
-def _unpicklable(function: Any, worker: Worker, error: Exception) -> Exception:
+def _unpicklable(function: Any, worker: WorkerInfo, error: Exception) -> Exception:
     kind = type(error) if isinstance(error, pickle.PicklingError | AttributeError) else TypeError
     return kind(
-        f"the call of {name_of(function)} on {worker.info.name!r} cannot be pickled: {error}. Use "
+        f"the call of {name_of(function)} on {worker.name!r} cannot be pickled: {error}. Use "
         f"functions of modules that both sides import, or a name given to rpc.register()"
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -42,7 +43,7 @@ def init_rpc(
     None: workers come and go; without torshrun one of them has rank 0, serves the store and must
     stay, and one that is given no rank gets an id that is free. backend: makes no difference.
 
-    Raises ConfigError for bad arguments, CommTimeout naming the ranks that did not come, StoreError.
+    Raises ConfigError for bad arguments, CommTimeout naming ranks that did not come, StoreError.
     """
     if has_agent():
         raise ConfigError("init_rpc() was called already: call shutdown() before")
@@ -56,7 +57,7 @@ def init_rpc(
         raise
     set_agent(agent)  # others may call as soon as they find it
     try:
-        agent.directory.enter(_MEETING_SECONDS)
+        agent.enter(_MEETING_SECONDS)
     except BaseException:
         set_agent(None)
         agent.close()
@@ -79,7 +80,7 @@ def rpc_sync(
     Raises what the function raises, with a RemoteTraceback as the cause (RemoteError if that cannot
     be rebuilt here), PeerLost when the worker has gone, CallTimeout, and CallRefused.
     """
-    return current_agent().invoke(to, func, args, kwargs, timeout).wait()
+    return current_agent().call(to, func, args, kwargs, timeout)
 
 
 def rpc_async(
@@ -133,20 +134,18 @@ def is_available() -> bool:
     return True
 
 
-def shutdown(graceful: bool = True, timeout: Timeout = None) -> None:
+def shutdown(graceful: bool = True, timeout: Timeout = 0) -> None:
     """Take no part in calls any more.
 
     graceful: first wait until the calls of this worker are answered, and with a world size until
     all workers have come here, so that none loses an answer. Workers that die meanwhile are not
-    waited for. timeout: seconds for that, by default RpcBackendOptions.rpc_timeout; what is left
-    then is named by a CallTimeout, and this worker has left all the same. CallRefused without
-    init_rpc().
+    waited for. timeout: seconds for that, 0 for as long as it takes; what is left then is named by
+    a CallTimeout, and this worker has left all the same. CallRefused without init_rpc().
     """
     agent = current_agent()
-    limit = seconds(timeout, agent.options.rpc_timeout) if timeout else agent.options.rpc_timeout
     try:
         if graceful:
-            leave(agent, limit)
+            leave(agent, seconds(timeout, math.inf))
     finally:
         set_agent(None)
         agent.close()

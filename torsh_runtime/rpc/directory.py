@@ -98,11 +98,18 @@ class Directory:
         self._workers: dict[int, Worker] = {own.info.id: own}
         self._ids: dict[str, int] = {own.info.name: own.info.id}
 
+    def namesake(self) -> Worker | None:
+        """Where workers come and go, whoever had this worker's name or id before."""
+        if self.world_size is not None:
+            return None
+        return self._looked_up(self.own.info.name) or self._looked_up(self.own.info)
+
     def enter(self, timeout: float) -> None:
         """Tell the others of this worker; with a world size, wait for all of them.
 
         ConfigError if another worker has its name, CommTimeout naming the ranks that did not come.
         """
+        self._learn(self.own)
         info = self.own.info
         self._client.put(f"worker/{info.id}", self.own.pack())
         if self.world_size is None:

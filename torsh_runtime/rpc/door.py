@@ -130,7 +130,7 @@ class Door:
     """A thread that lets callers in. Close it."""
 
     def __init__(
-        self, listeners: Iterable[socket.socket], lobby: Lobby, opened: Callable[[Opened], None]
+        self, listeners: Iterable[socket.socket], lobby: Lobby, opened: Callable[[Opened], object]
     ) -> None:
         self._listeners = list(listeners)
         self._lobby = lobby

@@ -91,7 +91,8 @@ class Executor(concurrent.futures.Executor):
 
     def _over(self, info: WorkerInfo, error: BaseException | None) -> None:
         with self._lock:
-            self._busy[info] -= 1
+            if info in self._busy:
+                self._busy[info] -= 1
             if isinstance(error, PeerLost) and error.rank == info.id:
-                del self._busy[info]
+                self._busy.pop(info, None)
             self._lock.notify_all()

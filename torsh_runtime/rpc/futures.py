@@ -6,79 +6,82 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torsh_runtime.backends.future import Future
+from torsh_runtime.rpc.functions import name_of
 
 if TYPE_CHECKING:
     from torsh_runtime.rpc.agent import Agent
     from torsh_runtime.rpc.directory import Worker
 
 
+class Begun(NamedTuple):
+    """A call that is under way."""
+
+    call: Any
+    """The compiled library's."""
+    worker: Worker
+    function: Any
+    """What is called, for errors."""
+    began: float
+    deadline: float
+
+
 class CallFuture(Future):
     """The result of a call. It comes without a thread of its own: whoever waits for it fetches it;
     callbacks run on a thread that serves."""
 
-    def __init__(
-        self, agent: Agent, call: Any, worker: Worker, function: str, began: float, deadline: float
-    ) -> None:
+    def __init__(self, agent: Agent, begun: Begun, kept: object) -> None:
+        """`kept` lives until the call is over."""
         super().__init__()
+        self.kept = kept
         self._agent = agent
-        self._call = call
-        self._worker = worker
-        self._function = function
-        self._began = began
-        self._deadline = deadline
-        self._settling = threading.Lock()
-        self._is_settled = False
-        self._is_announced = False
-        self.kept: Any = None
-        """What must live until the call is over."""
+        self._begun = begun
+        self._is_settled = self._is_announced = False
 
     def done(self) -> bool:
-        return self._is_settled or bool(self._call.is_over)
+        return self._is_settled or bool(self._begun.call.is_over)
 
     def wait(self, timeout: float | timedelta | None = None) -> Any:
         """The call's result; raises its error, CallTimeout after the call's own deadline, PeerLost
         when the worker has gone, or TimeoutError after `timeout`, which leaves it under way."""
-        if not self._over.is_set():
-            until = self._deadline
+        if not self._is_complete:
+            until = self._begun.deadline
             if timeout is not None:
                 limit = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
                 until = min(until, time.monotonic() + limit)
-            if not self._agent.wait(self._call, until) and until < self._deadline:
-                raise TimeoutError(f"{self._function} has not answered yet; wait again")
+            if not self._agent.wait(self._begun.call, until) and until < self._begun.deadline:
+                raise TimeoutError(
+                    f"{name_of(self._begun.function)} has not answered yet; wait again"
+                )
             self._settle()
         return super().value()
 
     def value(self) -> Any:
-        if self.done():
+        if not self._is_complete and self.done():
             self._settle()
         return super().value()
 
     def add_done_callback(self, callback: Callable[[Future], Any]) -> None:
-        with self._settling:
+        with self._lock:
             if not self._is_settled and not self._is_announced:
-                self._is_announced = self._agent.announce(self._call, self.settle)
+                self._is_announced = self._agent.announce(self._begun.call, self._settle)
             is_over = not self._is_announced
         if is_over:
             self._settle()
         super().add_done_callback(callback)
 
-    def settle(self) -> None:
-        """It is over: fetch the result, and call back."""
-        self._settle()
-
     def _settle(self) -> None:
-        with self._settling:
+        """It is over: fetch the result, and call back."""
+        with self._lock:
             is_first, self._is_settled = not self._is_settled, True
         if not is_first:
-            self._over.wait()  # another thread is at it
+            super().wait()  # for another thread that is at it
             return
         value, error = None, None
         try:
-            seconds = self._deadline - self._began
-            value = self._agent.outcome(self._call, self._worker, self._function, seconds)
+            value = self._agent.outcome(self._begun)
         except Exception as raised:
             error = raised
         self.kept = None

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from torsh_runtime.rpc.agent import Agent
 
 _PAUSE = 0.002
+_REMINDER = 60.0
+"""Seconds after which it is told who is waited for."""
 _log = logging.getLogger("torsh_runtime")
 
 
@@ -31,16 +33,22 @@ class Roll:
     def __init__(self, expected: set[int]) -> None:
         self._lock = threading.Lock()
         self._missing = set(expected)
+        self._here: list[Future] = []
         self.all_here = Future()
 
     def come(self, worker: int) -> Future:
-        """The worker is here, or will not come; a future that is complete when nobody is missing."""
+        """The worker is here, or will not come; a future, complete when nobody is missing."""
+        here = Future()
         with self._lock:
             self._missing.discard(worker)
-            is_last = not self._missing and not self.all_here.done()
-            if is_last:
-                self.all_here.set_result(None)
-        return self.all_here
+            self._here.append(here)
+            told = [] if self._missing else self._here
+            self._here = [] if told else self._here
+        for each in told:
+            each.set_result(None)
+        if told and not self.all_here.done():
+            self.all_here.set_result(None)  # after they have been answered
+        return here
 
     @property
     def missing(self) -> list[int]:
@@ -55,25 +63,25 @@ def leave(agent: Agent, seconds: float) -> None:
     while agent.num_pending:
         if time.monotonic() >= deadline:
             detail = f": {agent.num_pending} calls of this worker are not answered"
-            raise CallTimeout("shutdown", agent.own.info.name, agent.own.info.id, seconds, detail)
+            raise CallTimeout("shutdown", *agent.own.info, seconds, detail)
         time.sleep(_PAUSE)
-    if agent.directory.world_size is None:
-        while agent.num_serving and time.monotonic() < deadline:
-            time.sleep(_PAUSE)
+    if agent.directory.world_size is not None:
+        _together(agent, deadline, seconds)
         return
-    _together(agent, deadline, seconds)
+    while agent.num_serving and time.monotonic() < deadline:
+        time.sleep(_PAUSE)
 
 
 def _together(agent: Agent, deadline: float, seconds: float) -> None:
-    own = agent.own.info.id
+    own = agent.own.info
     gone: list[str] = []
     for worker in agent.directory.all():
-        if worker.info.id == own:
+        if worker.info == own:
             _keep_roll(agent, deadline, seconds, gone)
             break
         try:
             left = max(deadline - time.monotonic(), 0.001)
-            agent.invoke(worker.info, arrive, (own,), {}, left).wait()
+            agent.invoke(worker.info, arrive, (own.id,), {}, left).wait()
             break
         except PeerLost:
             gone.append(worker.text)
@@ -85,27 +93,31 @@ def _together(agent: Agent, deadline: float, seconds: float) -> None:
 
 
 def _keep_roll(agent: Agent, deadline: float, seconds: float, gone: list[str]) -> None:
-    own = agent.own.info.id
-    roll = agent.roll
+    own, roll = agent.own.info, agent.roll
     for worker in agent.directory.all():
-        if worker.info.id < own:
+        if worker.info.id < own.id:
             roll.come(worker.info.id)  # it has died, or this worker would not keep the list
             continue
         try:
-            agent.connected(worker.info)
+            agent.connected(worker.info, deadline)
         except PeerLost:
             gone.append(worker.text)
             roll.come(worker.info.id)
         except TorshError:
             continue
-    roll.come(own)
-    with suppress(TimeoutError):
-        roll.all_here.wait(max(deadline - time.monotonic(), 0.0))
-        return
-    missing = roll.missing
-    names = [worker.text for worker in agent.directory.all() if worker.info.id in missing]
-    detail = f": not come are {', '.join(names)}"
-    raise CallTimeout("shutdown", agent.own.info.name, own, seconds, detail)
+    roll.come(own.id)
+    while not roll.all_here.done():
+        with suppress(TimeoutError):
+            roll.all_here.wait(max(min(deadline - time.monotonic(), _REMINDER), 0.0))
+        if roll.all_here.done():
+            return
+        missing = [
+            worker.text for worker in agent.directory.all() if worker.info.id in roll.missing
+        ]
+        if time.monotonic() >= deadline:
+            detail = f": not come are {', '.join(missing)}"
+            raise CallTimeout("shutdown", *own, seconds, detail)
+        _log.warning("shutdown() waits for %s", ", ".join(missing))
 
 
 @async_execution

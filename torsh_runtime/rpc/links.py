@@ -3,72 +3,25 @@ ended."""
 
 from __future__ import annotations
 
-import math
 import socket
 import threading
-import time
-from typing import Any, NamedTuple
-
+from typing import Any
 
 from torsh_runtime.rpc.directory import Directory, Worker
 from torsh_runtime.rpc.door import Keys, Lobby, Opened, Unreachable
 from torsh_runtime.rpc.failures import CallTimeout, lost
-from torsh_runtime.rpc.pickling import SEAL_BYTES, Sealer
-
-REQUEST, RESULT, ERROR = 1, 2, 3
-"""Kinds of frames that have a pickle."""
-assert SEAL_BYTES == 32
-
-
-class Frame(NamedTuple):
-    """What has come over a connection."""
-
-    kind: int
-    call: int
-    number: int
-    seal: bytes
-    pickled: Any
-    """bytes, or an array of them."""
-    buffers: list[Any]
+from torsh_runtime.rpc.functions import name_of
 
 
 class Link:
     """One connection to a worker."""
 
-    def __init__(self, hub: Any, peer: int, keys: Keys) -> None:
+    __slots__ = ("connection", "peer")
+
+    def __init__(self, peer: int) -> None:
         self.peer = peer
         self.connection = 0
         """The hub's number of it."""
-        self._hub = hub
-        self._out, self._in = Sealer(keys.own), Sealer(keys.peer)
-        self._lock = threading.Lock()
-        self._number = 0
-
-    def call(self, number: int, pickled: bytes, buffers: list[Any], deadline: float) -> Any:
-        """Begin a call; None if too much is under way. Raises Ended."""
-        left = max(deadline - time.monotonic(), 1e-6) if deadline < math.inf else 0.0
-        with self._lock:
-            seal = self._out.seal(REQUEST, number, self._number, pickled, len(buffers))
-            begun = self._hub.call(
-                self.connection, number, self._number, left, seal, pickled, buffers, deadline
-            )
-            if begun is not None:
-                self._number += 1
-        return begun
-
-    def reply(self, is_error: bool, number: int, pickled: bytes, buffers: list[Any]) -> None:
-        """Answer a call. Raises Ended."""
-        kind = ERROR if is_error else RESULT
-        with self._lock:
-            seal = self._out.seal(kind, number, self._number, pickled, len(buffers))
-            self._hub.reply(self.connection, is_error, number, self._number, seal, pickled, buffers)
-            self._number += 1
-
-    def check(self, frame: Frame) -> None:
-        """Raise CommError unless the peer has sent it there and then."""
-        self._in.check(
-            frame.seal, frame.kind, frame.call, frame.number, frame.pickled, len(frame.buffers)
-        )
 
 
 class Links:
@@ -83,7 +36,7 @@ class Links:
         self._by_peer: dict[int, Link] = {}
         self._by_connection: dict[int, Link] = {}
 
-    def to(self, worker: Worker, function: str, deadline: float) -> Link:
+    def to(self, worker: Worker, function: Any, deadline: float) -> Link:
         """A connection to the worker. PeerLost when it has gone, CallTimeout."""
         found = self._by_peer.get(worker.info.id)
         if found is not None:
@@ -92,7 +45,13 @@ class Links:
             opening = self._opening.setdefault(worker.info.id, threading.Lock())
         with opening:  # one thread opens it for all
             found = self._by_peer.get(worker.info.id)
-            return found or self._opened(worker, function, deadline)
+            return found or self._opened(worker, name_of(function), deadline)
+
+    def drop(self, link: Link) -> None:
+        """Open another one for the next call."""
+        with self._lock:
+            if self._by_peer.get(link.peer) is link:
+                del self._by_peer[link.peer]
 
     def of(self, connection: int) -> Link | None:
         """The one with this number of the hub; None if it has ended."""
@@ -104,10 +63,10 @@ class Links:
 
     def enter(self, opened: Opened) -> Link:
         """Take over a connection that is open."""
-        link = Link(self._hub, opened.peer, opened.keys)
+        link = Link(opened.peer)
         opened.sock.setblocking(False)
         with self._lock:
-            link.connection = self._hub.add(opened.sock.detach(), opened.pid)
+            link.connection = self._hub.add(opened.sock.detach(), opened.pid, *opened.keys)
             self._by_connection[link.connection] = link
             self._by_peer.setdefault(opened.peer, link)
         return link

@@ -12,12 +12,12 @@ import secrets
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from torsh_runtime.backends.native.network import Network, is_loopback, secret_of
+from torsh_runtime.backends.native.network import Network, secret_of
 from torsh_runtime.bootstrap import worker_env
 from torsh_runtime.comm.default import default_group, has_default_group
 from torsh_runtime.comm.seal import Seal
 from torsh_runtime.contract import WorkerEnv
-from torsh_runtime.errors import CommTimeout, ConfigError, StoreTimeout
+from torsh_runtime.errors import CommTimeout, StoreTimeout
 from torsh_runtime.job import Job, key_by_hand, store_client
 from torsh_runtime.job_group import JobGroup
 from torsh_runtime.launchers import completed

@@ -10,16 +10,18 @@ from __future__ import annotations
 import itertools
 import queue
 import threading
+import time
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torsh_runtime.backends.future import Future
 from torsh_runtime.errors import TorshError
 from torsh_runtime.rpc.failures import CallRefused
-from torsh_runtime.rpc.functions import async_execution, is_async, when_done
+from torsh_runtime.rpc.functions import async_execution, is_async, registry, when_done
 from torsh_runtime.rpc.options import WorkerInfo
+from torsh_runtime.rpc.pickling import pack, unpack
 
 if TYPE_CHECKING:
     from torsh_runtime.rpc.agent import Agent
@@ -52,10 +54,9 @@ class Held:
 
 
 class _Way(threading.local):
-    """Where what this thread pickles goes, or comes from."""
+    """Where what this thread pickles goes."""
 
     to: int | None = None
-    source: int | None = None
     kept: list[Any] | None = None
     """What is kept until a call is over; None for results."""
 
@@ -75,23 +76,22 @@ class References:
         self._janitor: threading.Thread | None = None
         self._way = _Way()
 
-    @contextmanager
-    def going_to(self, worker: int, kept: list[Any] | None = None) -> Iterator[None]:
-        """What is pickled meanwhile is sent there."""
-        self._way.to, self._way.kept = worker, kept
+    def packed_for(
+        self, worker: int, value: object, kept: list[Any] | None
+    ) -> tuple[bytes, list[Any]]:
+        """Its pickle for that worker, and the buffers beside it. What must live until a call is
+        over is put into `kept`; None for results. Raises what pickle raises."""
+        way = self._way
+        before = way.to, way.kept
+        way.to, way.kept = worker, kept
         try:
-            yield
+            return pack(value)
         finally:
-            self._way.to = self._way.kept = None
+            way.to, way.kept = before
 
-    @contextmanager
-    def coming_from(self, worker: int) -> Iterator[None]:
-        """What is unpickled meanwhile was sent from there."""
-        self._way.source = worker
-        try:
-            yield
-        finally:
-            self._way.source = None
+    def seconds_left(self) -> float:
+        """For what this thread carries out."""
+        return self._agent.latest(self._agent.servers.context.deadline) - time.monotonic()
 
     def new_key(self) -> Key:
         """One of its own."""
@@ -113,8 +113,11 @@ class References:
                 found = self._owned[key] = Owned(key)
             return found
 
-    def found(self, key: Key) -> Owned:
-        """CallRefused if it has been let go of."""
+    def found(self, key: Key, is_new: bool = False) -> Owned:
+        """CallRefused if it has been let go of. `is_new`: who asks has told to make it, and not
+        heard of that yet."""
+        if is_new:
+            return self.expected(key)
         found = self._owned.get(key)
         if found is None:
             raise CallRefused(
@@ -236,15 +239,14 @@ def at_owner_drop(key: Key, fork: Key) -> None:
 
 @async_execution
 def at_owner_create(
-    key: Key, fork: Key, holder: int, function: Any, args: Any, kwargs: Any
+    key: Key, fork: Key, holder: int, pickled: Any, buffers: Sequence[Any]
 ) -> Future:
-    """Make the value of remote()."""
-    from torsh_runtime.rpc.functions import registry
-
+    """Make the value of remote(), by the call that is pickled."""
     references = _references()
     references.add_fork(key, fork, holder)
     value = references.expected(key).value
     try:
+        function, args, kwargs = unpack(pickled, buffers)
         called = registry.find(function) if isinstance(function, str) else function
         made = called(*args, **kwargs)
         if is_async(called):
@@ -266,15 +268,16 @@ def _complete(future: Future, get: Callable[[], Any]) -> None:
 
 
 @async_execution
-def at_owner_fetch(key: Key) -> Future:
-    """The value."""
-    return _references().found(key).value
+def at_owner_fetch(key: Key, is_new: bool) -> Future:
+    """The value. `is_new`: it may not have been told to be made yet."""
+    return _references().found(key, is_new).value
 
 
 @async_execution
-def at_owner_invoke(key: Key, method: str, args: Any, kwargs: Any) -> Any:
+def at_owner_invoke(key: Key, is_new: bool, method: str, args: Any, kwargs: Any) -> Any:
     """Call a method of the value."""
-    value = _references().found(key).value.wait()
+    references = _references()
+    value = references.found(key, is_new).value.wait(references.seconds_left())
     function = getattr(value, method)
     result = function(*args, **kwargs)
     if is_async(function):

@@ -67,7 +67,7 @@ class RRef:
         if isinstance(self._of, Owned):
             limit = None if timeout == UNSET_RPC_TIMEOUT else timeout
             return self._of.value.wait(limit or self._agent.options.rpc_timeout)
-        return self._call(at_owner_fetch, (self._of.key,), timeout).wait()
+        return self._call(at_owner_fetch, (self._of.key, self._is_new), timeout).wait()
 
     def local_value(self) -> Any:
         """The value itself, at its owner. CallRefused (a RuntimeError) elsewhere."""
@@ -79,11 +79,11 @@ class RRef:
 
     def rpc_sync(self, timeout: Timeout = UNSET_RPC_TIMEOUT) -> Proxy:
         """Calls the value's methods where it is: ref.rpc_sync().method(…) gives the result."""
-        return Proxy(lambda *call: self._method(*call, timeout).wait())
+        return Proxy(lambda *call: self._method(timeout, *call).wait())
 
     def rpc_async(self, timeout: Timeout = UNSET_RPC_TIMEOUT) -> Proxy:
         """The same, but the result is a Future."""
-        return Proxy(lambda *call: self._method(*call, timeout))
+        return Proxy(partial(self._method, timeout))
 
     def remote(self, timeout: Timeout = UNSET_RPC_TIMEOUT) -> Proxy:
         """The same, but the result is an RRef: it stays with the owner."""
@@ -101,12 +101,20 @@ class RRef:
     def __hash__(self) -> int:
         return hash(self._of.key)
 
-    def _method(self, name: str, args: Any, kwargs: Any, timeout: Timeout) -> Future:
-        return self._call(at_owner_invoke, (self._of.key, name, args, kwargs), timeout)
+    def _method(self, timeout: Timeout, name: str, args: Any, kwargs: Any) -> Future:
+        return self._call(
+            at_owner_invoke, (self._of.key, self._is_new, name, args, kwargs), timeout
+        )
 
     def _remote_method(self, timeout: Timeout, name: str, args: Any, kwargs: Any) -> RRef:
-        call = at_owner_invoke, (self._of.key, name, args, kwargs), {}
-        return created(self._agent, self.owner(), *call, timeout, kept=self._of)
+        args = (self._of.key, self._is_new, name, args, kwargs)
+        return created(self._agent, self.owner(), at_owner_invoke, args, {}, timeout, kept=self._of)
+
+    @property
+    def _is_new(self) -> bool:
+        """Whether the owner may not have been told to make the value yet."""
+        creation = self._of.creation if isinstance(self._of, Held) else None
+        return creation is not None and not creation.done()
 
     def _call(self, function: Any, args: tuple[Any, ...], timeout: Timeout) -> Future:
         future = self._agent.invoke(self.owner(), function, args, {}, timeout)
@@ -140,16 +148,15 @@ def created(
     """A reference to what the function makes on that worker; `kept` lives until it is made."""
     references, owner = agent.references, agent.directory.find(to).info
     key, fork = references.new_key(), references.new_key()
-    call = (key, fork, agent.own.info.id, function, tuple(args or ()), dict(kwargs or {}))
-    if owner.id == agent.own.info.id:
-        owned = references.expected(key)
-        creation = agent.invoke(owner, at_owner_create, call, {}, timeout)
-        creation.kept = [creation.kept, kept]
-        creation.add_done_callback(lambda _: references.drop_fork(key, fork))
-        return RRef._made(agent, owned)
+    inner: list[Any] = [kept]
+    pickled, buffers = agent.packed(owner, function, args, kwargs, inner)
+    call = (key, fork, agent.own.info.id, pickled, buffers)
     creation = agent.invoke(owner, at_owner_create, call, {}, timeout)
-    creation.kept = [creation.kept, kept]
-    return RRef._made(agent, references.hold(key, fork, owner, creation))
+    creation.kept = [creation.kept, inner]
+    if owner.id != agent.own.info.id:
+        return RRef._made(agent, references.hold(key, fork, owner, creation))
+    creation.add_done_callback(lambda _: references.drop_fork(key, fork))
+    return RRef._made(agent, references.expected(key))
 
 
 def _arrived(key: tuple[int, int], fork: tuple[int, int] | None, owner: tuple[str, int]) -> RRef:

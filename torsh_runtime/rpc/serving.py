@@ -8,14 +8,14 @@ import pickle
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torsh_runtime.backends.future import around_waits
 from torsh_runtime.backends.native.compiled import _native
-from torsh_runtime.errors import CommError
 from torsh_runtime.rpc.failures import account
 from torsh_runtime.rpc.functions import is_async, name_of, registry, when_done
-from torsh_runtime.rpc.links import Frame, Link
+from torsh_runtime.rpc.links import Link
 from torsh_runtime.rpc.pickling import pack, unpack
 
 if TYPE_CHECKING:
@@ -71,11 +71,20 @@ class Servers:
             done, rest = what, []
 
     def _do(
-        self, what: int, connection: int, deadline: float | None, message: Any, call: Any, why: str
+        self,
+        what: int,
+        connection: int,
+        number: int,
+        deadline: float | None,
+        message: Any,
+        call: Any,
+        why: str,
     ) -> None:
         try:
             if what == CALLED:
-                self._carry_out(connection, deadline, Frame(*message))
+                link = self._agent.links.of(connection)
+                if link is not None and message is not None:
+                    self._carry_out(link, number, deadline, message)
             elif what == COMPLETED:
                 then = self._announced.pop(call.number, None)
                 if then is not None:
@@ -85,39 +94,25 @@ class Servers:
         except Exception:
             _log.exception("a thread that serves calls failed")
 
-    def _carry_out(self, connection: int, deadline: float | None, frame: Frame) -> None:
-        link = self._agent.links.of(connection)
-        if link is None:
-            return
-        try:
-            link.check(frame)
-        except CommError as error:
-            self._hub.end(connection, str(error))
-            return
+    def _carry_out(self, link: Link, call: int, deadline: float | None, message: Any) -> None:
         self.context.deadline = deadline
         try:
-            self._answer(link, frame, deadline)
-        finally:
-            self.context.deadline = None
-
-    def _answer(self, link: Link, frame: Frame, deadline: float | None) -> None:
-        try:
-            with self._agent.references.coming_from(link.peer):
-                function, args, kwargs = unpack(frame.pickled, frame.buffers)
+            _, pickled, buffers = message
+            function, args, kwargs = unpack(pickled, buffers)
             if deadline is not None and time.monotonic() >= deadline:
                 return  # nobody waits for it any more
             if isinstance(function, str):
                 function = registry.find(function)
             value = function(*args, **kwargs)
             if is_async(function):
-                when_done(
-                    value, function, lambda get: self._reply_later(link, frame.call, deadline, get)
-                )
+                when_done(value, function, partial(self._reply_later, link, call, deadline))
                 return
         except BaseException as error:
-            self._fail(link, frame.call, error)
+            self._fail(link, call, error)
             return
-        self._reply(link, frame.call, deadline, value, function)
+        finally:
+            self.context.deadline = None
+        self._reply(link, call, deadline, value, function)
 
     def _reply_later(
         self, link: Link, call: int, deadline: float | None, get: Callable[[], Any]
@@ -133,8 +128,7 @@ class Servers:
         self, link: Link, call: int, deadline: float | None, value: object, function: object
     ) -> None:
         try:
-            with self._agent.references.going_to(link.peer):
-                pickled, buffers = pack(value)
+            pickled, buffers = self._agent.references.packed_for(link.peer, value, None)
         except Exception as error:
             text = f"the result of {name_of(function)} cannot be pickled: {error}"
             self._fail(link, call, pickle.PicklingError(text))
@@ -162,7 +156,7 @@ class Servers:
                 until = self._agent.latest(deadline)
                 is_serving = self.context.is_serving
                 self._hub.wait_for_room(link.connection, size, until, is_serving)
-            link.reply(is_error, call, pickled, buffers)
+            self._hub.reply(link.connection, is_error, call, pickled, buffers)
         except _native.Ended:  # the caller has gone
             return
 

@@ -1,4 +1,4 @@
-"""torch's tensors in pickles: their elements beside the pickle. The module here that loads torch."""
+"""torch's tensors in pickles: their elements beside the pickle. This module loads torch."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ def reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
     each becomes one of its own. Others are pickled as torch does."""
     plain = _plain(tensor)
     if plain is None:
-        reduced: tuple[Any, ...] = tensor.__reduce_ex__(5)
-        return reduced
+        return _as_torch_does(tensor)
     facts = (plain.dtype, tuple(plain.shape), tensor.requires_grad, tensor.device.type)
     return _rebuild, (_buffer(plain), *facts)
 
@@ -24,8 +23,7 @@ def reduce_parameter(parameter: torch.nn.Parameter) -> tuple[Any, ...]:
     """The same of a parameter."""
     plain = _plain(parameter)
     if plain is None:
-        reduced: tuple[Any, ...] = parameter.__reduce_ex__(5)
-        return reduced
+        return _as_torch_does(parameter)
     facts = (plain.dtype, tuple(plain.shape), parameter.requires_grad, parameter.device.type)
     return _rebuild_parameter, (_buffer(plain), *facts)
 
@@ -34,6 +32,11 @@ REDUCERS: Mapping[type, Callable[[Any], tuple[Any, ...]]] = {
     torch.Tensor: reduce_tensor,
     torch.nn.Parameter: reduce_parameter,
 }
+
+
+def _as_torch_does(tensor: Any) -> tuple[Any, ...]:
+    reduced: tuple[Any, ...] = tensor.__reduce_ex__(5)
+    return reduced
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -52,7 +55,8 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor | None:
 def _buffer(plain: torch.Tensor) -> pickle.PickleBuffer | bytes:
     if plain.numel() == 0:
         return b""
-    return pickle.PickleBuffer(plain.reshape(-1).view(torch.uint8).numpy())
+    elements: Any = plain.reshape(-1).view(torch.uint8).numpy()
+    return pickle.PickleBuffer(elements)
 
 
 def _rebuild(

@@ -4,13 +4,17 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstring>
+#include <limits>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "bindings/gil.hpp"
 #include "bindings/ndarray.hpp"
 #include "bindings/signals.hpp"
+#include "common/clock.hpp"
 #include "common/failure.hpp"
 #include "rpc/hub.hpp"
 #include "transport/shm/reach.hpp"
@@ -58,14 +62,13 @@ nb::object as_object(const Part& part) {
   return as_array(part.block, part.data(), part.bytes);
 }
 
-// (kind, call, number, seal, pickle, buffers)
+// (whether it is an error, pickle, buffers)
 nb::object as_tuple(const Message& message) {
-  const FrameHeader& header = message.header;
   nb::list buffers;
   for (const Part& part : message.buffers) buffers.append(as_object(part));
   const Part& body = message.pickle;
   nb::object pickle = body.bytes <= as_bytes_limit ? nb::object(nb::bytes(body.data(), body.bytes)) : as_object(body);
-  return nb::make_tuple(static_cast<int>(header.kind), header.call, header.number, nb::bytes(header.seal.data(), header.seal.size()), pickle, buffers);
+  return nb::make_tuple(message.header.kind == Kind::error, pickle, buffers);
 }
 
 // Lets go of memory of Python's that nobody reads any more. With the GIL.
@@ -85,53 +88,80 @@ auto guarded(Hub& hub, Step step) {
   }
 }
 
-ParcelPtr pack(Hub& hub, std::uint64_t connection, Kind kind, std::uint64_t call, std::uint64_t number, double left, nb::bytes seal, nb::bytes pickle,
-               nb::list given) {
-  FrameHeader header;
-  header.kind = kind;
-  header.call = call;
-  header.number = number;
-  header.left = left;
-  if (seal.size() != header.seal.size()) throw nb::value_error("the seal must have 32 bytes");
+ParcelPtr pack(Hub& hub, std::uint64_t connection, FrameHeader header, nb::bytes pickle, nb::list given) {
   if (given.size() > FrameHeader::max_buffers) throw nb::value_error("too many buffers for one call");
-  std::memcpy(header.seal.data(), seal.data(), header.seal.size());
   auto buffers = std::make_shared<Buffers>(pickle, given);
   const std::span<const std::byte> body(static_cast<const std::byte*>(pickle.data()), pickle.size());
-  const bool may_lend = given.size() != 0 && hub.may_lend(connection);
-  return rpc::Packing::pack(header, body, buffers->spans, may_lend, buffers);
+  return guarded(hub, [&] {
+    const Hub::Terms terms = hub.terms(connection);
+    return rpc::Packing::pack(header, body, buffers->spans, terms.may_lend, terms.key, buffers);
+  });
 }
 
-CallPtr begin(Hub& hub, std::uint64_t connection, std::uint64_t call, std::uint64_t number, double left, nb::bytes seal, nb::bytes pickle,
-              nb::list buffers, double deadline) {
-  ParcelPtr request = pack(hub, connection, Kind::request, call, number, left, seal, pickle, buffers);
-  return guarded(hub, [&] { return hub.call(connection, std::move(request), deadline); });
+// None if more is under way to the peer than may be.
+nb::object begin(Hub& hub, std::uint64_t connection, nb::bytes pickle, nb::list buffers, double deadline) {
+  FrameHeader header;
+  header.kind = Kind::request;
+  header.call = hub.new_call();
+  if (deadline < std::numeric_limits<double>::infinity()) header.left = std::max(deadline - now(), 1e-6);
+  ParcelPtr request = pack(hub, connection, header, pickle, buffers);
+  CallPtr call = guarded(hub, [&] { return hub.call(connection, std::move(request), deadline); });
+  return call ? nb::cast(std::move(call)) : nb::none();
 }
 
-void reply(Hub& hub, std::uint64_t connection, bool is_error, std::uint64_t call, std::uint64_t number, nb::bytes seal, nb::bytes pickle,
-           nb::list buffers) {
-  ParcelPtr parcel = pack(hub, connection, is_error ? Kind::error : Kind::result, call, number, 0, seal, pickle, buffers);
+void reply(Hub& hub, std::uint64_t connection, bool is_error, std::uint64_t call, nb::bytes pickle, nb::list buffers) {
+  FrameHeader header;
+  header.kind = is_error ? Kind::error : Kind::result;
+  header.call = call;
+  ParcelPtr parcel = pack(hub, connection, header, pickle, buffers);
   guarded(hub, [&] { hub.send(connection, std::move(parcel)); });
 }
 
-// (what, whether another thread is to be started, connection, deadline or None, message, call, reason)
+constexpr const char* forged = "it has sent a call that the job's secret does not prove: somebody has got at the connection";
+
+// A request that the peer has not sent comes as None.
+// (what, whether another thread is to be started, connection, number of the call, deadline or None, message, call, reason)
 nb::object next(Hub& hub, int done) {
-  const Item item = guarded(hub, [&] { return hub.next(static_cast<Item::What>(done)); });
+  Item item = guarded(hub, [&] {
+    Item found = hub.next(static_cast<Item::What>(done));
+    if (found.request && !found.request->is_genuine()) {
+      hub.end(found.request->connection, forged);
+      found.request = nullptr;
+    }
+    return found;
+  });
   nb::object deadline = nb::none(), message = nb::none(), call = nb::none();
-  std::uint64_t connection = item.connection;
+  std::uint64_t connection = item.connection, number = 0;
   if (item.request) {
     connection = item.request->connection;
+    number = item.request->header.call;
     if (item.request->header.left > 0) deadline = nb::float_(item.request->came + item.request->header.left);
     message = as_tuple(*item.request);
   }
   if (item.call) call = nb::cast(item.call);
-  return nb::make_tuple(static_cast<int>(item.what), item.needs_thread, connection, deadline, message, call, item.reason);
+  return nb::make_tuple(static_cast<int>(item.what), item.needs_thread, connection, number, deadline, message, call, item.reason);
 }
 
-// A reply as_tuple(), once it is there; it is given away.
-nb::object take_reply(Call& call) {
+// A reply as_tuple(), once it is there; it is given away. Throws Ended if the peer has not sent it.
+nb::object take_reply(Hub& hub, Call& call) {
   if (!call.is_over()) return nb::none();
   const std::shared_ptr<Message> message = std::move(call.reply);
-  return message ? as_tuple(*message) : nb::none();
+  if (!message) return nb::none();
+  guarded(hub, [&] {
+    if (message->is_genuine()) return;
+    hub.end(message->connection, forged);
+    throw rpc::Ended(forged);
+  });
+  return as_tuple(*message);
+}
+
+rpc::Keys keys_of(nb::bytes own, nb::bytes peer) {
+  rpc::Keys keys;
+  for (const auto& [given, key] : {std::pair(&own, &keys.own), std::pair(&peer, &keys.peer)}) {
+    if (given->size() < sizeof *key) throw nb::value_error("a key must have 16 bytes or more");
+    std::memcpy(key->data(), given->data(), sizeof *key);
+  }
+  return keys;
 }
 
 struct Probe {
@@ -147,8 +177,7 @@ void bind_rpc(nb::module_& m) {
       .def_ro("connection", &Call::connection)
       .def_prop_ro("is_over", &Call::is_over)
       .def_prop_ro("has_reply", [](const Call& call) { return call.state.load() == Call::State::done; })
-      .def_prop_ro("reason", [](const Call& call) { return call.is_over() ? call.reason : std::string(); })
-      .def("take_reply", &take_reply);
+      .def_prop_ro("reason", [](const Call& call) { return call.is_over() ? call.reason : std::string(); });
   nb::class_<Hub>(m, "Hub")
       .def(nb::new_([](std::size_t threads, std::size_t bytes, double heartbeat) {
              auto hub = std::make_shared<Hub>(rpc::HubSetup{threads, bytes, heartbeat, interrupted});
@@ -158,9 +187,13 @@ void bind_rpc(nb::module_& m) {
              };
              return hub;
            }), "threads"_a, "bytes"_a, "heartbeat"_a)
-      .def("add", [](Hub& hub, int socket, int pid) { return guarded(hub, [&] { return hub.add(Descriptor(socket), pid); }); })
+      .def("add", [](Hub& hub, int socket, int pid, nb::bytes own, nb::bytes peer) {
+        const rpc::Keys keys = keys_of(own, peer);
+        return guarded(hub, [&] { return hub.add(Descriptor(socket), pid, keys); });
+      })
       .def("call", &begin)
       .def("reply", &reply)
+      .def("take_reply", &take_reply)
       .def("wait", [](Hub& hub, const CallPtr& call, double until, bool is_serving) {
         return guarded(hub, [&] { return hub.wait(call, until, is_serving); });
       })

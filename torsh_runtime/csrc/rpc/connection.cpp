@@ -21,10 +21,15 @@ constexpr std::size_t turn_bytes = 2 << 20;
 
 }  // namespace
 
-Connection::Connection(std::uint64_t id, std::unique_ptr<Stream> stream, int pid, std::shared_ptr<Blocks> blocks)
-    : id_(id), pid_(pid), stream_(std::move(stream)), blocks_(std::move(blocks)), ahead_(ahead_bytes) {
+Connection::Connection(std::uint64_t id, std::unique_ptr<Stream> stream, int pid, const Keys& keys, std::shared_ptr<Blocks> blocks)
+    : id_(id), pid_(pid), keys_(keys), stream_(std::move(stream)), blocks_(std::move(blocks)), ahead_(ahead_bytes) {
   message_ = std::make_shared<Message>();
   expect(std::as_writable_bytes(std::span(&message_->header, 1)));
+}
+
+void Connection::send(ParcelPtr parcel) {
+  if (parcel->kind <= Kind::error) parcel->seal(keys_.own, next_out_++);
+  out_.push_back({std::move(parcel)});
 }
 
 void Connection::push(std::vector<ParcelPtr>& written) {
@@ -86,7 +91,7 @@ MessagePtr Connection::advance() {
   switch (stage_) {
     case Stage::header:
       if (!header.is_valid()) throw StreamEnded("it has sent what is no call of this library");
-      if (header.has_pickle() && header.number != next_number_++) throw StreamEnded("it has sent a call out of turn, or a second time");
+      if (header.has_pickle() && header.number != next_in_++) throw StreamEnded("it has sent a call out of turn, or a second time");
       message_->table.resize(header.buffers);
       expect(std::as_writable_bytes(std::span(message_->table)));
       stage_ = Stage::table;
@@ -137,6 +142,7 @@ MessagePtr Connection::finished() {
   MessagePtr whole = std::move(message_);
   whole->connection = id_;
   whole->came = now();
+  whole->key = keys_.peer;
   message_ = std::make_shared<Message>();
   expect(std::as_writable_bytes(std::span(&message_->header, 1)));
   stage_ = Stage::header;

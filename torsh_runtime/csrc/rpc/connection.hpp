@@ -14,16 +14,22 @@
 
 namespace torsh::rpc {
 
+// What the frames of a connection are sealed with.
+struct Keys {
+  SipKey own{}, peer{};
+};
+
 class Connection {
  public:
   // `pid`: the peer's process, if its memory can be read; else 0.
-  Connection(std::uint64_t id, std::unique_ptr<Stream> stream, int pid, std::shared_ptr<Blocks> blocks);
+  Connection(std::uint64_t id, std::unique_ptr<Stream> stream, int pid, const Keys& keys, std::shared_ptr<Blocks> blocks);
 
   std::uint64_t id() const { return id_; }
   int pid() const { return pid_; }
   int descriptor() const { return stream_->descriptor(); }
 
-  void send(ParcelPtr parcel) { out_.push_back({std::move(parcel)}); }
+  const Keys& keys() const { return keys_; }
+  void send(ParcelPtr parcel);
   // Writes what can be now, and gives the parcels that are written. Throws StreamEnded.
   void push(std::vector<ParcelPtr>& written);
   bool is_sending() const { return !out_.empty(); }
@@ -53,6 +59,7 @@ class Connection {
 
   const std::uint64_t id_;
   const int pid_;
+  const Keys keys_;
   std::unique_ptr<Stream> stream_;
   const std::shared_ptr<Blocks> blocks_;
   std::deque<Outgoing> out_;
@@ -62,7 +69,7 @@ class Connection {
   std::vector<std::span<std::byte>> rooms_;  // and then these, the last one first
   std::vector<std::byte> ahead_;  // what is read ahead, so that a small frame takes one read
   std::size_t ahead_from_ = 0, ahead_to_ = 0;
-  std::uint64_t next_number_ = 0;  // of the next frame with a pickle
+  std::uint64_t next_out_ = 0, next_in_ = 0;  // numbers of the next frames with a pickle
 };
 
 }  // namespace torsh::rpc

@@ -2,10 +2,11 @@
 // pickle, the pickle, and those buffers that the peer does not read from this process's memory.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
+
+#include "common/siphash.hpp"
 
 namespace torsh::rpc {
 
@@ -16,8 +17,6 @@ enum class Kind : std::uint8_t {
   taken,    // the peer has read the oldest frame's buffers from this process's memory
   goodbye,  // the sender leaves as it should
 };
-
-using Seal = std::array<std::byte, 32>;
 
 // In the byte order of the machine: a peer of another order is told by the magic number.
 struct FrameHeader {
@@ -34,14 +33,14 @@ struct FrameHeader {
   std::uint64_t number = 0;  // counts the pickles that go this way
   std::uint64_t bytes = 0;   // of the pickle
   double left = 0;           // seconds until the caller's deadline
-  Seal seal{};
+  SipTag seal{};             // see seal.hpp
 
   bool is_valid() const {
     return magic == valid_magic && kind >= Kind::request && kind <= Kind::goodbye && bytes <= max_bytes && buffers <= max_buffers;
   }
   bool has_pickle() const { return kind <= Kind::error; }
 };
-static_assert(std::is_trivially_copyable_v<FrameHeader> && sizeof(FrameHeader) == 80);
+static_assert(std::is_trivially_copyable_v<FrameHeader> && sizeof(FrameHeader) == 64);
 
 struct TableEntry {
   std::uint64_t bytes = 0;

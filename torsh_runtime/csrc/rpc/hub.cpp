@@ -63,30 +63,32 @@ Hub::Peer& Hub::peer(std::uint64_t connection) {
   throw Ended(ended != ended_.end() ? ended->second : "the connection has ended");
 }
 
-std::uint64_t Hub::add(Descriptor socket, int pid) {
+std::uint64_t Hub::add(Descriptor socket, int pid, const Keys& keys) {
   tcp::prepare(socket.number(), setup_.heartbeat, tcp::Use::data);
   const int descriptor = socket.number();
   auto stream = std::make_unique<tcp::SocketStream>(std::move(socket));
   const Lock lock = access();
   if (stopping_) throw Ended("this process has left");
   const std::uint64_t id = next_connection_++;
-  peers_.emplace(id, Peer{Connection(id, std::move(stream), pid, blocks_), {}});
+  peers_.emplace(id, Peer{Connection(id, std::move(stream), pid, keys, blocks_), {}});
   by_descriptor_[descriptor] = id;
   inner_.set(descriptor, tcp::Watch::readable);
   return id;
 }
 
-bool Hub::may_lend(std::uint64_t connection) {
+Hub::Terms Hub::terms(std::uint64_t connection) {
   const Lock lock = access();
-  return peer(connection).connection.pid() != 0;
+  const Connection& to = peer(connection).connection;
+  return {to.pid() != 0, to.keys().own};
+}
+
+bool Hub::has_room(const Peer& peer, std::size_t bytes) const {
+  return peer.under_way == 0 || peer.under_way + bytes + call_bytes <= setup_.bytes;
 }
 
 bool Hub::wait_for_room(std::uint64_t connection, std::size_t bytes, double until, bool is_serving) {
   Lock lock = access();
-  const auto fits = [&] {
-    const std::size_t under_way = peer(connection).under_way;
-    return under_way == 0 || under_way + bytes + call_bytes <= setup_.bytes;
-  };
+  const auto fits = [&] { return has_room(peer(connection), bytes); };
   if (fits()) return true;
   if (is_serving) enter_wait();
   bool has_room = false;
@@ -114,6 +116,7 @@ bool Hub::wait_for_room(std::uint64_t connection, std::size_t bytes, double unti
 CallPtr Hub::call(std::uint64_t connection, ParcelPtr request, double deadline) {
   const Lock lock = access();
   Peer& to = peer(connection);
+  if (!has_room(to, request->bytes)) return nullptr;
   auto call = std::make_shared<Call>();
   call->number = request->call;
   call->connection = connection;
@@ -284,7 +287,7 @@ void Hub::close(double until) {
     header.kind = Kind::goodbye;
     try {
       Peer& each = peer(id);
-      each.connection.send(Packing::pack(header, {}, {}, false, nullptr));
+      each.connection.send(Packing::pack(header, {}, {}, false, {}, nullptr));
       push(each);
     } catch (const Ended&) {
       continue;

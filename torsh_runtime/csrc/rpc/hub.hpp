@@ -83,11 +83,16 @@ class Hub {
   Hub& operator=(const Hub&) = delete;
 
   // Takes over a connected socket; `pid` as Connection's. Throws std::system_error.
-  std::uint64_t add(Descriptor socket, int pid);
-  bool may_lend(std::uint64_t connection);
+  std::uint64_t add(Descriptor socket, int pid, const Keys& keys);
+  // What a frame for the peer is packed by.
+  struct Terms {
+    bool may_lend;
+    SipKey key;
+  };
+  Terms terms(std::uint64_t connection);
   // Whether so many bytes more may be under way to the peer, at `until` at the latest. Throws Ended, Interrupted.
   bool wait_for_room(std::uint64_t connection, std::size_t bytes, double until, bool is_serving);
-  // Never block. Throw Ended.
+  // Never block. Throw Ended. No call is begun (null) if more is under way to the peer than may be.
   CallPtr call(std::uint64_t connection, ParcelPtr request, double deadline);
   void send(std::uint64_t connection, ParcelPtr parcel);
 
@@ -97,6 +102,7 @@ class Hub {
   bool announce(const CallPtr& call);
   // Nobody waits for it any more: what comes is thrown away.
   void forget(const CallPtr& call);
+  std::uint64_t new_call() { return calls_made_.fetch_add(1, std::memory_order_relaxed) + 1; }
   // How many calls are pending.
   std::size_t pending();
   // How many requests are being carried out, or wait for it.
@@ -130,6 +136,7 @@ class Hub {
   Lock access();
   void check_fork() const;
   Peer& peer(std::uint64_t connection);
+  bool has_room(const Peer& peer, std::size_t bytes) const;
   std::vector<std::uint64_t> connections() const;
   template <typename Finished>
   void lead(Lock& lock, double until, bool may_sleep, Finished finished);
@@ -171,6 +178,7 @@ class Hub {
   const unsigned forks_;
   std::mutex mutex_;  // of all that follows
   std::atomic<int> knocking_{0};
+  std::atomic<std::uint64_t> calls_made_{0};
   tcp::Watch inner_;  // the connections, and the leader's bell
   Descriptor outer_;  // watches inner_ while nobody leads, and the bell of who stands by
   Descriptor leader_bell_, standby_bell_;
@@ -188,7 +196,7 @@ class Hub {
   std::atomic<std::size_t> garbage_bytes_{0}, garbage_items_{0};
   std::condition_variable idle_;  // for serving threads that do not stand by
   std::condition_variable room_;  // bytes are no longer under way
-  std::uint64_t next_connection_ = 1, next_call_ = 1;
+  std::uint64_t next_connection_ = 1;
   std::thread::id leader_;
   bool leader_serves_ = false, standing_by_ = false, armed_ = false, stopping_ = false;
   std::size_t idle_servers_ = 1;           // threads in next(), and such as are being started: the first one is

@@ -167,7 +167,7 @@ void Hub::fetch(Lock& lock, std::uint64_t connection, const MessagePtr& message)
   FrameHeader header;
   header.kind = Kind::taken;
   header.call = message->header.call;
-  still.connection.send(Packing::pack(header, {}, {}, false, nullptr));
+  still.connection.send(Packing::pack(header, {}, {}, false, {}, nullptr));
   push(still);
   arrive(still, message);
 }

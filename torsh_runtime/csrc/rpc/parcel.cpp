@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "rpc/seal.hpp"
+
 namespace torsh::rpc {
 namespace {
 
@@ -24,7 +26,23 @@ void add(Parcel& parcel, Bytes bytes) {
 
 }  // namespace
 
-ParcelPtr Packing::pack(FrameHeader header, Bytes pickle, std::span<const Bytes> buffers, bool may_lend, std::shared_ptr<void> keep) {
+void Parcel::seal(const SipKey& key, std::uint64_t number) {
+  FrameHeader header;
+  std::memcpy(&header, head.data(), sizeof header);
+  header.number = number;
+  std::vector<TableEntry> table(buffers);
+  if (!table.empty()) std::memcpy(table.data(), head.data() + sizeof header, buffers * sizeof(TableEntry));
+  header.seal = seal_of(key, header, table, tag);
+  std::memcpy(head.data(), &header, sizeof header);
+}
+
+bool Message::is_genuine() const {
+  const std::span<const std::byte> body(pickle.block ? pickle.data() : nullptr, pickle.bytes);
+  const SipTag right = seal_of(key, header, table, tag_of(key, body));
+  return ((right[0] ^ header.seal[0]) | (right[1] ^ header.seal[1])) == 0;
+}
+
+ParcelPtr Packing::pack(FrameHeader header, Bytes pickle, std::span<const Bytes> buffers, bool may_lend, const SipKey& key, std::shared_ptr<void> keep) {
   auto parcel = std::make_shared<Parcel>();
   header.buffers = static_cast<std::uint32_t>(buffers.size());
   header.bytes = pickle.size();
@@ -33,6 +51,8 @@ ParcelPtr Packing::pack(FrameHeader header, Bytes pickle, std::span<const Bytes>
   parcel->head.reserve(sizeof header + buffers.size() * sizeof(TableEntry) + (pickle.size() <= copy_limit ? pickle.size() : 0));
   append(parcel->head, &header, sizeof header);
   parcel->bytes = pickle.size();
+  parcel->buffers = buffers.size();
+  if (header.has_pickle()) parcel->tag = tag_of(key, pickle);
   for (const Bytes buffer : buffers) {
     const bool is_lent = may_lend && buffer.size() >= lend_limit;
     const TableEntry entry{buffer.size(), is_lent ? reinterpret_cast<std::uint64_t>(buffer.data()) : 0};

@@ -20,7 +20,12 @@ struct Parcel {
   std::size_t bytes = 0;                           // of all, with what the peer reads itself
   std::uint64_t call = 0;
   Kind kind{};
+  SipTag tag{};          // of the pickle
+  std::size_t buffers = 0;
   bool is_lent = false;  // the peer reads some of it from this process's memory
+
+  // Numbers and seals it, when its turn has come.
+  void seal(const SipKey& key, std::uint64_t number);
 };
 using ParcelPtr = std::shared_ptr<Parcel>;
 
@@ -40,6 +45,10 @@ struct Message {
   Part pickle;
   std::vector<Part> buffers;
   std::vector<TableEntry> table;
+  SipKey key{};  // that it is sealed with
+
+  // Whether the peer has sent it there and then.
+  bool is_genuine() const;
 };
 using MessagePtr = std::shared_ptr<Message>;
 
@@ -51,7 +60,7 @@ class Packing {
   static constexpr std::size_t copy_limit = 4 << 10;
 
   static ParcelPtr pack(FrameHeader header, std::span<const std::byte> pickle, std::span<const std::span<const std::byte>> buffers,
-                        bool may_lend, std::shared_ptr<void> keep);
+                        bool may_lend, const SipKey& key, std::shared_ptr<void> keep);
 };
 
 }  // namespace torsh::rpc
