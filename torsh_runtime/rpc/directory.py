@@ -164,8 +164,8 @@ class Directory:
     def all(self) -> list[Worker]:
         """All workers there are, by their ids."""
         if self.world_size is None:
-            for entry in self._client.list("worker/").items:
-                self._learn(Worker.unpack(entry.value))
+            there = [Worker.unpack(entry.value) for entry in self._client.list("worker/").items]
+            return sorted(map(self._learn, there), key=lambda worker: worker.info.id)
         with self._lock:
             return [worker for _, worker in sorted(self._workers.items())]
 

@@ -213,6 +213,10 @@ void bind_rpc(nb::module_& m) {
       .def("__init__", [](Probe* self, std::uint64_t word) { new (self) Probe{word}; })
       .def_prop_ro("address", [](const Probe& probe) { return reinterpret_cast<std::uint64_t>(&probe.word); })
       .def_ro("word", &Probe::word);
+  m.def("siphash", [](nb::bytes key, nb::bytes message) {
+    const SipTag tag = SipHash(keys_of(key, key).own).tag({static_cast<const std::byte*>(message.data()), message.size()});
+    return nb::bytes(tag.data(), sizeof tag);
+  });
   m.def("can_read_memory", [](int pid, std::uint64_t address, std::uint64_t word) {
     std::uint64_t found = 0;
     return shm::read_memory(pid, reinterpret_cast<std::byte*>(&found), address, sizeof found) && found == word;
