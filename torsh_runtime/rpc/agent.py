@@ -185,6 +185,7 @@ class Agent:
         self._door.close()
         self.references.close()
         self._hub.close(time.monotonic() + _FAREWELL)
+        self.servers.join(_FAREWELL)
         with suppress(StoreError):
             self.directory.leave()
         self._meeting.held.close()

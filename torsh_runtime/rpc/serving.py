@@ -42,10 +42,21 @@ class Servers:
         self._agent = agent
         self._hub = hub
         self._announced: dict[int, Callable[[], None]] = {}
+        self._threads: set[threading.Thread] = set()
 
     def start(self) -> None:
         """One more thread."""
-        threading.Thread(target=self._run, name="torsh-rpc", daemon=True).start()
+        thread = threading.Thread(target=self._run, name="torsh-rpc", daemon=True)
+        self._threads.add(thread)
+        thread.start()
+
+    def join(self, seconds: float) -> None:
+        """Wait for the threads, which end when the hub is closed: those that carry out a call do so
+        when it is over, and are not waited for longer than that."""
+        until = time.monotonic() + seconds
+        for thread in list(self._threads):
+            if thread is not threading.current_thread():
+                thread.join(max(until - time.monotonic(), 0.0))
 
     def announce(self, call: Any, then: Callable[[], None]) -> bool:
         """Have `then` called when the call is over; False if it is already."""
@@ -66,6 +77,7 @@ class Servers:
             if needs_thread:
                 self.start()
             if what == STOP:
+                self._threads.discard(threading.current_thread())
                 return
             self._do(what, *rest)
             done, rest = what, []

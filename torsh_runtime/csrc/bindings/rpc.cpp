@@ -30,7 +30,6 @@ using rpc::Hub;
 using rpc::Item;
 using rpc::Kind;
 using rpc::Message;
-using rpc::ParcelPtr;
 using rpc::Part;
 
 constexpr std::size_t as_bytes_limit = 64 << 10;
@@ -88,14 +87,16 @@ auto guarded(Hub& hub, Step step) {
   }
 }
 
-ParcelPtr pack(Hub& hub, std::uint64_t connection, FrameHeader header, nb::bytes pickle, nb::list given) {
-  if (given.size() > FrameHeader::max_buffers) throw nb::value_error("too many buffers for one call");
-  auto buffers = std::make_shared<Buffers>(pickle, given);
+struct Given {
+  std::shared_ptr<Buffers> buffers;
+  Hub::Content content;
+};
+
+Given given(FrameHeader header, nb::bytes pickle, nb::list list) {
+  if (list.size() > FrameHeader::max_buffers) throw nb::value_error("too many buffers for one call");
+  auto buffers = std::make_shared<Buffers>(pickle, list);
   const std::span<const std::byte> body(static_cast<const std::byte*>(pickle.data()), pickle.size());
-  return guarded(hub, [&] {
-    const Hub::Terms terms = hub.terms(connection);
-    return rpc::Packing::pack(header, body, buffers->spans, terms.may_lend, terms.key, buffers);
-  });
+  return {buffers, {header, body, buffers->spans, buffers}};
 }
 
 // None if more is under way to the peer than may be.
@@ -104,8 +105,8 @@ nb::object begin(Hub& hub, std::uint64_t connection, nb::bytes pickle, nb::list 
   header.kind = Kind::request;
   header.call = hub.new_call();
   if (deadline < std::numeric_limits<double>::infinity()) header.left = std::max(deadline - now(), 1e-6);
-  ParcelPtr request = pack(hub, connection, header, pickle, buffers);
-  CallPtr call = guarded(hub, [&] { return hub.call(connection, std::move(request), deadline); });
+  const Given request = given(header, pickle, buffers);
+  CallPtr call = guarded(hub, [&] { return hub.call(connection, request.content, deadline); });
   return call ? nb::cast(std::move(call)) : nb::none();
 }
 
@@ -113,8 +114,8 @@ void reply(Hub& hub, std::uint64_t connection, bool is_error, std::uint64_t call
   FrameHeader header;
   header.kind = is_error ? Kind::error : Kind::result;
   header.call = call;
-  ParcelPtr parcel = pack(hub, connection, header, pickle, buffers);
-  guarded(hub, [&] { hub.send(connection, std::move(parcel)); });
+  const Given result = given(header, pickle, buffers);
+  guarded(hub, [&] { hub.send(connection, result.content); });
 }
 
 constexpr const char* forged = "it has sent a call that the job's secret does not prove: somebody has got at the connection";

@@ -75,9 +75,13 @@ MessagePtr Connection::pull() {
 
 std::size_t Connection::fill(std::span<std::byte> room) {
   if (ahead_from_ == ahead_to_) {
-    if (room.size() >= ahead_.size()) return stream_->read(room.first(std::min(room.size(), turn_bytes)));
+    if (room.size() >= ahead_.size()) {
+      was_full_ = true;
+      return stream_->read(room.first(std::min(room.size(), turn_bytes)));
+    }
     ahead_from_ = 0;
     ahead_to_ = stream_->read(ahead_);
+    was_full_ = ahead_to_ == ahead_.size();
   }
   const std::size_t bytes = std::min(room.size(), ahead_to_ - ahead_from_);
   std::memcpy(room.data(), ahead_.data() + ahead_from_, bytes);

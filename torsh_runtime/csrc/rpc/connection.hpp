@@ -40,6 +40,9 @@ class Connection {
   // Reads that from the peer's process: without any lock. Throws StreamEnded.
   static void fetch(int pid, Message& message);
 
+  // Whether there may be more to pull() now: the last read got all that it asked for.
+  bool may_have_more() const { return ahead_from_ != ahead_to_ || was_full_; }
+
   // All that has not been written; the connection is of no more use.
   std::vector<ParcelPtr> abandon();
 
@@ -69,6 +72,7 @@ class Connection {
   std::vector<std::span<std::byte>> rooms_;  // and then these, the last one first
   std::vector<std::byte> ahead_;  // what is read ahead, so that a small frame takes one read
   std::size_t ahead_from_ = 0, ahead_to_ = 0;
+  bool was_full_ = false;
   std::uint64_t next_out_ = 0, next_in_ = 0;  // numbers of the next frames with a pickle
 };
 

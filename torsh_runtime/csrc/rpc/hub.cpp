@@ -17,6 +17,7 @@ namespace torsh::rpc {
 namespace {
 
 constexpr std::size_t call_bytes = 512;  // that a call takes of this process's memory without its arguments
+constexpr std::size_t long_pickle = 64 << 10;
 
 Descriptor checked(int number, const char* what) {
   if (number < 0) throw std::system_error(errno, std::generic_category(), what);
@@ -32,7 +33,7 @@ Hub::Hub(HubSetup setup)
       leader_bell_(checked(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")),
       standby_bell_(checked(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")) {
   inner_.set(leader_bell_.number(), tcp::Watch::readable);
-  for (const auto& [descriptor, events] : {std::pair(inner_.descriptor(), 0u), std::pair(standby_bell_.number(), unsigned{EPOLLIN})}) {
+  for (const auto& [descriptor, events] : {std::pair(inner_.descriptor(), 0u), std::pair(standby_bell_.number(), unsigned{EPOLLIN | EPOLLET})}) {
     epoll_event event{};
     event.events = events;
     event.data.fd = descriptor;
@@ -76,10 +77,15 @@ std::uint64_t Hub::add(Descriptor socket, int pid, const Keys& keys) {
   return id;
 }
 
-Hub::Terms Hub::terms(std::uint64_t connection) {
-  const Lock lock = access();
+// A long pickle takes long to be sealed: others go on meanwhile.
+ParcelPtr Hub::pack(Lock& lock, std::uint64_t connection, const Content& content) {
   const Connection& to = peer(connection).connection;
-  return {to.pid() != 0, to.keys().own};
+  const bool may_lend = to.pid() != 0, is_long = content.pickle.size() > long_pickle;
+  const SipKey key = to.keys().own;
+  if (is_long) lock.unlock();
+  ParcelPtr parcel = Packing::pack(content.header, content.pickle, content.buffers, may_lend, key, content.keep);
+  if (is_long) lock.lock();
+  return parcel;
 }
 
 bool Hub::has_room(const Peer& peer, std::size_t bytes) const {
@@ -113,8 +119,9 @@ bool Hub::wait_for_room(std::uint64_t connection, std::size_t bytes, double unti
   return has_room;
 }
 
-CallPtr Hub::call(std::uint64_t connection, ParcelPtr request, double deadline) {
-  const Lock lock = access();
+CallPtr Hub::call(std::uint64_t connection, const Content& content, double deadline) {
+  Lock lock = access();
+  ParcelPtr request = pack(lock, connection, content);
   Peer& to = peer(connection);
   if (!has_room(to, request->bytes)) return nullptr;
   auto call = std::make_shared<Call>();
@@ -129,8 +136,9 @@ CallPtr Hub::call(std::uint64_t connection, ParcelPtr request, double deadline) 
   return call;
 }
 
-void Hub::send(std::uint64_t connection, ParcelPtr parcel) {
-  const Lock lock = access();
+void Hub::send(std::uint64_t connection, const Content& content) {
+  Lock lock = access();
+  ParcelPtr parcel = pack(lock, connection, content);
   Peer& to = peer(connection);
   to.under_way += parcel->bytes;
   to.connection.send(std::move(parcel));
@@ -145,8 +153,8 @@ bool Hub::wait(const CallPtr& call, double until, bool is_serving) {
   bool is_interrupted = false;
   while (!call->is_over() && !is_interrupted && !stopping_ && now() < until) {
     const double nap = std::min(until, now() + 0.02);
-    if (!has_leader()) {
-      lead(lock, nap, true, [&] { return call->is_over(); });
+    if (!has_leader() && !is_left_to_servers()) {
+      lead(lock, nap, true, [&] { return call->is_over() || is_left_to_servers(); });
     } else {
       rest(lock, *call, nap);
     }
@@ -206,7 +214,10 @@ void Hub::complete(const CallPtr& call, Call::State state, MessagePtr reply, con
   call->reply = std::move(reply);
   call->reason = reason;
   call->state.store(state, std::memory_order_release);
-  if (call->waiter != nullptr) call->waiter->notify_all();
+  if (call->waiter != nullptr) {
+    call->waiter->notify_all();
+    if (leader_serves_) servers_lead_ = false;
+  }
   if (!call->is_announced) return;
   Item item;
   item.what = Item::What::completed;
@@ -309,7 +320,6 @@ void Hub::close(double until) {
   requests_.clear();
   ring(leader_bell_);
   ring(standby_bell_);
-  idle_.notify_all();
   for (std::condition_variable* each : resting_) each->notify_all();
 }
 

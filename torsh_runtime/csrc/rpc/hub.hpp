@@ -2,8 +2,9 @@
 //
 // One thread at a time leads: it moves bytes, and passes what has come to whoever waits for it. Who
 // waits for a result leads while nobody else does, and so does a thread that serves, until it has a
-// request, which it carries out itself: no thread is woken for that. While nobody leads, one serving
-// thread stands by, asleep in the kernel, and leads when something comes.
+// request, which it carries out itself: no thread is woken for that. While nobody leads, serving threads stand by,
+// asleep in the kernel, and one of them leads when something comes. Where requests come while a thread waits for a call,
+// that thread leaves it to the serving threads to lead, until they have something for it.
 #pragma once
 
 #include <atomic>
@@ -84,17 +85,18 @@ class Hub {
 
   // Takes over a connected socket; `pid` as Connection's. Throws std::system_error.
   std::uint64_t add(Descriptor socket, int pid, const Keys& keys);
-  // What a frame for the peer is packed by.
-  struct Terms {
-    bool may_lend;
-    SipKey key;
-  };
-  Terms terms(std::uint64_t connection);
   // Whether so many bytes more may be under way to the peer, at `until` at the latest. Throws Ended, Interrupted.
   bool wait_for_room(std::uint64_t connection, std::size_t bytes, double until, bool is_serving);
+  // A frame to be packed when it is known how the peer reads it.
+  struct Content {
+    FrameHeader header;
+    std::span<const std::byte> pickle;
+    std::span<const std::span<const std::byte>> buffers;
+    std::shared_ptr<void> keep;  // whose memory that is
+  };
   // Never block. Throw Ended. No call is begun (null) if more is under way to the peer than may be.
-  CallPtr call(std::uint64_t connection, ParcelPtr request, double deadline);
-  void send(std::uint64_t connection, ParcelPtr parcel);
+  CallPtr call(std::uint64_t connection, const Content& request, double deadline);
+  void send(std::uint64_t connection, const Content& content);
 
   // Until the call is over, at `until` at the latest; whether it is. Throws Interrupted.
   bool wait(const CallPtr& call, double until, bool is_serving);
@@ -138,6 +140,7 @@ class Hub {
   Peer& peer(std::uint64_t connection);
   bool has_room(const Peer& peer, std::size_t bytes) const;
   std::vector<std::uint64_t> connections() const;
+  ParcelPtr pack(Lock& lock, std::uint64_t connection, const Content& content);
   template <typename Finished>
   void lead(Lock& lock, double until, bool may_sleep, Finished finished);
   bool poll(Lock& lock);
@@ -153,18 +156,20 @@ class Hub {
   void fail(std::uint64_t connection, const std::string& reason);
   void expire(double time);
   double look_at_deadlines();
-  void sleep(Lock& lock, double until);
-  bool may_spin(double still);
+  bool sleep(Lock& lock, double until);
+  bool may_spin(double still, double time);
   void spin(Lock& lock);
   bool leads() const { return leader_ == std::this_thread::get_id(); }
   bool has_leader() const { return leader_ != std::thread::id(); }
+  bool is_left_to_servers() const { return servers_lead_ && standing_by_ != 0; }
   void pass_on();
   void arm();
   void disarm();
   void rest(Lock& lock, Call& call, double until);
 
   // serving.cpp
-  void stand_by(Lock& lock);
+  bool stand_by(Lock& lock);
+  void take_in(Lock& lock);
   void wake_server();
   bool can_serve() const;
   std::optional<Item> due();
@@ -194,15 +199,18 @@ class Hub {
   std::vector<ParcelPtr> written_;
   std::vector<std::shared_ptr<void>> garbage_;
   std::atomic<std::size_t> garbage_bytes_{0}, garbage_items_{0};
-  std::condition_variable idle_;  // for serving threads that do not stand by
   std::condition_variable room_;  // bytes are no longer under way
   std::uint64_t next_connection_ = 1;
   std::thread::id leader_;
-  bool leader_serves_ = false, standing_by_ = false, armed_ = false, stopping_ = false;
+  bool servers_lead_ = false;  // rather than threads that wait for calls
+  bool leader_serves_ = false, armed_ = false, stopping_ = false;
+  std::size_t standing_by_ = 0;            // threads that sleep in the kernel until there is something to do
   std::size_t idle_servers_ = 1;           // threads in next(), and such as are being started: the first one is
   std::size_t running_ = 0, waiting_ = 0;  // requests begun, and of their threads those that wait for something
   double next_deadline_ = 0;               // of the calls that are announced; 0: of none
   double wakes_at_ = 0;                    // when who sleeps in the kernel looks at deadlines
+  double asked_ = 0;  // when it was last asked whether there are processors to spin on,
+  bool has_cpus_ = true;  // and what came of it
   double expired_ = 0;                     // when expire() last ran
 };
 
@@ -212,24 +220,19 @@ template <typename Finished>
 void Hub::lead(Lock& lock, double until, bool may_sleep, Finished finished) {
   leader_ = std::this_thread::get_id();
   disarm();
-  double since = 0;
+  double since = now();
   while (!finished() && !stopping_) {
-    if (poll(lock)) {
-      since = 0;
-      if (!leads()) return;  // it was busy with one connection for long
-      continue;
-    }
     const double time = now();
-    if (time >= until) break;
-    if (since == 0) since = time;
-    if (may_spin(time - since)) {
-      spin(lock);
-    } else if (may_sleep) {
-      sleep(lock, until);
-      since = 0;
-      if (!leads()) return;
-    } else {
+    const bool spins = may_spin(time - since, time);
+    if (!spins && !may_sleep) break;
+    const bool moved = spins ? poll(lock) : sleep(lock, until);
+    if (!leads()) return;  // it was busy with one connection for long
+    if (moved) {
+      since = now();
+    } else if (time >= until) {
       break;
+    } else if (spins) {
+      spin(lock);
     }
   }
   leader_ = std::thread::id();

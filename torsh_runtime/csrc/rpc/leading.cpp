@@ -16,7 +16,7 @@
 namespace torsh::rpc {
 namespace {
 
-constexpr double surely_spun = 30e-6;  // seconds, before it is asked who else wants to run
+constexpr double between_questions = 2e-3;  // seconds, whether others want to run: that takes 10 us
 constexpr double longest_sleep = 1;    // seconds, without a look at deadlines
 constexpr std::size_t much_garbage = 1 << 20;
 constexpr std::size_t long_fetch = 4 << 20;  // bytes, for which others do not wait
@@ -28,10 +28,14 @@ int cpus() {
 
 }  // namespace
 
-bool Hub::may_spin(double still) {
-  if (still < surely_spun) return true;
+// Who spins where others want to run gets their messages later than who sleeps.
+bool Hub::may_spin(double still, double time) {
   if (still > longest_look) return false;
-  return still < 2 * surely_spun ? shm::threads_have_cpus(cpus()) : true;
+  if (time > asked_ + between_questions) {
+    asked_ = time;
+    has_cpus_ = shm::threads_have_cpus(cpus());
+  }
+  return has_cpus_;
 }
 
 void Hub::spin(Lock& lock) {
@@ -50,14 +54,14 @@ bool Hub::poll(Lock& lock) {
 }
 
 // In the kernel.
-void Hub::sleep(Lock& lock, double until) {
+bool Hub::sleep(Lock& lock, double until) {
   const double seconds = std::min(until - now(), look_at_deadlines());
   std::vector<int> ready;
   lock.unlock();
   if (garbage_bytes_ > much_garbage) collect();
   inner_.wait(ready, seconds);
   lock.lock();
-  handle(lock, ready);
+  return handle(lock, ready);
 }
 
 // Lets calls fail that are late, and says how many seconds may pass until the next look.
@@ -90,9 +94,11 @@ void Hub::advance(Lock& lock, std::uint64_t connection) {
       const auto found = peers_.find(connection);
       if (found == peers_.end() || found->second.is_fetching) return;
       if (found->second.connection.is_sending()) push(found->second);
-      MessagePtr message = peer(connection).connection.pull();
+      MessagePtr message = found->second.connection.pull();
       if (message == nullptr) return;
-      take(lock, peer(connection), std::move(message));
+      take(lock, found->second, std::move(message));
+      const auto still = peers_.find(connection);
+      if (still == peers_.end() || !still->second.connection.may_have_more()) return;
     }
   } catch (const StreamEnded& ended) {
     fail(connection, ended.what());
@@ -175,6 +181,7 @@ void Hub::fetch(Lock& lock, std::uint64_t connection, const MessagePtr& message)
 void Hub::arrive(Peer& peer, MessagePtr message) {
   if (message->header.kind == Kind::request) {
     requests_.push_back(std::move(message));
+    if (!leader_serves_) servers_lead_ = true;
     wake_server();
     return;
   }
@@ -186,12 +193,10 @@ void Hub::arrive(Peer& peer, MessagePtr message) {
 
 // Who is to lead when this thread no longer does.
 void Hub::pass_on() {
-  if (!resting_.empty()) {
+  if (!resting_.empty() && !is_left_to_servers()) {
     resting_.front()->notify_all();
-  } else if (standing_by_) {
+  } else if (standing_by_ != 0) {
     arm();
-  } else {
-    idle_.notify_one();
   }
 }
 

@@ -24,15 +24,11 @@ Item Hub::next(Item::What done) {
     }
     if (is_warm && !has_leader()) {
       leader_serves_ = true;
-      lead(lock, std::numeric_limits<double>::infinity(), false, [this] { return can_serve() || !resting_.empty(); });
+      lead(lock, std::numeric_limits<double>::infinity(), false, [this] { return can_serve() || (!resting_.empty() && !servers_lead_); });
       leader_serves_ = false;
       is_warm = false;
-    } else if (!standing_by_) {
-      stand_by(lock);
-      is_warm = true;
     } else {
-      idle_.wait(lock);
-      is_warm = true;
+      is_warm = stand_by(lock);
     }
   }
 }
@@ -55,10 +51,13 @@ std::optional<Item> Hub::due() {
   return item;
 }
 
-// The thread leaves with it. One is always left that can stand by, and more of them are woken for what is left.
+// The thread leaves with it. One is always left that stands by, and more of them are woken for what is left.
 Item Hub::handed_out(Item item) {
   --idle_servers_;
-  if (item.what == Item::What::stop) return item;
+  if (item.what == Item::What::stop) {
+    ring(standby_bell_);  // for the next thread
+    return item;
+  }
   if (idle_servers_ == 0) {
     item.needs_thread = true;
     ++idle_servers_;
@@ -70,35 +69,42 @@ Item Hub::handed_out(Item item) {
 
 void Hub::wake_server() {
   if (leader_serves_ && leads()) return;
-  if (standing_by_) {
-    ring(standby_bell_);
-  } else {
-    idle_.notify_one();
-  }
+  if (standing_by_ != 0) ring(standby_bell_);
 }
 
-// Sleeps in the kernel until something comes that nobody else takes, or that this thread is wanted for.
-void Hub::stand_by(Lock& lock) {
-  standing_by_ = true;
+// Sleeps in the kernel until something comes that nobody else takes, or that this thread is wanted for. Several may: the
+// kernel wakes one of them for each. Whether something has come on a connection.
+bool Hub::stand_by(Lock& lock) {
+  ++standing_by_;
   if (!has_leader()) arm();
   const double seconds = look_at_deadlines();
-  if (can_serve()) {
-    standing_by_ = false;
-    return;
+  epoll_event ready{};
+  int count = 0;
+  if (!can_serve()) {
+    lock.unlock();
+    if (garbage_items_ != 0) collect();
+    count = epoll_wait(outer_.number(), &ready, 1, static_cast<int>(std::ceil(std::min(seconds, 1.0) * 1000)));
+    lock.lock();
   }
-  lock.unlock();
-  if (garbage_items_ != 0) collect();
-  epoll_event ready[2];
-  const int count = epoll_wait(outer_.number(), ready, 2, static_cast<int>(std::ceil(std::min(seconds, 1.0) * 1000)));
-  lock.lock();
-  standing_by_ = false;
-  for (int i = 0; i < count; ++i) {
-    if (ready[i].data.fd == standby_bell_.number()) {
-      silence(standby_bell_);
-    } else {
-      armed_ = false;
-    }
+  --standing_by_;
+  if (count != 1) return false;
+  if (ready.data.fd == standby_bell_.number()) {
+    silence(standby_bell_);
+    return false;
   }
+  armed_ = false;
+  if (has_leader()) return false;
+  take_in(lock);
+  return true;
+}
+
+// What is there, once.
+void Hub::take_in(Lock& lock) {
+  leader_ = std::this_thread::get_id();
+  leader_serves_ = true;
+  poll(lock);
+  leader_serves_ = false;
+  if (leads()) leader_ = std::thread::id();
 }
 
 void Hub::enter_wait() {
