@@ -39,7 +39,8 @@ def run_workers(
         try:
             return body(rank)
         finally:
-            rpc.shutdown()
+            if rpc.is_initialized():
+                rpc.shutdown()
 
     return run_forked(count, be_worker, meanwhile)
 
