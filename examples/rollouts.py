@@ -62,8 +62,8 @@ class Sampler:
         self.policy = tr.rpc.subscribe("policy")
 
     def sample(self, count: int) -> list[Episode]:
-        version, state = self.policy.latest()
-        return [self._play(state["weights"], version) for _ in range(count)]
+        with self.policy.latest() as newest:
+            return [self._play(newest["weights"], newest.version) for _ in range(count)]
 
     def _play(self, weights: np.ndarray, version: int) -> Episode:
         state = self.random.uniform(-0.05, 0.05, 4)
@@ -87,7 +87,7 @@ class Trainer:
             with np.load(checkpoint) as file:
                 self.updates, self.weights = int(file["updates"]), file["weights"]
             print(f"resuming from {checkpoint} after update {self.updates}", flush=True)
-        self.policy = tr.rpc.publish("policy", {"weights": self.weights})
+        self.version = tr.rpc.publish("policy", {"weights": self.weights})
 
     def learn(self, episodes: Sequence[Episode]) -> tuple[int, float, int]:
         """One update; how many there were, the mean length of the episodes, and how many updates
@@ -100,10 +100,10 @@ class Trainer:
             surprise = pushes - odds_of_right(self.weights, states)
             self.weights = self.weights + self.lr * (surprise * advantages) @ states / len(states)
             self.updates += 1
-            version = self.policy.publish({"weights": self.weights})
+            age = self.version - min(each.version for each in episodes)
+            self.version = tr.rpc.publish("policy", {"weights": self.weights})
             self._save()
-        steps = float(np.mean([len(each.pushes) for each in episodes]))
-        return self.updates, steps, version - 1 - min(each.version for each in episodes)
+        return self.updates, float(np.mean([len(each.pushes) for each in episodes])), age
 
     def _save(self) -> None:
         """Write a checkpoint so that at any moment the old or the new one is there, whole."""

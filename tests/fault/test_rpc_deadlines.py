@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from support.processes import soon
-from support.rpc_workers import (
+from support.rpc_worlds import (
     PATIENCE,
     depth,
     double,

@@ -14,7 +14,7 @@ import pytest
 from support.forked import Raised, run_forked
 from support.ports import free_address
 from support.processes import soon
-from support.rpc_workers import (
+from support.rpc_worlds import (
     PATIENCE,
     SEEN,
     Tracked,

@@ -13,7 +13,7 @@ from typing import Any
 from support.forked import Raised, run_forked
 from support.ports import free_address
 from support.processes import soon
-from support.rpc_workers import double, error_of, join, name_here, run_workers, wait_for
+from support.rpc_worlds import double, error_of, join, name_here, run_workers, wait_for
 
 import torsh_runtime as tr
 import torsh_runtime.rpc as rpc
