@@ -15,7 +15,7 @@ from torsh_runtime.backends.native.compiled import _native
 from torsh_runtime.backends.native.network import listen
 from torsh_runtime.errors import ConfigError, PeerLost, StoreError, TorshError
 from torsh_runtime.rpc.directory import Directory, Worker, worker_here
-from torsh_runtime.rpc.door import Door, Lobby
+from torsh_runtime.rpc.door import Door, Lobby, Unreachable
 from torsh_runtime.rpc.failures import Account, CallRefused, CallTimeout, lost, rebuilt
 from torsh_runtime.rpc.functions import name_of
 from torsh_runtime.rpc.futures import Begun, CallFuture
@@ -146,12 +146,11 @@ class Agent:
         """Let the others find this worker; with a world size, wait for all of them. ConfigError if
         another worker has its name, CommTimeout naming the ranks that did not come."""
         namesake = self.directory.namesake()
-        if namesake is not None:
-            with suppress(PeerLost):
-                self.links.to(namesake, "init_rpc", time.monotonic() + _ATTEMPT_SECONDS)
-                raise ConfigError(
-                    f"there is a worker {namesake.text} already: give each worker a name of its own"
-                )
+        if namesake is not None and self._lives(namesake):
+            raise ConfigError(
+                f"there is a worker {namesake.text} already: give each worker a name and a rank of "
+                f"its own"
+            )
         self.directory.enter(timeout)
 
     def latest(self, deadline: float | None) -> float:
@@ -253,6 +252,17 @@ class Agent:
     def _lost(self, worker: Worker, function: Any, reason: str) -> PeerLost:
         return lost(worker.info, worker.host, name_of(function), reason)
 
+    def _lives(self, worker: Worker) -> bool:
+        is_near = worker.node == self.own.node
+        try:
+            opened = self._lobby.connect(worker, is_near, time.monotonic() + _ATTEMPT_SECONDS)
+        except Unreachable:
+            return False
+        except TimeoutError:  # it is stopped, say
+            return True
+        opened.sock.close()
+        return True
+
     def _deadline(self, now: float, timeout: Any) -> float:
         """No later than that of the call that this thread carries out."""
         default = self.options.rpc_timeout
@@ -273,9 +283,13 @@ def _near() -> tuple[str, list[socket.socket]]:
 
 def _unpicklable(function: Any, worker: WorkerInfo, error: Exception) -> Exception:
     kind = type(error) if isinstance(error, pickle.PicklingError | AttributeError) else TypeError
+    advice = (
+        ". Use functions of modules that both sides import, or a name given to rpc.register()"
+        if kind is not TypeError
+        else ""
+    )
     return kind(
-        f"the call of {name_of(function)} on {worker.name!r} cannot be pickled: {error}. Use "
-        f"functions of modules that both sides import, or a name given to rpc.register()"
+        f"the call of {name_of(function)} on {worker.name!r} cannot be pickled: {error}{advice}"
     )
 
 

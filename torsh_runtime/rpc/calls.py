@@ -8,9 +8,9 @@ from datetime import timedelta
 from typing import Any
 
 from torsh_runtime.backends.future import Future
-from torsh_runtime.errors import ConfigError
 from torsh_runtime.rpc.agent import Agent, current_agent, has_agent, set_agent
 from torsh_runtime.rpc.directory import check_name
+from torsh_runtime.rpc.failures import CallRefused
 from torsh_runtime.rpc.leaving import leave
 from torsh_runtime.rpc.meeting import meet
 from torsh_runtime.rpc.options import (
@@ -46,7 +46,7 @@ def init_rpc(
     Raises ConfigError for bad arguments, CommTimeout naming ranks that did not come, StoreError.
     """
     if has_agent():
-        raise ConfigError("init_rpc() was called already: call shutdown() before")
+        raise CallRefused("init_rpc() was called already: call shutdown() before")
     options = rpc_backend_options or RpcBackendOptions()
     check_name(name)
     meeting = meet(options.init_method, rank, world_size, _MEETING_SECONDS)

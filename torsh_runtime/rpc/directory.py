@@ -12,7 +12,6 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import Any
 
 import msgpack
 
@@ -178,12 +177,15 @@ class Directory:
                     self._ids.pop(worker.info.name, None)
 
     def _known(self, to: str | int | WorkerInfo) -> Worker | None:
-        number: Any = to
-        if isinstance(to, WorkerInfo):
-            number = to.id
-        elif isinstance(to, str):
+        if isinstance(to, str):
             number = self._ids.get(to)
-        return self._workers.get(number)
+            return None if number is None else self._workers.get(number)
+        if isinstance(to, WorkerInfo):
+            known = self._workers.get(to.id)
+            return known if known is None or known.info == to else None
+        if type(to) is int:
+            return self._workers.get(to)
+        raise TypeError(f"a worker is named by its name, rank or WorkerInfo, not by {to!r}")
 
     def _looked_up(self, to: str | int | WorkerInfo) -> Worker | None:
         number: int | None

@@ -71,6 +71,8 @@ class References:
         self._owned: weakref.WeakValueDictionary[Key, Owned] = weakref.WeakValueDictionary()
         self._pinned: dict[Key, Owned] = {}
         """Those that others refer to."""
+        self._awaited: dict[Key, Owned] = {}
+        """Those that somebody asks for whose making has not been told yet."""
         self._held: weakref.WeakValueDictionary[Key, Held] = weakref.WeakValueDictionary()
         self._released: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._janitor: threading.Thread | None = None
@@ -117,7 +119,11 @@ class References:
         """CallRefused if it has been let go of. `is_new`: who asks has told to make it, and not
         heard of that yet."""
         if is_new:
-            return self.expected(key)
+            with self._lock:
+                owned = self.expected(key)
+                if not owned.forks:
+                    self._awaited[key] = owned
+                return owned
         found = self._owned.get(key)
         if found is None:
             raise CallRefused(
@@ -139,10 +145,11 @@ class References:
 
     def add_fork(self, key: Key, fork: Key, holder: int) -> None:
         """At the owner: somebody has, or is about to get, a reference."""
-        owned = self.expected(key)
         with self._lock:
+            owned = self.expected(key)
             owned.forks[fork] = holder
             self._pinned[key] = owned
+            self._awaited.pop(key, None)
 
     def drop_fork(self, key: Key, fork: Key) -> None:
         """At the owner: the reference is gone."""
@@ -156,6 +163,8 @@ class References:
     def drop_all_of(self, worker: int) -> None:
         """At the owner: the worker's process has ended, or left."""
         with self._lock:
+            for key in [key for key in self._awaited if key.worker == worker]:
+                del self._awaited[key]
             for owned in list(self._pinned.values()):
                 for fork in [fork for fork, holder in owned.forks.items() if holder == worker]:
                     self.drop_fork(owned.key, fork)

@@ -47,8 +47,8 @@ class Servers:
     def start(self) -> None:
         """One more thread."""
         thread = threading.Thread(target=self._run, name="torsh-rpc", daemon=True)
-        self._threads.add(thread)
         thread.start()
+        self._threads.add(thread)
 
     def join(self, seconds: float) -> None:
         """Wait for the threads, which end when the hub is closed: those that carry out a call do so
@@ -117,7 +117,9 @@ class Servers:
                 function = registry.find(function)
             value = function(*args, **kwargs)
             if is_async(function):
-                when_done(value, function, partial(self._reply_later, link, call, deadline))
+                when_done(
+                    value, function, partial(self._reply_later, link, call, deadline, function)
+                )
                 return
         except BaseException as error:
             self._fail(link, call, error)
@@ -127,14 +129,19 @@ class Servers:
         self._reply(link, call, deadline, value, function)
 
     def _reply_later(
-        self, link: Link, call: int, deadline: float | None, get: Callable[[], Any]
+        self,
+        link: Link,
+        call: int,
+        deadline: float | None,
+        function: object,
+        get: Callable[[], Any],
     ) -> None:
         try:
             value = get()
         except BaseException as error:
             self._fail(link, call, error)
             return
-        self._reply(link, call, deadline, value, get)
+        self._reply(link, call, deadline, value, function)
 
     def _reply(
         self, link: Link, call: int, deadline: float | None, value: object, function: object
