@@ -148,7 +148,7 @@ REFUSED: dict[str, tuple[type[Exception], tuple[str, ...], Callable[[], Any]]] =
         lambda: rpc.rpc_sync("nobody", double, (1,)),
     ),
     "unknown rank": (RuntimeError, ("7",), lambda: rpc.rpc_sync(7, double, (1,))),
-    "no worker": (RuntimeError, ("None",), lambda: rpc.rpc_sync(None, double, (1,))),  # type: ignore[arg-type]
+    "no worker": (TypeError, ("None",), lambda: rpc.rpc_sync(None, double, (1,))),  # type: ignore[arg-type]
     "unknown info": (RuntimeError, ("'nobody'",), lambda: rpc.get_worker_info("nobody")),
     "argument": (
         TypeError,
