@@ -27,6 +27,10 @@ CASES = (
     "python/one_rank",
     "python/wrong_argument",
     "signals/kill",
+    "strangers/log_of_zero",
+    "strangers/logged_as_json",
+    "strangers/metrics_port_shared",
+    "strangers/rank_of_hostname",
     "waiting/pipe",
 )
 TIMEOUT = 600

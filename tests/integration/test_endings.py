@@ -82,6 +82,66 @@ def _reports(err: str) -> list[str]:
     return [part.partition("  attempt ")[0] for part in starts]
 
 
+CHOOSES = """
+import json
+import traceback
+import numpy as np
+import torsh_runtime as tr
+def train():
+    if rank == 1: raise IndexError("sample 10")
+    tr.barrier()
+def log():
+    with open(f"log.{rank}", "a") as file: file.write(json.dumps(traceback.format_exc()))
+def exits():
+    try: train()
+    except Exception: log(); sys.exit(1)
+def exits_at_once():
+    try: train()
+    except Exception: log(); os._exit(1)
+def returns():
+    try: train()
+    except Exception: log(); return 1
+tr.init_process_group(timeout=20)
+sys.exit([exits, exits_at_once, returns][int(os.environ["TORCHELASTIC_RESTART_COUNT"])]())
+"""
+
+
+def test_an_exception_that_only_a_log_has_is_why_a_script_chose_its_exit_code(
+    torshrun: Launcher,
+) -> None:
+    path = torshrun.folder / "events"
+    options = ("--nproc-per-node=2", "--max-restarts=2", "--restart-backoff=0")
+    options += ("--retry-same-start", "--events", str(path))
+    _, _, err = torshrun.run(*options, torshrun.script(CHOOSES))
+    causes = events(path, "root_cause")
+    assert [(each["ranks"], each["kind"], each["certainty"]) for each in causes] == [
+        ([1], "exception", "certain"),
+        ([1], "exception", "certain"),
+        ([1], "exception", "likely"),  # it might have gone on
+    ]
+    assert err.count("  | IndexError: sample 10\n") == 3
+    for call in ("sys.exit()", "os._exit()"):
+        assert f"the exception that it handled when it called {call}:\n" in err
+    assert "an exception that it had handled, and written to a log:\n" in err
+
+
+REFUSES = """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float)
+parser.parse_args(["--lr", "high"])
+"""
+
+
+def test_usage_tells_more_than_the_exception_that_led_to_it(torshrun: Launcher) -> None:
+    path = torshrun.folder / "events"
+    code, _, err = torshrun.run("--events", str(path), torshrun.script(REFUSES))
+    (cause,) = events(path, "root_cause")
+    assert (code, cause["kind"]) == (2, "wrong arguments")
+    assert "argument --lr: invalid float value: 'high'\n  attempt" not in err
+    assert "Traceback" not in err
+
+
 CLEANS_UP = """
 import numpy as np
 import torsh_runtime as tr

@@ -369,7 +369,8 @@ RAISES = "def f():\n    raise KeyError('x')\n"
         ("try: f()\nexcept KeyError: raise SystemExit(3)", 3, "exit"),
         ("import sys\ntry: f()\nexcept KeyError: sys.excepthook(*sys.exc_info())", 0, "exit"),
         ("import threading; threading.Thread(target=f).start()", 0, "exit"),
-        ("import os\ntry: f()\nexcept KeyError: os._exit(4)", 4, ""),
+        ("import os\ntry: f()\nexcept KeyError: os._exit(4)", 4, "left"),
+        ("import os\nos._exit(4)", 4, ""),
         ("raise KeyboardInterrupt", -2, ""),
     ],
 )
@@ -382,6 +383,84 @@ def test_how_python_ended_is_noted(tmp_path: Path, ending: str, code: int, how: 
         assert note["errors"] == ["KeyError: 'x'"]
         assert note["frame"] == f"{tmp_path}/train.py:2"
         assert note["trace"].startswith("Traceback (most recent call last):")
+
+
+CATCHES = " try: f()\n except KeyError: sys.exit(7)\n"
+
+
+@pytest.mark.parametrize(
+    ("ending", "how", "error"),
+    [
+        ("try: f()\nexcept KeyError: sys.exit(3)", "exit", "KeyError: 'x'"),
+        ("try: f()\nexcept KeyError: os._exit(3)", "left", "KeyError: 'x'"),
+        (f"try:\n{CATCHES}except SystemExit: sys.exit(3)", "exit", "KeyError: 'x'"),
+        (f"try:\n{CATCHES}except SystemExit: pass\nsys.exit(3)", "exit", ""),
+        ("threading.Thread(target=sys.exit, args=(1,)).start()\nsys.exit(3)", "exit", ""),
+    ],
+)
+def test_what_was_handled_when_a_script_chose_its_exit_code_is_noted(
+    tmp_path: Path, ending: str, how: str, error: str
+) -> None:
+    status, (note,) = noted(tmp_path, "import os, sys, threading\n" + RAISES + ending)
+    assert (status, note["how"], note.get("errors", [])) == (3, how, [error] if error else [])
+    assert note.get("code", 3) == 3
+    assert note["own"]
+
+
+SHOWN = """
+import io, logging, sys, traceback
+log = logging.StreamHandler(io.StringIO())
+def f():
+    try: 1 / 0
+    except ZeroDivisionError as error: raise KeyError('x') from error
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "errors"),
+    [
+        ("traceback.format_exc()", ["ZeroDivisionError: division by zero", "KeyError: 'x'"]),
+        (
+            "logging.getLogger().addHandler(log); logging.exception('failed')",
+            ["ZeroDivisionError: division by zero", "KeyError: 'x'"],
+        ),
+        ("pass", None),
+        ("log.format(logging.makeLogRecord({'exc_info': (None, None, None)}))", None),
+        ("traceback.format_exc(); import time; time.sleep(1.1)", None),  # it went on
+    ],
+)
+def test_what_was_shown_just_before_the_end_is_noted(
+    tmp_path: Path, program: str, errors: list[str] | None
+) -> None:
+    status, (note,) = noted(tmp_path, f"{SHOWN}try: f()\nexcept KeyError: {program}\nsys.exit(3)")
+    assert (status, note["how"]) == (3, "shown" if errors else "exit")
+    assert note.get("errors") == errors
+
+
+PORTS = """
+import http.server, socket, socketserver
+held = socket.create_server(("127.0.0.1", 0))
+METRICS_PORT = held.getsockname()[1]
+print(METRICS_PORT, flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "socket.socket().bind(('127.0.0.1', METRICS_PORT))",
+        "http.server.HTTPServer(('127.0.0.1', METRICS_PORT), None)",
+        "def serve(port): socketserver.TCPServer(('', port), None)\nserve(METRICS_PORT)",
+        "socket.create_server(('127.0.0.1', METRICS_PORT))",
+    ],
+)
+def test_the_port_that_was_in_use_is_noted(tmp_path: Path, program: str) -> None:
+    held = PORTS.replace("held = ", "http.server.HTTPServer.allow_reuse_address = False\nheld = ")
+    status, (note,) = noted(
+        tmp_path, held + "open('port', 'w').write(str(METRICS_PORT))\n" + program
+    )
+    assert status == 1
+    assert note["port"] == int((tmp_path / "port").read_text())
 
 
 CLEANS_UP = """
@@ -428,3 +507,27 @@ def test_a_python_2_takes_no_notice(tmp_path: Path) -> None:
         python = shutil.which(python) or python
         done = run("import sys; print(sys.theirs)", [HOOK, tmp_path], python=python)
         assert (done.stdout, done.stderr) == ("1\n", "")
+
+
+FREED = """
+import sys, traceback, weakref
+class Model: pass
+def f():
+    model = Model()
+    refs.append(weakref.ref(model))
+    raise KeyError("x")
+def leave():
+    try: f()
+    except KeyError: sys.exit(1)
+refs = []
+try: f()
+except KeyError: traceback.format_exc()
+try: leave()
+except SystemExit: pass
+print([each() for each in refs])
+"""
+
+
+def test_what_is_kept_of_exceptions_keeps_nothing_else_alive(tmp_path: Path) -> None:
+    ended = run(FREED, [HOOK], TORSH_STACK_FILE=str(tmp_path / "stack"))
+    assert (ended.stdout, ended.stderr) == ("[None, None]\n", "")

@@ -16,7 +16,7 @@ from torsh_runtime.backends.native.network import listen
 from torsh_runtime.errors import ConfigError, PeerLost, StoreError, TorshError
 from torsh_runtime.rpc.directory import Directory, Worker, worker_here
 from torsh_runtime.rpc.door import Door, Lobby, Unreachable
-from torsh_runtime.rpc.failures import Account, CallRefused, CallTimeout, lost, rebuilt
+from torsh_runtime.rpc.failures import Account, CallTimeout, lost, rebuilt
 from torsh_runtime.rpc.functions import name_of
 from torsh_runtime.rpc.futures import Begun, CallFuture
 from torsh_runtime.rpc.leaving import Roll
@@ -291,26 +291,3 @@ def _unpicklable(function: Any, worker: WorkerInfo, error: Exception) -> Excepti
     return kind(
         f"the call of {name_of(function)} on {worker.name!r} cannot be pickled: {error}{advice}"
     )
-
-
-_current: Agent | None = None
-
-
-def current_agent() -> Agent:
-    """This process's. CallRefused if it takes no part in calls."""
-    if _current is None:
-        raise CallRefused("this process takes no part in remote calls: call init_rpc() first")
-    return _current
-
-
-def has_agent() -> bool:
-    return _current is not None
-
-
-def set_agent(agent: Agent | None) -> None:
-    global _current
-    _current = agent
-
-
-# A forked child is no worker: it may become one by init_rpc() of its own.
-os.register_at_fork(after_in_child=lambda: set_agent(None))

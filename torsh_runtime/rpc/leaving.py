@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from torsh_runtime.backends.future import Future
 from torsh_runtime.errors import PeerLost, TorshError
+from torsh_runtime.rpc.current import current_agent
 from torsh_runtime.rpc.failures import CallTimeout
 from torsh_runtime.rpc.functions import async_execution
 
@@ -123,6 +124,4 @@ def _keep_roll(agent: Agent, deadline: float, seconds: float, gone: list[str]) -
 @async_execution
 def arrive(worker: int) -> Future:
     """At who keeps the list."""
-    from torsh_runtime.rpc.agent import current_agent
-
     return current_agent().roll.come(worker)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torsh_runtime.backends.future import Future
 from torsh_runtime.errors import TorshError
+from torsh_runtime.rpc.current import current_agent
 from torsh_runtime.rpc.failures import CallRefused
 from torsh_runtime.rpc.functions import async_execution, is_async, registry, when_done
 from torsh_runtime.rpc.options import WorkerInfo
@@ -231,8 +232,6 @@ class References:
 
 
 def _references() -> References:
-    from torsh_runtime.rpc.agent import current_agent
-
     return current_agent().references
 
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torsh_runtime.backends.future import Future
+from torsh_runtime.rpc.current import current_agent
 from torsh_runtime.rpc.failures import CallRefused
 from torsh_runtime.rpc.options import UNSET_RPC_TIMEOUT, WorkerInfo
 from torsh_runtime.rpc.references import (
@@ -34,7 +35,7 @@ class RRef:
 
     def __init__(self, value: Any, type_hint: object = None) -> None:
         """Of a value of this worker's, which becomes its owner. type_hint: makes no difference."""
-        self._agent = _current()
+        self._agent = current_agent()
         self._of: Owned | Held = self._agent.references.own(value)
 
     @classmethod
@@ -160,12 +161,6 @@ def created(
 
 
 def _arrived(key: tuple[int, int], fork: tuple[int, int] | None, owner: tuple[str, int]) -> RRef:
-    agent = _current()
+    agent = current_agent()
     of = agent.references.unpacked(Key(*key), Key(*fork) if fork else None, WorkerInfo(*owner))
     return RRef._made(agent, of)
-
-
-def _current() -> Agent:
-    from torsh_runtime.rpc.agent import current_agent
-
-    return current_agent()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from torshrun.agent.protocol import Cause
 from torshrun.agent.round import Round
-from torshrun.agent.sources import is_passing_through, with_sources
+from torshrun.agent.sources import conditions, is_passing_through, with_sources
 from torshrun.config.job import OutputConfig
 from torshrun.health.pages import WorkerStatus
 from torshrun.health.waits import Wait, wait_of
@@ -25,6 +25,7 @@ from torshrun.text import printable
 from torshrun.workers.group import Worker, WorkerGroup
 
 if TYPE_CHECKING:  # at the start it would take time
+    from torshrun.agent.facts import Fact
     from torshrun.failure.cause import Explanation
     from torshrun.failure.ending import Ending
     from torshrun.failure.exits import Exit, OomEvidence
@@ -128,7 +129,7 @@ class Diagnosis:
         """The same of workers that somebody stopped while they hung."""
         self.stacks: Mapping[int, str] = {}
         """Where ranks stood when they hung."""
-        self.facts: dict[int, str] = {}
+        self.facts: dict[int, Fact] = {}
         """What the machine knew of what ranks could not have, when they failed."""
         self.moment: Moment | None = None
         """What was seen before workers were stopped; None if they were not."""
@@ -187,13 +188,14 @@ class Diagnosis:
 
     def _look_up(self, exit_: Exit, ranks: Mapping[int, int]) -> None:
         """While the others still live: one of them may be who is in the way."""
-        from torshrun.agent.facts import facts_about
+        from torshrun.agent.facts import fact_about
         from torshrun.failure.cause import diagnose
         from torshrun.failure.last_words import last_words
 
         if exit_.rank not in self.facts and len(self.facts) < MOST_LOOKED_UP:
             said = "\n".join(last_words(exit_).lines)
-            self.facts[exit_.rank] = facts_about(diagnose(exit_).kind, said, ranks)
+            kind, port = diagnose(exit_).kind, exit_.ending.port
+            self.facts[exit_.rank] = fact_about(kind, said, ranks, port)
 
     def _examine(
         self, endings: Sequence[Worker], oom: OomEvidence | None, initialised: bool
@@ -216,6 +218,7 @@ class Diagnosis:
         from torshrun.failure.exits import Exit
 
         place, moment = ending.assignment.worker, self.moment
+        fact = self.facts.get(place.rank)
         wait, holder = moment.waits.get(place.rank, _NO_WAIT) if moment else _NO_WAIT
         exit_ = Exit(
             rank=place.rank,
@@ -240,7 +243,8 @@ class Diagnosis:
             awaits=wait.what if wait else "",
             holder=holder,
             state=moment.states.get(place.rank, "") if moment else "",
-            facts=self.facts.get(place.rank, ""),
+            facts=fact.text if fact else "",
+            rival=fact.rank if fact else -1,
         )
         exit_ = self._with_account(ending, self._with_standing(exit_))
         return self._with_ending(ending, exit_)
@@ -267,16 +271,27 @@ class Diagnosis:
 
     def _with_ending(self, ending: Worker, exit_: Exit) -> Exit:
         """With what the start hook noted of its end."""
+        from torshrun.failure.last_words import shows_usage
+
         noted = _noted(ending)
+        is_left = noted.is_chosen and noted.is_own and exit_.code == noted.code
+        is_left = is_left and not shows_usage(exit_)  # which tells more than what it came from
+        if is_left and not ending.status:
+            return replace(exit_, ending=noted)
         if not ending.status or not noted.is_watched:
             return exit_
         is_its_end = noted.is_own or exit_.code == noted.code
-        if noted.by == "exception" and is_its_end:
+        if is_left or (noted.by == "exception" and is_its_end):
             before = not exit_.stopped or (self.moment and noted.at <= self.moment.at)
-            return replace(exit_, ending=noted, raised=exit_.raised or bool(before))
+            path, _, line = noted.frame.rpartition(":")
+            asked = conditions(path, int(line)) if line.isdecimal() else ""
+            raised = exit_.raised or bool(before)
+            return replace(exit_, ending=noted, raised=raised, conditions=asked)
         if noted.in_flight and noted.is_own and exit_.stopped:
             goes_on = any(is_passing_through(*place) for place in noted.places)
             return replace(exit_, ending=noted, raised=exit_.raised or goes_on)
+        if noted.was_shown and noted.is_own and not exit_.stopped:
+            return replace(exit_, ending=noted)
         # Of a process that it had started others tell.
         return replace(exit_, ending=replace(noted, trace="", errors=()))
 
@@ -354,8 +369,8 @@ def _keep(path: str, folder: Folder, kept: str) -> None:
 
 
 def _startup(cause: Exit, kind: Kind) -> str:
-    from torshrun.failure.cause import fingerprint
     from torshrun.failure.kinds import Kind
+    from torshrun.failure.likeness import fingerprint
 
     if cause.hung or cause.seconds > STARTUP_SECONDS or cause.signo in _FROM_OUTSIDE:
         return ""

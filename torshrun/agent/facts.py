@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from torshrun.failure.kinds import Kind
 from torshrun.failure.named import path_in, port_in
@@ -16,18 +17,29 @@ _NEARLY_FULL = 0.01
 _LITTLE = 1 << 20
 
 
-def facts_about(kind: Kind, said: str, ranks: Mapping[int, int]) -> str:
-    """In a sentence, who holds the port or which file system is full that these words speak of; ""
-    is nothing known. `ranks` are those of this node, by pid.
+class Fact(NamedTuple):
+    """What the machine knows."""
+
+    text: str = ""
+    """In a sentence; "" is nothing."""
+    rank: int = -1
+    """The rank that holds the port; -1 is none that is known."""
+
+
+def fact_about(kind: Kind, said: str, ranks: Mapping[int, int], port: int = 0) -> Fact:
+    """Who holds the port or which file system is full that these words speak of. `ranks` are those
+    of this node, by pid; `port` is the one that was wanted, if the words do not tell it.
     """
-    if kind is Kind.ADDRESS_IN_USE:
-        port = port_in(said)
-        name, pid = holder(port) if port else ("", 0)
-        whose = f"rank {ranks[pid]}, " if pid in ranks else ""
-        return f"Port {port} is held by {whose}{printable(name)} (pid {pid})." if pid else ""
     if kind in (Kind.DISK_FULL, Kind.SHARED_MEMORY):
-        return " ".join(filter(None, map(_if_full, _places(said))))
-    return ""
+        return Fact(" ".join(filter(None, map(_if_full, _places(said)))))
+    port = port_in(said) or port
+    if kind not in (Kind.ADDRESS_IN_USE, Kind.USAGE) or not port:
+        return Fact()
+    name, pid = holder(port)
+    rank = ranks.get(pid, -1)
+    whose = f"rank {rank}, " if rank >= 0 else ""
+    text = f"Port {port} is held by {whose}{printable(name)} (pid {pid})." if pid else ""
+    return Fact(text, rank)
 
 
 def _places(said: str) -> list[Path]:

@@ -18,6 +18,7 @@ FILE_BYTES = 1 << 20
 _BLOCK = re.compile(r"(finally|except)\b.*:")
 _WITH = re.compile(r"\s*(?:async )?with\b")
 _LOOP = re.compile(r"while not .*\b(?:exists|is_file|is_dir|isfile|isdir)\(.*:")
+_IF = re.compile(r"(?:if|elif)\b.*:")
 _OUTERMOST = re.compile(r"(?:async )?def |class ")
 MOST_LINES = 500
 """Lines of source that are looked at above the one where a frame stands."""
@@ -40,6 +41,25 @@ def is_passing_through(path: str, number: int) -> bool:
     if not source or not source[-1].strip():
         return False
     return bool(_WITH.match(source[-1])) or _clean_up(source).endswith("finally")
+
+
+def conditions(path: str, number: int) -> str:
+    """What the `if`s say under which this line of a function stands, the innermost first; "" is
+    none that is known.
+    """
+    lines = (read_text(path, FILE_BYTES) if _is_open(path) else "").split("\n")
+    source = lines[max(number - MOST_LINES, 0) : number] if number <= len(lines) else []
+    found: list[str] = []
+    depth = _depth(source[-1]) + 1 if source and source[-1].strip() else 0
+    for line in reversed(source):
+        text = line.strip()
+        if not text or text.startswith("#") or _depth(line) >= depth:
+            continue
+        if _OUTERMOST.match(text):
+            break
+        depth = _depth(line)
+        found += [text] if _IF.match(text) else []
+    return "; ".join(found)
 
 
 def _lines(stack: str) -> Iterator[str]:

@@ -36,14 +36,14 @@ NO_COUNTERPART = (
 
 
 def holding(case: Case) -> Verdict | None:
-    """A rank that waits for what another one holds, which waits for others itself."""
+    """Who holds what another one waits for, while it waits for others itself."""
     for each in case.away:
         holder = case.by_rank.get(each.holder)
         if holder is None or holder is each or not call_of(holder):
             continue
         why = f"A deadlock: rank {each.rank} waited for {each.awaits}: that is rank {holder.rank}, "
         why += f"which waited in {where_it_waits(holder)}."
-        return Verdict((each.rank, holder.rank), "likely", Reading(Kind.DEADLOCK, why, _LOCKS))
+        return Verdict({holder.rank}, "likely", Reading(Kind.DEADLOCK, why, _LOCKS))
     return None
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import PurePath
 from typing import NamedTuple
 
 from torshrun.failure.blame import Blame, from_words
@@ -23,8 +21,10 @@ from torshrun.failure.last_words import (
     find_trace,
     last_words,
     said_last,
+    shows_usage,
     stderr_lines,
 )
+from torshrun.failure.likeness import likeness
 from torshrun.failure.patterns import USAGE
 from torshrun.failure.signs import by_frame, by_words, crash_in, of_child
 from torshrun.failure.standing import Standing, from_stack, from_trace
@@ -44,6 +44,7 @@ _NUMBERS = re.compile(rb"RuntimeWarning: (?:invalid value|divide by zero|overflo
 _TO_CHILD = re.compile(
     r'/multiprocessing/(?:connection|queues|resource_sharer|managers)\.py", line'
 )
+_ON_RANK = re.compile(r"\b\w*rank\w*\b|\b(?:is_)?(?:main|master)(?:_process\w*)?\b|is_leader")
 _WITHIN_LIBRARIES = re.compile(
     r"^(?:torsh_runtime|torch\.distributed)\.|^(?:TimeoutError|OSError|\w*Connection\w*Error)\b"
 )
@@ -54,14 +55,7 @@ _LOST_PEER = Reading(
     "See how the other ranks ended, and whether the network between them broke.",
 )
 _UNSURE = " in all likelihood (it counts such kills for the whole machine only)"
-_SAID_CHARS = 1000
 _TOLD_CHARS = 200
-_MASKS = (
-    (re.compile(r"(?:/var)?/tmp/[^\s'\"]*"), "<path>"),
-    (re.compile(r"0x[0-9a-fA-F]+"), "<n>"),
-    (re.compile(r"\b(?=[0-9a-f-]*\d)[0-9a-f-]{8,}\b"), "<n>"),
-    (re.compile(r"\d+(?:\.\d+)?"), "<n>"),
-)
 
 
 class Explanation(NamedTuple):
@@ -135,7 +129,7 @@ def witness(exit_: Exit, node: int = 0) -> Witness:
         reading=diagnose(exit_),
         is_unsure=_is_unsure(exit_),
         said=said.strip().split("\n")[0][:_TOLD_CHARS],
-        alike=_likeness(exit_, words),
+        alike=likeness(exit_, words),
         blame=_within(blamed(exit_), exit_.ranks) if end == "failed" else None,
         call=exit_.account.call,
         standing=standing,
@@ -143,13 +137,16 @@ def witness(exit_: Exit, node: int = 0) -> Witness:
         versions=", ".join(f"{name} {it}" for name, it in exit_.account.versions.items()),
         thread=_thread_error(exit_) if end == "stopped" else "",
         warning=_warning(exit_),
+        looks_alone=bool(_ON_RANK.search(exit_.conditions)),
         child=exit_.child,
-        handles=_in_flight(exit_) if end == "stopped" else "",
+        handles=_handled(exit_) if end != "failed" else "",
         awaits=exit_.awaits if is_away else "",
         holder=exit_.holder if is_away else -1,
+        rival=exit_.rival,
         mutters=_muttered(exit_) if end == "stopped" else None,
         is_frozen=exit_.state in ("T", "t"),
         is_deaf=exit_.state == "D",
+        is_busy=is_away and exit_.state == "R",
         hung=exit_.hung,
     )
 
@@ -162,9 +159,10 @@ def _within(blame: Blame | None, ranks: int) -> Blame | None:
     return replace(blame, ranks=tuple(rank for rank in blame.ranks if rank < ranks), calls=calls)
 
 
-def _in_flight(exit_: Exit) -> str:
-    """The exception that it was handling when it was asked to stop; "" is none."""
-    errors = exit_.ending.errors if exit_.ending.in_flight else ()
+def _handled(exit_: Exit) -> str:
+    """The exception that it was handling when it was asked to stop, or left; "" is none."""
+    is_known = exit_.ending.in_flight or exit_.ending.is_chosen
+    errors = exit_.ending.errors if is_known else ()
     return errors[-1].split("\n")[0][:_TOLD_CHARS] if errors else ""
 
 
@@ -285,8 +283,25 @@ def _diagnose(exit_: Exit) -> Reading:
         return _LOST_PEER
     if exit_.signo and not exit_.raised:
         return _by_signal(exit_, words)
+    impostor = exit_.rank or exit_.rival
+    if impostor > 0 and _SERVES_STORE.search("\n".join(words.lines)):
+        return Reading(Kind.USAGE, _TWICE_RANK_0.format(rank=impostor), _LEAVE_RANK)
     known = by_words(_texts(words), exit_.program) or by_frame(words.frame)
     return known or _of_child(exit_, words) or _by_code(exit_, words)
+
+
+_SERVES_STORE = re.compile(
+    r"rendezvous\.py\", line \d+, in _create_c10d_store\n(?:.*\n){0,12}?"
+    r".*DistNetworkError: The server socket has failed to listen"
+)
+_TWICE_RANK_0 = (
+    "Two ranks wanted to serve the store of the job, which only rank 0 does: rank {rank} took "
+    "itself for rank 0."
+)
+_LEAVE_RANK = (
+    "See where the rank comes from that init_process_group() is given, or RANK in its environment: "
+    "leave it to torshrun, which sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."
+)
 
 
 def _texts(words: Words) -> list[str]:
@@ -337,7 +352,7 @@ _ENDED = (
 
 
 def _by_code(exit_: Exit, words: Words) -> Reading:
-    if exit_.code == 2 and any(line.lower().startswith("usage: ") for line in words.lines):
+    if shows_usage(exit_) and not words.errors:
         return Reading(Kind.USAGE, *USAGE)
     if words.errors:
         return Reading(Kind.EXCEPTION)
@@ -372,33 +387,3 @@ def _out_of_memory(exit_: Exit, oom: OomEvidence) -> Reading:
         "Give the job more memory or a higher limit, or need less: smaller batches, fewer "
         "DataLoader workers, nothing kept from step to step.",
     )
-
-
-def fingerprint(exit_: Exit) -> str:
-    """What stays the same when it happens again: manner, error without numbers, frame."""
-    words = last_words(exit_)
-    spoken = [line for line in words.lines if line.strip()]
-    said = (words.errors or spoken or [""])[-1].split("\n")[0].strip()
-    manner = f"hung: {exit_.hung}" if exit_.hung else str(exit_.status)
-    said = said[:_SAID_CHARS]  # the masks take more than linear time
-    for pattern, mask in _MASKS:
-        said = pattern.sub(mask, said)
-    return f"{manner}|{said}|{_line(words.frame)}"
-
-
-def _line(frame: str) -> str:
-    path, _, line = frame.rpartition(":")
-    return f"{PurePath(path).name}:{line}"
-
-
-def _likeness(exit_: Exit, words: Words) -> str:
-    """Equal for ranks that failed alike: with the same exception at the same place, or in the same
-    manner with the same words.
-    """
-    if words.errors and words.frame and (exit_.raised or not exit_.signo):
-        like = f"{words.errors[-1].partition(':')[0][:_SAID_CHARS]}|{_line(words.frame)}"
-    else:
-        like = fingerprint(exit_)
-    if exit_.oom and exit_.signo == signal.SIGKILL:
-        like = "out of memory"
-    return hashlib.blake2b(like.encode(errors="replace"), digest_size=8).hexdigest()

@@ -1,8 +1,8 @@
 """How a worker's Python ended, as its start hook noted it: read from lines of JSON. Pure.
 
-{"how": "exception" | "exit" | "asked", "own", "at", "trace", "errors", "frame", "code", "places"};
-torshrun/workers/startup/torsh_start.py writes them. Workers write what they like, so everything
-is checked here.
+{"how": "exception" | "exit" | "shown" | "left" | "asked", "own", "at", "trace", "errors", "frame",
+"code", "places", "port"}; torshrun/workers/startup/torsh_end.py writes them. Workers write what
+they like, so everything is checked here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,14 @@ MOST_LINES = 64
 MOST_PLACES = 16
 MOST_ERRORS = 16
 
-By = Literal["", "exception", "exit"]
+By = Literal["", "exception", "exit", "left"]
+_HOW: Mapping[str, By] = {
+    "exception": "exception",
+    "exit": "exit",
+    "shown": "exit",
+    "left": "left",
+    "asked": "",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,19 +39,27 @@ class Ending:
     is_watched: bool = False
     """Whether the hook was at work in a Python of this worker."""
     by: By = ""
-    """An uncaught exception; or in order, at its script's end or by SystemExit. "": neither, as
-    os._exit(), compiled code, a signal and another program that takes its place leave nothing.
+    """exception: an uncaught one. exit: in order, at its script's end or by SystemExit. left: by
+    os._exit(), while it handled an exception. "": nothing is known, as compiled code, a signal,
+    another program that takes its place, and mostly os._exit() leave nothing.
     """
     is_own: bool = False
     """Whether that Python was the worker itself, and no process that it had started."""
     at: float = 0.0
     """When the exception was noted, on the node's monotonic clock, in seconds; 0 is unknown."""
     trace: str = ""
-    """The traceback of the exception, with its chain; "" is none."""
+    """The traceback of the exception, with its chain; "" is none. If `was_shown` it is the one that
+    the program wrote somewhere just before it ended in order, else of "exit" and "left" it is the
+    one that was being handled when sys.exit() or os._exit() was called.
+    """
     errors: tuple[str, ...] = ()
     """The exceptions of that chain with their messages, the last one raised last."""
     frame: str = ""
     """The innermost frame of the last one as "path:line"; "" is unknown."""
+    was_shown: bool = False
+    """Whether that exception had been handled, and written somewhere, before the end."""
+    port: int = 0
+    """The port that was in use, if that is what the exception is about; 0 is unknown."""
     code: int = 0
     """The exit code that the exception gives."""
     places: tuple[tuple[str, int], ...] = ()
@@ -56,6 +71,11 @@ class Ending:
     def in_flight(self) -> bool:
         """Whether the exception had not got to its end when the worker was asked to stop."""
         return bool(self.trace) and not self.by
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether the script has chosen to end because of an exception that it handled."""
+        return bool(self.trace) and self.by in ("exit", "left") and not self.was_shown
 
 
 NO_ENDING = Ending()
@@ -79,19 +99,22 @@ def _with_line(ending: Ending, line: str) -> Ending:
     if not isinstance(facts, dict) or ending.by == "exception":
         return ending
     how, is_own = facts.get("how"), facts.get("own") is True
-    if how == "exit":
-        return Ending(is_watched=is_own, by="exit", is_own=is_own)
     trace = facts.get("trace")
-    if how not in ("exception", "asked") or not isinstance(trace, str):
+    if how == "exit" and not isinstance(trace, str):
+        return Ending(is_watched=is_own, by="exit", is_own=is_own)
+    if not isinstance(how, str) or how not in _HOW or not isinstance(trace, str):
         return ending
     return replace(
         ending,
-        by="exception" if how == "exception" else "",
+        is_watched=is_own or _HOW[how] != "exit",
+        was_shown=how == "shown",
+        by=_HOW[how],
         is_own=is_own,
         at=_number(facts.get("at")),
         trace=trace,
         errors=tuple(_texts(facts.get("errors"))),
         frame=next(iter(_texts([facts.get("frame")])), ""),
+        port=int(_number(facts.get("port"))) & 0xFFFF,
         code=int(_number(facts.get("code"))) & 0xFF,
         places=tuple(_places(facts)),
     )

@@ -66,6 +66,8 @@ class Exit:
     """Whether an exception had ended its program before it was asked to stop, or before a signal
     ended it. The exception is what counts then.
     """
+    conditions: str = ""
+    """What the `if`s say under which its program raised that exception; "" is unknown."""
     log: str = ""
     """Where its output was kept; "" is nowhere."""
     program: str = ""
@@ -76,6 +78,8 @@ class Exit:
     """What the kernel's counters say for the time it ran; None is nothing."""
     facts: str = ""
     """What the machine knows of what it could not have, in a sentence; "" is nothing."""
+    rival: int = -1
+    """The rank that holds the port that it could not have; -1 is none that is known."""
     ranks: int = 0
     """How many ranks the job has; 0 is unknown."""
     hung: str = ""

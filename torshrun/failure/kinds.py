@@ -18,6 +18,7 @@ class Kind(StrEnum):
     PEER_LOST = "peer lost"
     MISMATCH = "mismatch"
     MISSING = "missing"
+    SLOW = "slow"
     DEADLOCK = "deadlock"
     EARLY_EXIT = "early exit"
     FROZEN = "stopped"
@@ -91,6 +92,12 @@ _OF_RANKS: Mapping[Kind, tuple[str, str]] = {
         "Every rank must make the same calls of collectives: see where it stood instead, and look "
         "for a condition on the rank, a skipped or missing batch, or slow work (a save, an "
         "evaluation) that takes longer than the others' timeout.",
+    ),
+    Kind.SLOW: (
+        "{others} waited in {call} for {who}, which did not come: it was still computing.",
+        "See how much it had to do where it stood, and how much the others: spread the work "
+        "evenly, do it before the job, or give the others a longer timeout. If that never ends, it "
+        "is a loop there that does not.",
     ),
     Kind.EXCEPTION: (
         "A thread of {who} had ended by an exception ({what}), and {others} waited in {call}.",

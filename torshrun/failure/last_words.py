@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from torshrun.failure.ending import Ending
+from torshrun.failure.ending import By, Ending
 from torshrun.failure.exits import Exit
 from torshrun.text import printable_lines
 
@@ -104,7 +104,7 @@ def last_words(exit_: Exit) -> Words:
         stack = None
     if trace and accounted and trace.is_handled:
         trace = None
-    return stack or trace or accounted or _tail(exit_, lines)
+    return stack or trace or accounted or _shown(exit_, lines) or _tail(exit_, lines)
 
 
 def _written(exit_: Exit, lines: Sequence[str]) -> Words | None:
@@ -136,6 +136,21 @@ def _written(exit_: Exit, lines: Sequence[str]) -> Words | None:
     )
 
 
+def _shown(exit_: Exit, lines: Sequence[str]) -> Words | None:
+    """The exception that it wrote just before it ended, to where nobody else looks, as a log of its
+    own, if its last line does not tell another reason.
+    """
+    ending = exit_.ending
+    if not ending.was_shown or not ending.errors or (lines and _COMPLAINT.search(lines[-1])):
+        return None
+    if ending.errors[-1].split("\n")[0] in lines or shows_usage(exit_):
+        return None
+    return replace(_noted(ending), heading=_WRITTEN, is_handled=True)
+
+
+_WRITTEN = "the traceback of an exception that it had handled, and written to a log"
+
+
 def _is_at_end(lines: Sequence[str], found: Words) -> bool:
     """Whether nothing follows but what Python and libraries write when they end."""
     return not _told(_after(lines, found.lines[-1]))
@@ -149,16 +164,21 @@ def _after(lines: Sequence[str], last: str) -> Sequence[str]:
 
 def _told(lines: Sequence[str]) -> list[str]:
     """The lines that are no part of tracebacks, and that no library writes aside."""
-    kept: list[str] = []
+    traced = _traced(lines)
+    spoken = [line for n, line in enumerate(lines) if n not in traced]
+    return [line for line in spoken if line.strip() and not _BESIDE.match(line)]
+
+
+def _traced(lines: Sequence[str]) -> set[int]:
+    """The numbers of the lines that are part of tracebacks."""
+    found = set()
     is_inside = False
-    for line in lines:
-        if _is_header(line):
-            is_inside = True
-        elif is_inside and not line.startswith(" "):
-            is_inside = False  # the exception
-        elif not is_inside and line.strip() and not _BESIDE.match(line):
-            kept.append(line)
-    return kept
+    for n, line in enumerate(lines):
+        is_inside = is_inside or _is_header(line)
+        if is_inside:
+            found.add(n)
+            is_inside = _is_header(line) or line.startswith(" ")  # not behind the exception
+    return found
 
 
 def said_last(words: Words) -> list[str]:
@@ -196,12 +216,21 @@ def _tail(exit_: Exit, lines: Sequence[str]) -> Words:
 
 
 def _mixed(tail: Words, lines: Sequence[str]) -> Words:
-    complaints = [n for n, line in enumerate(lines) if _COMPLAINT.search(line)][-_MOST_COMPLAINTS:]
+    traced = _traced(lines)  # which are of exceptions that were handled
+    outside = [n for n in range(len(lines)) if n not in traced]
+    complaints = [n for n in outside if _COMPLAINT.search(lines[n])][-_MOST_COMPLAINTS:]
     shown = {*complaints, *range(len(lines))[len(complaints) - TAIL_LINES :]}
     return replace(
         tail,
         lines=tuple(lines[n] for n in sorted(shown)),
         complaints=tuple(lines[n] for n in complaints),
+    )
+
+
+def shows_usage(exit_: Exit) -> bool:
+    """Whether it ended as command lines do that refuse their arguments, and say how they go."""
+    return exit_.code == 2 and any(
+        line.lower().startswith("usage: ") for line in stderr_lines(exit_)
     )
 
 
@@ -226,12 +255,18 @@ def _lines(text: str) -> list[str]:
     return [_RANK.sub("", line) for line in printable_lines(text)]
 
 
+_HEADINGS: Mapping[By, str] = {
+    "": "the traceback of an exception that had not got to its end",
+    "exception": "its traceback",
+    "exit": "the traceback of the exception that it handled when it called sys.exit()",
+    "left": "the traceback of the exception that it handled when it called os._exit()",
+}
+
+
 def _noted(ending: Ending) -> Words:
     """The exception that ended its Python."""
     lines = _lines(ending.trace)
-    heading = "its traceback"
-    if ending.in_flight:
-        heading = "the traceback of an exception that had not got to its end"
+    heading = _HEADINGS[ending.by]
     heads = [n for n in range(1, len(lines)) if lines[n] in (_HEADER, _GROUP)]
     return Words(
         heading=heading,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from torshrun.failure.case import Case
 from torshrun.failure.kinds import Kind
+from torshrun.failure.tables import table_in
 from torshrun.failure.witness import Witness
 from torshrun.failure.wording import Verdict
 
@@ -17,16 +18,55 @@ def own_failure(case: Case) -> Verdict | None:
     if not case.own:
         return None
     classes = _alike(case.own)
+    compared = _compared(case)
+    if compared:
+        return compared
     if len(classes) == 1 and classes[0][0].reading.kind is Kind.NAN:
         return _spread(case, classes[0])
     chosen = _outstanding(case, classes)
     if chosen is None:
         ranks = [each.rank for found in classes for each in found]
         return Verdict(ranks, "undecided", classes[0][0].reading)
-    doubts = len(classes) > 1 or case.silent or _others_are_pointed_at(case)
+    return _of_chosen(case, chosen, is_only=len(classes) == 1)
+
+
+def _of_chosen(case: Case, alike: list[Witness], is_only: bool) -> Verdict:
+    """Of the failures that others may follow from; `is_only`: there are no failures unlike them."""
+    chosen = _hogs(alike)
+    first = chosen[0]
+    rival = case.by_rank.get(first.rival) if len(chosen) == 1 else None
+    if rival and first.reading.kind is Kind.USAGE and not first.rank:
+        # Rank 0 alone serves the job's store, so the other one takes itself for it.
+        return Verdict({rival.rank}, "likely", first.reading)
+    doubts = not is_only or case.silent or rival or chosen != alike or _others_are_pointed_at(case)
     doubts = doubts or _may_be_anothers(case, chosen) or _is_unsure(chosen)
-    ranks = [each.rank for each in chosen]
-    return Verdict(ranks, "likely" if doubts else "certain", chosen[0].reading)
+    return Verdict([each.rank for each in chosen], "likely" if doubts else "certain", first.reading)
+
+
+def _compared(case: Case) -> Verdict | None:
+    """Who has something else than the others, by what ranks say that have compared all of them; of
+    two, or of several, any may be the wrong one.
+    """
+    tables = [table_in(each.said, len(case.witnesses)) for each in case.own]
+    if len(case.witnesses) < 2 or not all(tables) or any(each != tables[0] for each in tables):
+        return None
+    table, reading = tables[0], case.own[0].reading
+    common = Counter(table.values()).most_common(2)
+    if len(common) < 2:  # all have the same: that is not what is wrong
+        return None
+    is_most = common[0][1] > common[1][1]
+    odd = {rank for rank, what in table.items() if is_most and what != common[0][0]}
+    return Verdict(odd or {*table}, "likely" if odd else "undecided", reading)
+
+
+def _hogs(chosen: list[Witness]) -> list[Witness]:
+    """Of ranks that the kernel killed for want of memory, those that had taken it: one that has
+    little may be killed as well.
+    """
+    peaks = [each.peak for each in chosen]
+    if chosen[0].reading.kind is not Kind.OUT_OF_MEMORY or not all(peaks):
+        return chosen
+    return [each for each in chosen if each.peak * _MUCH_MORE >= max(peaks)]
 
 
 def _is_unsure(chosen: Sequence[Witness]) -> bool:
@@ -49,7 +89,8 @@ def _may_be_anothers(case: Case, chosen: Sequence[Witness]) -> bool:
     silent = wordless and first.reading.kind is Kind.EXIT_CODE
     larger = any(each.peak > _MUCH_MORE * first.peak > 0 for each in case.witnesses)
     hog = first.reading.kind is Kind.OUT_OF_MEMORY and larger
-    outside = first.reading.kind in _FROM_OUTSIDE or first.how.startswith(_NOT_ITS_OWN)
+    is_taken = "EADDRINUSE" in first.said  # by whom, if not by another rank?
+    outside = is_taken or first.reading.kind in _FROM_OUTSIDE or first.how.startswith(_NOT_ITS_OWN)
     return met_by_most or bool(told) or hog or outside or silent
 
 
@@ -70,13 +111,14 @@ _MUCH_MORE = 1.5
 
 def _spread(case: Case, alike: Sequence[Witness]) -> Verdict:
     """Of ranks that have numbers which are none: a sum brings them from one to all, and who looks
-    first finds them. Whose arithmetic has warned is where they came from, and of several, whose
-    numbers were finite before.
+    first finds them, which may be the only one that does. Whose arithmetic has warned is where they
+    came from, and of several, whose numbers were finite before.
     """
     warned = [each for each in case.witnesses if each.warning]
     made = [each for each in warned if not _MAY_COME_OF_OTHERS.search(each.warning)]
     origins = [each.rank for each in made or warned]
-    first = origins if len(origins) == 1 else [each.rank for each in alike]
+    looks = case.witnesses if all(each.looks_alone for each in alike) else alike
+    first = origins if len(origins) == 1 else [each.rank for each in looks]
     if len(case.witnesses) == 1:
         return Verdict(first, "certain", alike[0].reading)
     return Verdict(first, "likely" if len(first) == 1 else "undecided", alike[0].reading)

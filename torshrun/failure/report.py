@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from torshrun.failure.cause import NOTHING, Explanation, blamed, fingerprint
+from torshrun.failure.cause import NOTHING, Explanation, blamed
 from torshrun.failure.exits import Exit, how, where
 from torshrun.failure.finding import Finding
 from torshrun.failure.kinds import NO_READING, Reading
 from torshrun.failure.last_words import Words, beside, last_words
+from torshrun.failure.likeness import fingerprint
 from torshrun.text import format_ranks
 
 SHOWN_LINES = 40

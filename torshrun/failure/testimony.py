@@ -81,13 +81,16 @@ def _plain(witness: Witness) -> Mapping[str, Any]:
         "versions": witness.versions,
         "thread": witness.thread,
         "warning": witness.warning,
+        "alone": witness.looks_alone,
         "child": witness.child,
         "handles": witness.handles,
         "awaits": witness.awaits,
         "holder": witness.holder + 1,
+        "rival": witness.rival + 1,
         "mutters": _blame(witness.mutters) if witness.mutters else None,
         "frozen": witness.is_frozen,
         "deaf": witness.is_deaf,
+        "busy": witness.is_busy,
         "hung": witness.hung,
     }
     return _kept(facts)
@@ -172,13 +175,16 @@ def _witnesses(facts: object, ranks: range, node: int) -> Iterable[Witness]:
                 versions=_text(facts, "versions"),
                 thread=_text(facts, "thread"),
                 warning=_text(facts, "warning"),
+                looks_alone=facts.get("alone") is True,
                 child=_text(facts, "child"),
                 handles=_text(facts, "handles"),
                 awaits=_text(facts, "awaits"),
                 holder=_count(facts.get("holder", 0)) - 1,
+                rival=_count(facts.get("rival", 0)) - 1,
                 mutters=None if mutters is None else _read_blame(mutters),
                 is_frozen=facts.get("frozen") is True,
                 is_deaf=facts.get("deaf") is True,
+                is_busy=facts.get("busy") is True,
                 hung=_text(facts, "hung"),
             )
     except (ValueError, TypeError, KeyError, AttributeError):

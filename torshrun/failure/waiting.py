@@ -182,6 +182,8 @@ def _why_absent(case: Case, ranks: Collection[int]) -> Reading:
         is_mutual = UNREAD in child and awaited == "another process"
         reading = told(case, Kind.HUNG, ranks, f"{thing or 'something'}; {child}")
         return reading._replace(kind=Kind.DEADLOCK) if is_mutual else reading
+    if found and all(each.is_busy for each in found):
+        return told(case, Kind.SLOW, ranks)
     return told(case, Kind.HUNG if thing else Kind.MISSING, ranks, thing)
 
 

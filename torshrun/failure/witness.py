@@ -52,6 +52,8 @@ class Witness:
     """The error that had ended a thread of it before it was asked to stop; "" is none."""
     warning: str = ""
     """A warning of numbers that are none, which it had written; "" is none."""
+    looks_alone: bool = False
+    """Whether its error is about what only this rank looks at, by a condition on the rank."""
     child: str = ""
     """How a process that it had started ended badly, if it has taken no notice, or for what that
     waits; "" is none."""
@@ -62,12 +64,16 @@ class Witness:
     /data/build.lock, which python (pid 812) holds"; "" is unknown."""
     holder: int = -1
     """The rank that had that; -1 is none that is known."""
+    rival: int = -1
+    """The rank that held the port that it could not have; -1 is none that is known."""
     mutters: Blame | None = None
     """Whom it complained about while it still ran; None: nobody."""
     is_frozen: bool = False
     """Whether its process stood still by a signal or a debugger."""
     is_deaf: bool = False
     """Whether its process waited in the kernel, where no signal reaches it (state D)."""
+    is_busy: bool = False
+    """Whether its main thread had a processor, or waited for one."""
     hung: str = ""
     """The hang, in one line, if it seems to be the rank that others waited for."""
 

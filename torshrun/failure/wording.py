@@ -101,7 +101,7 @@ def evidence(case: Case, verdict: Verdict) -> tuple[str, ...]:
     lines: dict[str, list[int]] = defaultdict(list)
     order = sorted(case.witnesses, key=lambda each: (each.rank not in verdict.ranks, each.rank))
     for each in order:
-        for text in _testimony(each, each.rank in verdict.ranks, verdict):
+        for text in _testimony(each, verdict):
             lines[text].append(each.rank)
     found = [f"{format_ranks(ranks)}: {text}" for text, ranks in lines.items()]
     found += _versions(case)
@@ -119,7 +119,7 @@ def _versions(case: Case) -> Iterable[str]:
         yield from (f"{format_ranks(ranks)}: runs {what}" for what, ranks in found.items())
 
 
-def _testimony(witness: Witness, is_culprit: bool, verdict: Verdict) -> Iterable[str]:
+def _testimony(witness: Witness, verdict: Verdict) -> Iterable[str]:
     yield from _place(witness)
     yield from filter(None, (witness.mutters.text if witness.mutters else "", witness.child))
     if witness.handles:
@@ -130,7 +130,7 @@ def _testimony(witness: Witness, is_culprit: bool, verdict: Verdict) -> Iterable
     if witness.blame and witness.blame.text:
         if not witness.blame.calls or not is_mismatch:
             yield witness.blame.text
-    elif witness.is_own and (verdict.certainty != "certain" or not is_culprit):
+    elif witness.is_own:
         yield ": ".join(filter(None, (witness.how, witness.said)))
     if witness.warning and verdict.reading.kind is Kind.NAN:
         yield witness.warning

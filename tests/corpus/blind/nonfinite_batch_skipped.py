@@ -4,7 +4,7 @@ At the end it is one exchange ahead: it sums up metrics while the others still a
 
 nproc: 3
 culprit: 2
-kind: missing
+kind: missing | mismatch  # it is in another collective than the others
 hint: all_?reduce|backward|gradient
 needs: torch
 seconds: 45

@@ -2,7 +2,7 @@
 
 nproc: 3
 culprit: 0
-kind: slow
+kind: slow | missing  # it sleeps, which does not tell a slow disk from a rank that does not come
 hint: tokenize
 needs: torch
 seconds: 45

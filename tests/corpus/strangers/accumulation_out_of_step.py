@@ -1,9 +1,9 @@
 """Rank 1 accumulates over 3 batches, the others over 2, and so it syncs at other times.
 
 nproc: 2
-culprit: 1
+culprit: 0 | 1  # of two ranks that stand elsewhere nobody can tell which is meant to
 kind: mismatch | missing
-hint: all_reduce|allreduce|barrier
+hint: backward, broadcast
 needs: torch
 seconds: 60
 """

@@ -3,7 +3,7 @@
 nproc: 2
 culprit: 0
 kind: memory | limit
-hint: MemoryError|Unable to allocate, memory
+hint: memory
 seconds: 30
 """
 

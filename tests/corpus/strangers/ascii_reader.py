@@ -3,7 +3,7 @@
 nproc: 2
 culprit: 1
 kind: encoding
-hint: UnicodeDecodeError, ascii
+hint: encoding, ascii
 seconds: 30
 """
 

@@ -3,7 +3,7 @@
 nproc: 4
 culprit: 3
 kind: exception
-hint: AssertionError|assert
+hint: rank 3, exit code 1|exited with 1|status 1
 seconds: 40
 """
 

@@ -3,7 +3,7 @@
 nproc: 2
 culprit: none
 kind: syntax
-hint: SyntaxError, experiment.py|never closed
+hint: Python, syntax|cannot read|slip
 seconds: 30
 """
 

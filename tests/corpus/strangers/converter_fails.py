@@ -3,7 +3,7 @@
 nproc: 2
 culprit: 0
 kind: exception | exit_code
-hint: CalledProcessError|converter|exit status 4
+hint: rank 0, exit code 1|exited with 1|status 1
 needs: torch
 seconds: 40
 """

@@ -3,7 +3,7 @@
 nproc: 2
 culprit: 1
 kind: exception
-hint: KeyError, DATA_ROOT
+hint: rank 1, exit code 1|exited with 1|status 1
 seconds: 30
 """
 

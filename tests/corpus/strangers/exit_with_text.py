@@ -3,7 +3,7 @@
 nproc: 3
 culprit: 2
 kind: exit_code | usage
-hint: learning rate, exit code 1|exited with 1|status 1
+hint: exit code 1|exited with 1|status 1
 seconds: 30
 """
 

@@ -3,7 +3,7 @@
 nproc: 2
 culprit: 0
 kind: limit | disk | file
-hint: File too large|EFBIG
+hint: file larger|File too large|EFBIG|ulimit -f
 seconds: 30
 """
 

@@ -1,7 +1,7 @@
 """Rank 1 drops a layer in its forward pass, so it never gathers that layer's shards.
 
 nproc: 2
-culprit: 1
+culprit: 0 | 1  # of two ranks that stand elsewhere nobody can tell which is meant to
 kind: mismatch | missing
 hint: all_gather|allgather|reduce_scatter|size|mismatch
 needs: torch

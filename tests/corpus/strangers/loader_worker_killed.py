@@ -3,7 +3,7 @@
 nproc: 2
 culprit: 1
 kind: signal | memory
-hint: DataLoader worker, SIGKILL|Killed|signal 9
+hint: DataLoader, SIGKILL|Killed|signal
 needs: torch
 seconds: 60
 """

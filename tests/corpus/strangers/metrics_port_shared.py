@@ -1,7 +1,7 @@
 """Each rank serves its metrics, and the port has no rank in it.
 
 nproc: 2
-culprit: 0 | 1
+culprit: 0 1  # each wants the port that all have, and who comes first is chance
 kind: port
 hint: Address already in use|EADDRINUSE, port
 seconds: 30

@@ -3,7 +3,7 @@
 nproc: 2
 culprit: 1
 kind: import | version
-hint: ImportError, fused_norm
+hint: fused_norm, kernels_x
 seconds: 30
 """
 

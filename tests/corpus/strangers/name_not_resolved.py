@@ -3,7 +3,7 @@
 nproc: 2
 culprit: 1
 kind: network
-hint: gaierror|Name or service|resolve|name resolution, data-7
+hint: name|resolve, network
 needs: torch
 seconds: 60
 """

@@ -3,7 +3,7 @@
 nproc: 2
 culprit: none
 kind: import
-hint: ModuleNotFoundError, experiment_tracker_x
+hint: import, experiment_tracker_x
 seconds: 30
 """
 

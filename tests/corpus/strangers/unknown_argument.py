@@ -3,7 +3,7 @@
 nproc: 2
 culprit: none
 kind: usage
-hint: unrecognized arguments|usage|exit code 2|exited with 2, fp16
+hint: arguments|usage|exit code 2|exited with 2
 seconds: 30
 """
 

@@ -1,7 +1,7 @@
 """Stage 2 of a pipeline expects its activations from stage 0 rather than from stage 1.
 
 nproc: 3
-culprit: 2
+culprit: 0 | 1 | 2  # to send to 2 from 0 would end it, as to receive from 1 would
 kind: deadlock | missing | mismatch
 hint: recv|receive, 0
 needs: torch

@@ -1,5 +1,7 @@
 #include "rpc/connection.hpp"
 
+#include <poll.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -160,6 +162,11 @@ void Connection::fetch(int pid, Message& message) {
     if (shm::read_memory(pid, message.buffers[i].data(), entry.address, entry.bytes)) continue;
     throw StreamEnded(errno == ESRCH ? "its process has ended" : "its memory cannot be read any more");
   }
+}
+
+bool Connection::is_hung_up() const {
+  pollfd watched{descriptor(), POLLRDHUP, 0};
+  return ::poll(&watched, 1, 0) > 0;
 }
 
 std::vector<ParcelPtr> Connection::abandon() {

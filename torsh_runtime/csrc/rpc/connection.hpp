@@ -39,6 +39,8 @@ class Connection {
   MessagePtr pull();
   // Reads that from the peer's process: without any lock. Throws StreamEnded.
   static void fetch(int pid, Message& message);
+  // Whether the peer has ended the connection: what it had lent may be gone.
+  bool is_hung_up() const;
 
   // Whether there may be more to pull() now: the last read got all that it asked for.
   bool may_have_more() const { return ahead_from_ != ahead_to_ || was_full_; }

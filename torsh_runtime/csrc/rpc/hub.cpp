@@ -238,10 +238,11 @@ void Hub::fail(std::uint64_t connection, const std::string& reason) {
   const std::string said = gone.has_left ? "it has left" : reason;
   inner_.set(gone.connection.descriptor(), 0);
   by_descriptor_.erase(gone.connection.descriptor());
-  for (const ParcelPtr& parcel : gone.connection.abandon()) release(gone, parcel);
-  for (const ParcelPtr& parcel : gone.lent) release(gone, parcel);
-  peers_.erase(found);
+  std::vector<ParcelPtr> left = gone.connection.abandon();
+  left.insert(left.end(), gone.lent.begin(), gone.lent.end());
+  peers_.erase(found);  // the peer must see the end before it can read what was lent and is no longer there
   ended_[connection] = said;
+  for (const ParcelPtr& parcel : left) throw_away(parcel);
   std::vector<CallPtr> failed;
   for (const auto& [number, call] : calls_) {
     if (call->connection == connection) failed.push_back(call);
@@ -277,6 +278,10 @@ void Hub::release(Peer& peer, const ParcelPtr& parcel) {
     peer.under_way -= std::min(parcel->bytes, peer.under_way);
     room_.notify_all();
   }
+  throw_away(parcel);
+}
+
+void Hub::throw_away(const ParcelPtr& parcel) {
   if (!parcel->keep) return;
   garbage_.push_back(std::move(parcel->keep));
   garbage_bytes_ += parcel->bytes;
@@ -305,7 +310,9 @@ void Hub::close(double until) {
     }
   }
   const auto is_through = [this] {
-    return std::all_of(peers_.begin(), peers_.end(), [](const auto& each) { return each.second.connection.is_through(); });
+    return std::all_of(peers_.begin(), peers_.end(), [](const auto& each) {
+      return each.second.lent.empty() && each.second.connection.is_through();
+    });
   };
   while (!is_through() && now() < until) {
     if (!has_leader()) {

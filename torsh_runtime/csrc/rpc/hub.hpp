@@ -152,6 +152,7 @@ class Hub {
   void arrive(Peer& peer, MessagePtr message);
   void fetch(Lock& lock, std::uint64_t connection, const MessagePtr& message);
   void release(Peer& peer, const ParcelPtr& parcel);
+  void throw_away(const ParcelPtr& parcel);
   void complete(const CallPtr& call, Call::State state, MessagePtr reply, const std::string& reason);
   void fail(std::uint64_t connection, const std::string& reason);
   void expire(double time);

@@ -169,6 +169,7 @@ void Hub::fetch(Lock& lock, std::uint64_t connection, const MessagePtr& message)
   lock.lock();
   Peer& still = peer(connection);
   still.is_fetching = false;
+  if (reason.empty() && still.connection.is_hung_up()) reason = "it has closed the connection";
   if (!reason.empty()) throw StreamEnded(reason);
   FrameHeader header;
   header.kind = Kind::taken;

@@ -1,8 +1,11 @@
 #include "rpc/parcel.hpp"
 
+#include <unistd.h>
+
 #include <cstring>
 
 #include "rpc/seal.hpp"
+#include "transport/shm/reach.hpp"
 
 namespace torsh::rpc {
 namespace {
@@ -22,6 +25,13 @@ void add(Parcel& parcel, Bytes bytes) {
   } else {
     parcel.pieces.push_back(bytes);
   }
+}
+
+// Whether others can read it: they cannot where it is a device's. The first and the last byte stand for all.
+bool is_shown(Bytes bytes) {
+  std::byte found;
+  const auto first = reinterpret_cast<std::uint64_t>(bytes.data());
+  return shm::read_memory(getpid(), &found, first, 1) && shm::read_memory(getpid(), &found, first + bytes.size() - 1, 1);
 }
 
 }  // namespace
@@ -53,17 +63,17 @@ ParcelPtr Packing::pack(FrameHeader header, Bytes pickle, std::span<const Bytes>
   parcel->bytes = pickle.size();
   parcel->buffers = buffers.size();
   if (header.has_pickle()) parcel->tag = tag_of(key, pickle);
+  std::vector<Bytes> sent;
   for (const Bytes buffer : buffers) {
-    const bool is_lent = may_lend && buffer.size() >= lend_limit;
+    const bool is_lent = may_lend && buffer.size() >= lend_limit && is_shown(buffer);
+    if (!is_lent) sent.push_back(buffer);
     const TableEntry entry{buffer.size(), is_lent ? reinterpret_cast<std::uint64_t>(buffer.data()) : 0};
     append(parcel->head, &entry, sizeof entry);
     parcel->bytes += buffer.size();
     parcel->is_lent |= is_lent;
   }
   add(*parcel, pickle);
-  for (const Bytes buffer : buffers) {
-    if (!(may_lend && buffer.size() >= lend_limit)) add(*parcel, buffer);
-  }
+  for (const Bytes buffer : sent) add(*parcel, buffer);
   if (parcel->is_lent || !parcel->pieces.empty()) parcel->keep = std::move(keep);
   return parcel;
 }

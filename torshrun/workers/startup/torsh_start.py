@@ -15,11 +15,10 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from importlib.abc import Loader
     from importlib.machinery import ModuleSpec
-    from types import FrameType, ModuleType, TracebackType
-    from typing import Any
+    from types import ModuleType
 
 HERE = os.path.dirname(__file__)
 WATCHED = "jax._src.clusters"
@@ -28,12 +27,15 @@ STACK_SIGNAL = 62  # torshrun/workers/group.py sends it; scripts that handle SIG
 FAR = 500  # a descriptor's least number
 GLOO_THREAD = "pt_gloo_runloop"
 QUIET_TIMES, MOST_TIMES = 3, 300  # each after a millisecond
-MOST_CHARS = 200_000  # of a traceback, whose ends are kept
-MOST_PLACES = 16
 
 
-class JaxWatch:
-    """A meta path finder that finds nothing but WATCHED, and that by asking all the others."""
+class ImportWatch:
+    """A meta path finder that finds nothing but one module, and that by asking all the others; when
+    that has been run, something is done with it.
+    """
+
+    def __init__(self, name: str, then: "Callable[[ModuleType], object]") -> None:
+        self._name, self._then = name, then
 
     def find_spec(
         self,
@@ -41,33 +43,37 @@ class JaxWatch:
         path: "Sequence[str] | None" = None,
         target: "ModuleType | None" = None,
     ) -> "ModuleSpec | None":
-        if name != WATCHED:
+        if name != self._name:
             return None
         others = [finder for finder in sys.meta_path if finder is not self]
         try:
             specs = (finder.find_spec(name, path, target) for finder in others)
             spec = next(filter(None, specs), None)
             if spec is not None and spec.loader is not None:
-                register_after(spec.loader)
+                run_after(spec.loader, name, self._then)
             return spec
         except Exception:
             return None
 
 
-def register_after(loader: "Loader") -> None:
-    """Have the loader register with JAX once it has run the module, and be as it was."""
+def run_after(loader: "Loader", name: str, then: "Callable[[ModuleType], object]") -> None:
+    """Have the loader do that once it has run the module, and be as it was. One that is a class, as
+    of modules that are compiled in, has others to load as well, and is left alone.
+    """
+    if isinstance(loader, type):
+        return
     run = loader.exec_module
 
     def exec_module(module: "ModuleType") -> None:
         run(module)
-        if module.__name__ == WATCHED:
+        if module.__name__ == name:
             del loader.exec_module
-            register_now()
+            then(module)
 
     loader.exec_module = exec_module  # type: ignore[method-assign]
 
 
-def register_now() -> None:
+def register_now(_clusters: "ModuleType | None" = None) -> None:
     try:
         register()
     except Exception:
@@ -94,7 +100,7 @@ def load(name: str) -> "ModuleType":
     return module
 
 
-def leave_traces(stack_file: str) -> None:
+def leave_traces(stack_file: str, ends: "ModuleType") -> None:
     """Have this process leave an account of an exception that ends it, how its Python ended, and
     where it stands when it is asked to stop. Only the first Python of a worker does: those that it
     starts find the file.
@@ -115,7 +121,11 @@ def leave_traces(stack_file: str) -> None:
         descriptor = fcntl(opened, F_DUPFD_CLOEXEC, FAR)
     finally:
         os.close(opened)
-    notes = EndNotes(stack_file + "_end", sys.excepthook)
+    notes = ends.EndNotes(stack_file + "_end", sys.excepthook, load)
+    if "traceback" in sys.modules:  # loaded ahead
+        notes.watch_traces(sys.modules["traceback"])
+    else:
+        sys.meta_path.insert(0, ImportWatch("traceback", notes.watch_traces))
 
     def forget() -> None:
         faulthandler.unregister(SIGTERM)
@@ -129,6 +139,7 @@ def leave_traces(stack_file: str) -> None:
         faulthandler.register(STACK_SIGNAL, descriptor, True, False)
         notes.at_end()
 
+    notes.watch_exits()
     signal(STACK_SIGNAL, notes.on_request)
     faulthandler.register(SIGTERM, descriptor, True, True)
     faulthandler.register(STACK_SIGNAL, descriptor, True, True)
@@ -137,158 +148,6 @@ def leave_traces(stack_file: str) -> None:
         os.register_at_fork(after_in_child=forget)
     atexit.register(at_end)
     sys.excepthook = notes.excepthook
-
-
-class EndNotes:
-    """Notes in a file how this process's Python ends, and what exception was on its way when it was
-    asked to stop, as lines of JSON: torshrun/failure/ending.py reads them.
-    """
-
-    def __init__(self, path: str, before: "Any") -> None:
-        from _thread import get_ident
-
-        self._path, self._before = path, before
-        self._own, self._get_ident, self._main = os.getpid(), get_ident, get_ident()
-        self._has_raised = False
-
-    def excepthook(
-        self,
-        kind: "type[BaseException]",
-        error: BaseException,
-        trace: "TracebackType | None",
-    ) -> None:
-        try:
-            if os.getpid() == self._own:
-                self._on_exception(error, trace)
-        except Exception:
-            pass
-        self._before(kind, error, trace)
-
-    def at_end(self) -> None:
-        """Python ends in its own way: at the script's end, by SystemExit or by an exception."""
-        try:
-            if os.getpid() != self._own or self._has_raised:
-                return
-            error = getattr(sys, "last_value", None)
-            if error is not None:  # a hook of the script's own has shown it
-                self._on_exception(error, error.__traceback__)
-            else:
-                own = "true" if self._is_own() else "false"
-                self._write('{"how": "exit", "own": ' + own + "}")
-        except Exception:
-            return
-
-    def on_request(self, _signo: int, frame: "FrameType | None") -> None:
-        """It is to stop: which exception has not got to its end yet?"""
-        try:
-            if os.getpid() == self._own:
-                error = sys.exc_info()[1]
-                if error is None:
-                    self._write('{"how": "asked"}')
-                else:
-                    self._note("asked", error, handled(error, frame))
-        except Exception:
-            return
-
-    def _on_exception(self, error: BaseException, trace: "TracebackType | None") -> None:
-        if self._has_raised or self._get_ident() != self._main or is_called_by_script():
-            return
-        self._has_raised = True
-        if isinstance(error, KeyboardInterrupt):
-            return  # what is imported now would change what Python ends with
-        self._note("exception", error.with_traceback(trace), {})
-        if isinstance(error, Exception):
-            load("torsh_runtime.error_file").leave_account(error)
-
-    def _note(self, how: str, error: BaseException, facts: "dict[str, Any]") -> None:
-        import json
-        import time
-
-        facts = dict(facts, how=how, at=time.monotonic(), own=self._is_own())
-        facts.update(shown(error))
-        self._write(json.dumps(facts))
-
-    def _is_own(self) -> bool:
-        """Whether this is the worker itself, and no process that it has started."""
-        return os.getsid(0) == self._own
-
-    def _write(self, line: str) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-        file = os.open(self._path, flags, 0o600)
-        try:
-            os.write(file, (line + "\n").encode("utf-8", "backslashreplace"))
-        finally:
-            os.close(file)
-
-
-def is_called_by_script() -> bool:
-    """Whether an excepthook was called as a function, of an exception that ends nothing: below one
-    that Python calls there is no frame of the program.
-    """
-    frame = sys._getframe()
-    while frame.f_back is not None:
-        frame = frame.f_back
-    return frame.f_code.co_name == "<module>" or frame.f_globals.get("__name__") == "runpy"
-
-
-def shown(error: BaseException) -> "dict[str, Any]":
-    """What is told of an exception that ends Python."""
-    import traceback
-
-    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    if len(text) > MOST_CHARS:
-        half = MOST_CHARS // 2
-        text = text[:half] + "\n" + text[-half:]
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    facts = {"trace": text, "errors": [said(each) for each in chain(error)]}
-    if trace is not None:
-        facts["frame"] = trace.tb_frame.f_code.co_filename + ":" + str(trace.tb_lineno)
-    return dict(facts, code=exit_code(error))
-
-
-def chain(error: "BaseException | None") -> "list[BaseException]":
-    """What Python shows of it, the first one in front."""
-    found, seen = [], set()  # type: list[BaseException], set[int]
-    while error is not None and id(error) not in seen and len(found) < MOST_PLACES:
-        seen.add(id(error))
-        found.insert(0, error)
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    return found
-
-
-def said(error: BaseException) -> str:
-    """An exception with its message and its notes, as Python shows it."""
-    import traceback
-
-    lines = traceback.format_exception_only(type(error), error)
-    if isinstance(error, SyntaxError):  # its place stands before it
-        lines = [each for each in lines if not each.startswith(" ")]
-    return "".join(lines)[:MOST_CHARS].strip()
-
-
-def exit_code(error: BaseException) -> int:
-    """What Python ends with because of it."""
-    if not isinstance(error, SystemExit):
-        return 1
-    value = error.code
-    return 0 if value is None else value & 255 if isinstance(value, int) else 1
-
-
-def handled(error: "BaseException | None", frame: "FrameType | None") -> "dict[str, Any]":
-    """Where the exceptions on their way are being handled, the one that came first in front."""
-    lines = {}
-    while frame is not None:
-        lines[id(frame)] = frame.f_code.co_filename, frame.f_lineno
-        frame = frame.f_back
-    places = []  # type: list[tuple[str, int]]
-    while error is not None and len(places) < MOST_PLACES:
-        trace = error.__traceback__
-        if trace is not None and id(trace.tb_frame) in lines:
-            places.insert(0, lines[id(trace.tb_frame)])
-        error = error.__context__
-    return {"places": places}
 
 
 def rest_at_end() -> None:
@@ -382,19 +241,21 @@ def make_way() -> None:
     """Take this file off the module search, so that the next sitecustomize is found."""
     sys.path[:] = [entry for entry in sys.path if entry != HERE]
     sys.path_importer_cache.pop(HERE, None)
-    for name in ("sitecustomize", "torsh_start"):
+    for name in ("sitecustomize", "torsh_start", "torsh_end"):
         sys.modules.pop(name, None)
 
 
 def begin() -> None:
     """Do all that, as sitecustomize."""
+    import torsh_end
+
     if "TORSH_PARK" in os.environ:
         wait_as_standby()
     else:
         make_way()
     if "TORSH_STACK_FILE" in os.environ:
         try:
-            leave_traces(os.environ["TORSH_STACK_FILE"])
+            leave_traces(os.environ["TORSH_STACK_FILE"], torsh_end)
         except Exception:
             pass
         rest_at_end()
@@ -404,6 +265,6 @@ def begin() -> None:
         if WATCHED in sys.modules:  # imported ahead
             register_now()
         else:
-            sys.meta_path.insert(0, JaxWatch())
+            sys.meta_path.insert(0, ImportWatch(WATCHED, register_now))
     # Where there is none this raises what Python's site module expects, and passes over.
     __import__("sitecustomize")

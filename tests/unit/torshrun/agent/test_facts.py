@@ -9,19 +9,25 @@ from pathlib import Path
 
 import pytest
 
-from torshrun.agent.facts import facts_about
+from torshrun.agent.facts import fact_about
 from torshrun.failure.kinds import Kind
 
 
 def test_who_holds_the_port_is_named_with_its_rank() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         said = f"address already in use, port: {server.getsockname()[1]}"
-        held = facts_about(Kind.ADDRESS_IN_USE, said, {os.getpid(): 3})
+        held, rank = fact_about(Kind.ADDRESS_IN_USE, said, {os.getpid(): 3})
+        assert rank == 3
+        port = server.getsockname()[1]
+        assert fact_about(Kind.ADDRESS_IN_USE, "in use", {}, port) == (
+            held.replace("rank 3, ", ""),
+            -1,
+        )
         assert "held by rank 3, " in held
         assert f"(pid {os.getpid()})" in held
-        assert facts_about(Kind.EXCEPTION, said, {}) == ""
-    assert facts_about(Kind.ADDRESS_IN_USE, said, {}) == ""
-    assert facts_about(Kind.ADDRESS_IN_USE, "in use", {}) == ""
+        assert fact_about(Kind.EXCEPTION, said, {}) == ("", -1)
+    assert fact_about(Kind.ADDRESS_IN_USE, said, {}) == ("", -1)
+    assert fact_about(Kind.ADDRESS_IN_USE, "in use", {}) == ("", -1)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="mounts a file system")
@@ -32,6 +38,6 @@ def test_the_file_system_that_is_full_is_named(tmp_path: Path) -> None:
     try:
         (tmp_path / "a").write_bytes(bytes(1 << 16))
         said = f"OSError: [Errno 28] No space left on device: '{tmp_path}/b'"
-        assert f"at {tmp_path} has 0 B free of 64 KiB" in facts_about(Kind.DISK_FULL, said, {})
+        assert f"at {tmp_path} has 0 B free of 64 KiB" in fact_about(Kind.DISK_FULL, said, {}).text
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)

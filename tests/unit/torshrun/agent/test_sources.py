@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from torshrun.agent.sources import MOST_FILES, is_passing_through, with_sources
+from torshrun.agent.sources import MOST_FILES, conditions, is_passing_through, with_sources
 
 
 def frame(path: object, line: int) -> str:
@@ -116,3 +116,25 @@ def test_it_is_told_what_belongs_to_a_loop_that_waits_for_a_file(tmp_path: Path)
     loop = "  # in while not os.path.exists(done):"
     told = [with_sources(frame(script, line)).splitlines()[1].strip() for line in (3, 4, 6)]
     assert told == [f"stop(){loop}", f"time.sleep(1){loop}", "time.sleep(1)"]
+
+
+LOOKS = """def main():
+    for step in range(9):
+        if rank == 0:
+            if not finite(loss):
+                raise ValueError(
+                    loss
+                )
+        elif late: raise KeyError
+    raise OSError
+"""
+
+
+def test_conditions_under_which_a_line_stands(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(LOOKS)
+    assert conditions(str(script), 5) == "if not finite(loss):; if rank == 0:"
+    assert conditions(str(script), 8) == "elif late: raise KeyError"
+    assert conditions(str(script), 9) == ""
+    for path, line in ((script, 99), (script, 0), (tmp_path / "none", 1)):
+        assert conditions(str(path), line) == ""

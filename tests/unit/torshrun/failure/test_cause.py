@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from support.exits import PEER_LOST, VALUE_ERROR, an_exit, raised
 
-from torshrun.failure.cause import blamed, diagnose, explain, fingerprint
+from torshrun.failure.cause import blamed, diagnose, explain
 from torshrun.failure.exits import Exit, OomEvidence
 from torshrun.failure.kinds import Kind
+from torshrun.failure.likeness import fingerprint
 
 OOM = OomEvidence(ours=True, cgroup="/job", limit=64 << 20)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.exits import VALUE_ERROR, an_exit, raised
+from support.exits import PEER_LOST, VALUE_ERROR, an_exit, raised
 
 from torshrun.failure.cause import blamed, diagnose, explain
 from torshrun.failure.ending import NO_ENDING, Ending, parse
@@ -50,6 +50,11 @@ def test_the_line_about_the_end_counts() -> None:
         ("ValueError: bad",),
     )
     assert not parse('{"how": "asked"}').in_flight
+    for by in ("exit", "left"):
+        chosen = parse(line(by, port=99999))
+        assert (chosen.by, chosen.is_chosen, chosen.errors) == (by, True, ("ValueError: bad",))
+        assert chosen.is_watched
+    assert parse(line("exception", port=8000)).port == 8000
 
 
 def test_of_a_process_that_the_worker_started_nothing_follows_for_its_own_words() -> None:
@@ -65,8 +70,24 @@ def test_nonsense_says_nothing(text: str) -> None:
 
 
 FACTS = st.dictionaries(
-    st.sampled_from(["how", "own", "at", "trace", "errors", "frame", "code", "places"]),
-    st.sampled_from(["exception", "asked", "exit", 1, -1, 1e300, None, ["x"], [["p", 3]], {}, ""]),
+    st.sampled_from(["how", "own", "at", "trace", "errors", "frame", "code", "places", "port"]),
+    st.sampled_from(
+        [
+            "exception",
+            "asked",
+            "exit",
+            "left",
+            "shown",
+            1,
+            -1,
+            1e300,
+            None,
+            ["x"],
+            [["p", 3]],
+            {},
+            "",
+        ]
+    ),
 )
 
 
@@ -162,3 +183,27 @@ def test_of_ranks_that_failed_alike_the_words_are_of_the_one_that_is_named_first
     told = describe(explain(exits), "x")
     assert "ranks 0-1 failed first: exit code 1, first rank 0," in told
     assert "\n  rank 0: its traceback:" in told
+
+
+CHOSEN = replace(RAISED, by="exit")
+
+
+def test_what_was_handled_when_a_script_chose_its_exit_code_is_why_it_ended() -> None:
+    exit_ = an_exit(1, 256, ending=CHOSEN, raised=True, stderr=b"leaving\n")
+    lost = replace(CHOSEN, errors=("torsh_runtime.errors.PeerLost: rank 1 was lost during x",))
+    finding = explain([an_exit(0, 256, ending=lost, raised=True), exit_]).finding
+    assert finding is not None
+    assert (finding.ranks, finding.certainty, finding.reading.kind) == (
+        (1,),
+        "certain",
+        Kind.EXCEPTION,
+    )
+    assert "the exception that it handled when it called sys.exit():" in report(exit_)
+
+
+def test_who_leaves_with_0_while_it_handles_an_exception_tells_which() -> None:
+    left = an_exit(1, 0, ending=replace(CHOSEN, code=0))
+    finding = explain([an_exit(0, 256, stderr=PEER_LOST), left]).finding
+    assert finding is not None
+    assert (finding.ranks, finding.reading.kind) == ((1,), Kind.EARLY_EXIT)
+    assert "rank 1: was handling ValueError: bad" in finding.evidence

@@ -138,7 +138,8 @@ def test_what_all_but_one_met_may_come_of_that_one() -> None:
     [
         (Kind.EXIT_CODE, "", "likely"),  # one may have handled what came of the other
         (Kind.EXIT_CODE, "no data", "certain"),
-        (Kind.VERSION, "RuntimeError: rank 0: 0.21, rank 1: 0.19", "likely"),
+        (Kind.VERSION, "RuntimeError: rank 0: 0.21, rank 1: 0.19", "undecided"),
+        (Kind.VERSION, "RuntimeError: rank 0 has another version", "likely"),
         (Kind.VERSION, "RuntimeError: 0.21 is too old", "certain"),
     ],
 )
@@ -814,11 +815,11 @@ def test_messages_of_unknown_ends_are_told_apart_from_ranks_that_only_wait() -> 
     assert "ranks 2-3 called barrier" in finding.reading.why
 
 
-def test_a_lock_that_another_rank_holds_is_a_deadlock_of_both() -> None:
+def test_who_holds_a_lock_in_a_collective_is_to_blame_for_the_deadlock() -> None:
     lock = "the lock of /data/build.lock, which python (pid 7) holds"
     wants = stopped(1, Standing(place="t.py:5", waits_for="a lock"), awaits=lock, holder=0)
     finding = found(wants, *(stopped(rank, IN_BARRIER) for rank in (0, 2)), hang="no progress")
-    assert verdict(finding) == ((0, 1), "likely", Kind.DEADLOCK)
+    assert verdict(finding) == ((0,), "likely", Kind.DEADLOCK)
     assert f"rank 1 waited for {lock}" in finding.reading.why
 
 
@@ -936,3 +937,69 @@ def test_nobody_is_said_to_wait_for_a_stopped_process_who_does_not() -> None:
     assert alone.reading.why == "The process of rank 0 was stopped (SIGSTOP or a debugger)."
     awaited = found(stopped(0, is_frozen=True), stopped(1, IN_BARRIER), hang="no progress")
     assert "and rank 1 waited for it (barrier)" in awaited.reading.why
+
+
+TABLE = "RuntimeError: versions differ: rank 0: 0.21, rank 1: 0.19, rank 2: 0.21"
+
+
+def test_who_has_something_else_by_a_table_of_all_is_named_whoever_prints_it() -> None:
+    alike = [raised(rank, Kind.VERSION, alike="x", said=TABLE) for rank in (0, 1, 2)]
+    assert verdict(found(*alike)) == ((1,), "likely", Kind.VERSION)
+    alone = raised(0, Kind.VERSION, said=TABLE)
+    assert verdict(found(alone, blames(1, 0), blames(2, 0))) == ((1,), "likely", Kind.VERSION)
+
+
+def test_a_table_that_leaves_somebody_out_or_has_no_odd_one_names_nobody() -> None:
+    assert found(raised(0, said=TABLE), *(blames(rank, 0) for rank in (1, 2, 3))).ranks == (0,)
+    same = TABLE.replace("0.19", "0.21")
+    assert found(raised(0, said=same), blames(1, 0), blames(2, 0)).ranks == (0,)
+    three = TABLE.replace("2: 0.21", "2: 0.20")
+    assert verdict(found(raised(0, said=three), blames(1, 0), blames(2, 0))) == (
+        (0, 1, 2),
+        "undecided",
+        Kind.EXCEPTION,
+    )
+
+
+def test_who_cannot_have_a_port_is_never_certain_to_be_the_wrong_one() -> None:
+    taken = {"said": "code: -98, name: EADDRINUSE"}
+    for facts in ({"kind": Kind.ADDRESS_IN_USE, "rival": 0}, taken):
+        assert found(raised(1, **facts), stopped(0, AWAY)).certainty == "likely"
+
+
+def test_who_serves_the_store_beside_rank_0_takes_itself_for_it() -> None:
+    held = raised(0, Kind.USAGE, rival=1)
+    assert verdict(found(held, stopped(1, AWAY))) == ((1,), "likely", Kind.USAGE)
+    holds = raised(1, Kind.USAGE, rival=0)
+    assert verdict(found(holds, stopped(0, AWAY))) == ((1,), "likely", Kind.USAGE)
+
+
+def test_a_number_that_is_none_may_be_anybodys_where_only_one_rank_looks() -> None:
+    others = blames(1, 0), blames(2, 0)
+    assert found(raised(0, Kind.NAN), *others).ranks == (0,)
+    looks = raised(0, Kind.NAN, looks_alone=True)
+    assert verdict(found(looks, *others)) == ((0, 1, 2), "undecided", Kind.NAN)
+    warned = blames(1, 0, warning="RuntimeWarning: divide by zero encountered in log")
+    assert verdict(found(looks, warned, others[1])) == ((1,), "likely", Kind.NAN)
+
+
+def test_who_still_computes_is_slow() -> None:
+    late = waits(0, 1)
+    assert verdict(found(late, stopped(1, AWAY, is_busy=True))) == ((1,), "likely", Kind.SLOW)
+    assert found(late, stopped(1, AWAY)).reading.kind is Kind.MISSING
+
+
+def test_the_error_of_who_is_certain_is_told_where_its_own_words_are_not() -> None:
+    finding = found(raised(1, said="KeyError: 1"), blames(0, 1))
+    assert finding.certainty == "certain"
+    assert "rank 1: exit code 1: KeyError: 1" in finding.evidence
+
+
+def test_of_several_killed_for_want_of_memory_those_that_took_it_are_named() -> None:
+    peaks = {0: 50, 1: 400, 2: 380}
+    killed = [
+        raised(rank, Kind.OUT_OF_MEMORY, alike="out of memory", peak=peak)
+        for rank, peak in peaks.items()
+    ]
+    assert verdict(found(*killed)) == ((1, 2), "likely", Kind.OUT_OF_MEMORY)
+    assert found(*(raised(rank, Kind.OUT_OF_MEMORY, alike="x") for rank in (0, 1))).ranks == (0, 1)

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.exits import VALUE_ERROR, an_exit, raised
 
+from torshrun.failure.ending import Ending
 from torshrun.failure.last_words import TAIL_LINES, Words, find_trace, last_words
 
 SEGFAULT = b"""step 7
@@ -280,3 +281,13 @@ def test_what_complains_is_shown_though_a_worker_printed_more_to_the_same_place(
     assert short.lines == ("a", "it failed", "b")
     apart = last_words(an_exit(0, 3 << 8, stderr=said.encode()))
     assert "cannot open data" not in apart.lines
+
+
+def test_of_both_streams_in_one_what_was_handled_is_no_complaint() -> None:
+    said = raised("ModuleNotFoundError: No module named 'x'") + b"step 1\nthe loss diverged\n"
+    left = Ending(is_watched=True, by="exit", is_own=True)
+    exit_ = an_exit(0, 256, stderr=said, has_stdout=True, ending=left)
+    words = last_words(exit_)
+    assert (words.complaints, words.lines[-1]) == ((), "the loss diverged")
+    failed = an_exit(0, 256, stderr=b"cannot open x\n" + said, has_stdout=True, ending=left)
+    assert last_words(failed).complaints == ("cannot open x",)

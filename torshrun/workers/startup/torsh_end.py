@@ -1,0 +1,285 @@
+"""Run by torsh_start.py, which says more: notes how a worker's Python ends.
+
+It must parse in any Python 3 that a worker may start.
+"""
+
+# pathlib and contextlib would have to be imported.
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType, ModuleType, TracebackType
+    from typing import Any
+
+MOST_CHARS = 200_000  # of a traceback, whose ends are kept
+MOST_PLACES = 16
+JUST_BEFORE = 1.0  # seconds
+ADDRESS_IN_USE = 98  # errno takes time to load
+
+
+class EndNotes:
+    """Notes in a file how this process's Python ends, and what exception was on its way when it was
+    asked to stop, as lines of JSON: torshrun/failure/ending.py reads them.
+    """
+
+    def __init__(self, path: str, before: "Any", load: "Callable[[str], ModuleType]") -> None:
+        from _thread import get_ident
+        from time import monotonic
+
+        self._path, self._before, self._load = path, before, load
+        self._own, self._get_ident, self._main = os.getpid(), get_ident, get_ident()
+        self._has_raised = False
+        self._leaving = ""
+        self._now = monotonic
+        self._shown = None  # type: tuple[Any, float] | None
+
+    def watch_exits(self) -> None:
+        """Have sys.exit() and os._exit() tell first which exception is being handled: it led to the
+        exit code that the script has chosen, and Python forgets it.
+        """
+        leave, leave_at_once = sys.exit, os._exit
+
+        def exit(*status: "Any") -> "Any":
+            self._on_exit("exit", status)
+            leave(*status)
+
+        def _exit(*status: "Any", **named: "Any") -> "Any":
+            self._on_exit("left", status or tuple(named.values()))
+            leave_at_once(*status, **named)
+
+        for ours, theirs in ((exit, leave), (_exit, leave_at_once)):
+            for name in ("__module__", "__name__", "__qualname__", "__doc__"):
+                setattr(ours, name, getattr(theirs, name))
+        sys.exit, os._exit = exit, _exit
+
+    def watch_traces(self, traceback: "ModuleType") -> None:
+        """Keep which exception the program has shown last, or written to a log: it may be why it
+        ends later with an exit code of its choice. What is kept holds no frames.
+        """
+        begin = traceback.TracebackException.__init__
+
+        def note(shown: "Any", *values: "Any", **named: "Any") -> None:
+            begin(shown, *values, **named)
+            error = values[1] if len(values) > 1 else named.get("exc_value")
+            is_whole = isinstance(error, BaseException) and named.get("_seen") is None
+            if is_whole and self._get_ident() == self._main:
+                self._shown = shown, self._now()
+
+        traceback.TracebackException.__init__ = note
+
+    def excepthook(
+        self,
+        kind: "type[BaseException]",
+        error: BaseException,
+        trace: "TracebackType | None",
+    ) -> None:
+        try:
+            if os.getpid() == self._own:
+                self._on_exception(error, trace)
+        except Exception:
+            pass
+        self._before(kind, error, trace)
+
+    def at_end(self) -> None:
+        """Python ends in its own way: at the script's end, by SystemExit or by an exception."""
+        try:
+            if os.getpid() != self._own or self._has_raised:
+                return
+            error = getattr(sys, "last_value", None)
+            if error is not None:  # a hook of the script's own has shown it
+                self._on_exception(error, error.__traceback__)
+            else:
+                own = "true" if self._is_own() else "false"
+                told = self._leaving or self._told_of_shown()
+                self._write(told or '{"how": "exit", "own": ' + own + "}")
+        except Exception:
+            return
+
+    def on_request(self, _signo: int, frame: "FrameType | None") -> None:
+        """It is to stop: which exception has not got to its end yet?"""
+        try:
+            if os.getpid() == self._own:
+                error = sys.exc_info()[1]
+                if error is None:
+                    self._write('{"how": "asked"}')
+                else:
+                    self._note("asked", error, handled(error, frame))
+        except Exception:
+            return
+
+    def _on_exit(self, how: str, status: "tuple[Any, ...]") -> None:
+        """Only the main thread's sys.exit() ends Python, and what it raises may be caught."""
+        try:
+            if os.getpid() != self._own or (how == "exit" and self._get_ident() != self._main):
+                return
+            error = without_exits(sys.exc_info()[1])
+            self._leaving = ""
+            if error is not None:
+                self._leaving = self._told(how, error, {"code": exit_code(SystemExit(*status))})
+            if self._leaving and how == "left":
+                self._write(self._leaving)
+        except Exception:
+            return
+
+    def _on_exception(self, error: BaseException, trace: "TracebackType | None") -> None:
+        if self._has_raised or self._get_ident() != self._main or is_called_by_script():
+            return
+        self._has_raised = True
+        if isinstance(error, KeyboardInterrupt):
+            return  # what is imported now would change what Python ends with
+        self._note("exception", error.with_traceback(trace), {})
+        if isinstance(error, Exception):
+            self._load("torsh_runtime.error_file").leave_account(error)
+
+    def _note(self, how: str, error: BaseException, facts: "dict[str, Any]") -> None:
+        self._write(self._told(how, error, facts))
+
+    def _told_of_shown(self) -> str:
+        """Of the exception that the program has shown just before it ends; "" is none."""
+        if self._shown is None or self._now() - self._shown[1] > JUST_BEFORE:
+            return ""
+        import json
+
+        shown, at = self._shown
+        own, lines = self._is_own(), list(shown.format())
+        errors = ["".join(shown.format_exception_only()).strip()]
+        trace = "".join(lines)
+        if len(trace) > MOST_CHARS:
+            return ""
+        while shown is not None and len(errors) < MOST_PLACES:
+            shown = shown.__cause__ or (None if shown.__suppress_context__ else shown.__context__)
+            if shown is not None:
+                errors.insert(0, "".join(shown.format_exception_only()).strip())
+        facts = {"how": "shown", "own": own, "at": at, "trace": trace, "errors": errors}
+        return json.dumps(facts)
+
+    def _told(self, how: str, error: BaseException, facts: "dict[str, Any]") -> str:
+        import json
+
+        before = self._shown
+        known = dict(shown(error), how=how, at=self._now(), own=self._is_own())
+        self._shown = before
+        return json.dumps(dict(known, **facts))
+
+    def _is_own(self) -> bool:
+        """Whether this is the worker itself, and no process that it has started."""
+        return os.getsid(0) == self._own
+
+    def _write(self, line: str) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        file = os.open(self._path, flags, 0o600)
+        try:
+            os.write(file, (line + "\n").encode("utf-8", "backslashreplace"))
+        finally:
+            os.close(file)
+
+
+def is_called_by_script() -> bool:
+    """Whether an excepthook was called as a function, of an exception that ends nothing: below one
+    that Python calls there is no frame of the program.
+    """
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code.co_name == "<module>" or frame.f_globals.get("__name__") == "runpy"
+
+
+def shown(error: BaseException) -> "dict[str, Any]":
+    """What is told of an exception that ends Python."""
+    import traceback
+
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    if len(text) > MOST_CHARS:
+        half = MOST_CHARS // 2
+        text = text[:half] + "\n" + text[-half:]
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    facts = {"trace": text, "errors": [said(each) for each in chain(error)]}  # type: dict[str, Any]
+    port = next(filter(None, map(port_of, chain(error))), 0)
+    if port:
+        facts["port"] = port
+    if trace is not None:
+        facts["frame"] = trace.tb_frame.f_code.co_filename + ":" + str(trace.tb_lineno)
+    return dict(facts, code=exit_code(error))
+
+
+def without_exits(error: "BaseException | None") -> "BaseException | None":
+    """The exception from which others came that only end a program, as SystemExit and those of
+    libraries for the command line.
+    """
+    seen = set()  # type: set[int]
+    while error is not None and id(error) not in seen:
+        only_ends = isinstance(error, (SystemExit, KeyboardInterrupt))
+        if not only_ends and type(error).__name__ != "Exit":
+            return error
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def chain(error: "BaseException | None") -> "list[BaseException]":
+    """What Python shows of it, the first one in front."""
+    found, seen = [], set()  # type: list[BaseException], set[int]
+    while error is not None and id(error) not in seen and len(found) < MOST_PLACES:
+        seen.add(id(error))
+        found.insert(0, error)
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return found
+
+
+def port_of(error: BaseException) -> int:
+    """The port that was in use, which Python's own error does not tell: of an address in the frames
+    that it passed through, or of what they call a port, the innermost first; 0 is unknown.
+    """
+    if not isinstance(error, OSError) or error.errno != ADDRESS_IN_USE:
+        return 0
+    trace, frames = error.__traceback__, []  # type: TracebackType | None, list[FrameType]
+    while trace is not None:
+        frames.insert(0, trace.tb_frame)
+        trace = trace.tb_next
+    for frame in frames[:MOST_PLACES]:
+        names = [each for each in frame.f_code.co_names if each in frame.f_globals]
+        known = [*frame.f_locals.items(), *((each, frame.f_globals[each]) for each in names)]
+        for name, value in known:
+            is_address = isinstance(value, tuple) and len(value) > 1 and isinstance(value[0], str)
+            port = value[1] if is_address else value if "port" in name.lower().split("_") else 0
+            if type(port) is int and 0 < port < 1 << 16:
+                return port
+    return 0
+
+
+def said(error: BaseException) -> str:
+    """An exception with its message and its notes, as Python shows it."""
+    import traceback
+
+    lines = traceback.format_exception_only(type(error), error)
+    if isinstance(error, SyntaxError):  # its place stands before it
+        lines = [each for each in lines if not each.startswith(" ")]
+    return "".join(lines)[:MOST_CHARS].strip()
+
+
+def exit_code(error: BaseException) -> int:
+    """What Python ends with because of it."""
+    if not isinstance(error, SystemExit):
+        return 1
+    value = error.code
+    return 0 if value is None else value & 255 if isinstance(value, int) else 1
+
+
+def handled(error: "BaseException | None", frame: "FrameType | None") -> "dict[str, Any]":
+    """Where the exceptions on their way are being handled, the one that came first in front."""
+    lines = {}
+    while frame is not None:
+        lines[id(frame)] = frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
+    places = []  # type: list[tuple[str, int]]
+    while error is not None and len(places) < MOST_PLACES:
+        trace = error.__traceback__
+        if trace is not None and id(trace.tb_frame) in lines:
+            places.insert(0, lines[id(trace.tb_frame)])
+        error = error.__context__
+    return {"places": places}
