@@ -4,20 +4,22 @@
 
 The server holds the parameters and starts trainers, processes of their own, which join by RPC. Each
 fetches the parameters, computes the gradient of a batch and sends it back at its own pace. Kill one
-(the server prints their pids): the server notes that it is gone, starts another in its place, and
-nobody else waits. Needs scikit-learn.
+(the server prints their pids): the server learns that it is lost and starts another in its place,
+and nobody else waits. Needs scikit-learn.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -28,8 +30,6 @@ from torsh_runtime import nn, optim
 from torsh_runtime.nn import functional as F  # noqa: N812
 
 Arrays = Mapping[str, np.ndarray]
-PATIENCE = 60.0
-"""Seconds that a trainer has to join, and a call to be answered."""
 
 
 def make_model() -> Any:
@@ -71,7 +71,7 @@ class ParameterServer:
         return float((scores.numpy().argmax(axis=1) == test_set[1]).mean())
 
 
-def train(server: Any, seed: int, batch: int, pause: float) -> int:
+def train(server: Any, seed: int, batch: int, dies_after: int | None) -> int:
     """Train until the server has enough; how many steps. The server calls this on each trainer."""
     name = tr.rpc.get_worker_info().name
     model, batches = make_model(), shuffled(seed, batch)
@@ -84,7 +84,8 @@ def train(server: Any, seed: int, batch: int, pause: float) -> int:
         gradients = {name: each.grad.numpy() for name, each in model.named_parameters()}
         parameters = server.rpc_sync().push(name, gradients)
         steps += 1
-        time.sleep(pause)
+        if steps == dies_after:
+            os.kill(os.getpid(), signal.SIGKILL)
     return steps
 
 
@@ -111,32 +112,26 @@ def keep_trainer(number: int, server: Any, options: argparse.Namespace) -> int:
     """Have a trainer train, and another in its place whenever it is lost; how many were lost."""
     name, lost = f"trainer{number}", 0
     while True:
-        with start(name) as process:  # closes its input at the end: that is its end
-            await_worker(name)
-            seed = 100 * number + lost
-            call = tr.rpc.rpc_async(name, train, (server, seed, options.batch, options.pause))
-            try:
-                call.wait()
-                return lost
-            except tr.PeerLost as error:
-                lost += 1
-                print(f"{name} was lost: {error}", flush=True)
-            finally:
-                assert process.stdin is not None
-                process.stdin.close()
+        dies_after = None if lost else options.lose_after
+        with start(name) as process:  # closes its input at the end, which is its end
+            if has_joined(name, process):
+                try:
+                    arguments = server, 100 * number + lost, options.batch, dies_after
+                    tr.rpc.rpc_sync(name, train, arguments)
+                    return lost
+                except tr.PeerLost as error:
+                    print(f"{name} was lost: {error}", flush=True)
+            lost += 1
 
 
-def await_worker(name: str) -> None:
-    """Until a worker of this name has joined."""
-    deadline = time.monotonic() + PATIENCE
-    while True:
-        try:
-            tr.rpc.get_worker_info(name)
-            return
-        except RuntimeError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
+def has_joined(name: str, process: subprocess.Popen[bytes]) -> bool:
+    """Wait for a trainer; False if its process ends before. Its predecessor had the same name."""
+    while process.poll() is None:
+        with suppress(tr.PeerLost, tr.rpc.CallRefused):
+            if tr.rpc.rpc_sync(name, os.getpid) == process.pid:
+                return True
+        time.sleep(0.05)
+    return False
 
 
 def serve(options: argparse.Namespace) -> None:
@@ -176,7 +171,7 @@ def main() -> None:
     add("--updates", type=int, default=2000, help="of all trainers together")
     add("--batch", type=int, default=32, help="images per update")
     add("--lr", type=float, default=0.05)
-    add("--pause", type=float, default=0.0, help="seconds that a trainer rests after each update")
+    add("--lose-after", type=int, metavar="N", help="trainers die after N updates, once each")
     add("--report", type=float, default=1.0, help="seconds between two lines")
     add("--join", metavar="NAME", help="as a trainer; the server starts these itself")
     options = parser.parse_args()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import signal
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -57,11 +58,15 @@ def odds_of_right(weights: np.ndarray, states: np.ndarray) -> np.ndarray:
 class Sampler:
     """Plays episodes with the newest weights. Lives on a sampler."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, dies_after: int | None) -> None:
         self.random = np.random.default_rng(seed)
         self.policy = tr.rpc.subscribe("policy")
+        self.calls, self.dies_after = 0, dies_after
 
     def sample(self, count: int) -> list[Episode]:
+        self.calls += 1
+        if self.calls == self.dies_after:
+            os.kill(os.getpid(), signal.SIGKILL)
         with self.policy.latest() as newest:
             return [self._play(newest["weights"], newest.version) for _ in range(count)]
 
@@ -122,8 +127,12 @@ class Controller:
     def __init__(self, options: argparse.Namespace, samplers: int) -> None:
         self.options = options
         self.trainer = tr.rpc.remote(TRAINER, Trainer, args=(options.checkpoint, options.lr))
+        restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+        dies_after = None if restarts else options.lose_after
         self.samplers = [
-            tr.rpc.remote(SAMPLER.format(number), Sampler, args=(os.getpid() + number,))
+            tr.rpc.remote(
+                SAMPLER.format(number), Sampler, args=(100 * restarts + number, dies_after)
+            )
             for number in range(samplers)
         ]
         self.last: deque[float] = deque(maxlen=10)
@@ -163,6 +172,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--steps", type=float, default=190, help=f"for which the pole stays up; at most {LONGEST}")
     add("--episodes", type=int, default=8, help="of each update")
     add("--lr", type=float, default=20.0)
+    add("--lose-after", type=int, metavar="N", help="samplers die at their Nth call, once each")
     add("--checkpoint", type=Path, default=Path("checkpoints/rollouts.npz"))
     return parser.parse_args()
 
