@@ -29,15 +29,14 @@ def test_the_parameter_server_trains_with_trainers_that_die_and_others_that_join
     script = str(EXAMPLES / "parameter_server.py")
     options = "--trainers", "2", "--updates", "300", "--lose-after", "20"
     out = torshrun(tmp_path, script, *options)
-    for trainer in ("trainer0", "trainer1"):
-        assert f"{trainer} was lost: " in out
+    lost = re.findall(r"(trainer\d) was lost: ", out)
+    assert lost, "without a second trainer of a name there are 40 updates"
+    for trainer in lost:
         assert len(set(re.findall(rf"{trainer} is process (\d+)", out))) == 2
-    assert "2 trainers were lost" in out
-    updates = re.search(r"(\d+) updates: trainer0 (\d+), trainer1 (\d+);", out)
-    assert updates is not None, out
-    total, *parts = map(int, updates.groups())
-    assert total >= 300
-    assert total == sum(parts)
+    end = re.search(r"(\d+) updates: (.*); (\d) trainers were lost", out)
+    assert end is not None, out
+    assert int(end[3]) == len(lost)
+    assert int(end[1]) == sum(map(int, re.findall(r"trainer\d (\d+)", end[2]))) >= 300
     accuracy = re.search(r"test accuracy (\d+\.\d+)%", out)
     assert accuracy is not None, out
     assert float(accuracy[1]) > 70
@@ -46,9 +45,9 @@ def test_the_parameter_server_trains_with_trainers_that_die_and_others_that_join
 def test_rollouts_go_on_from_the_trainers_checkpoint_when_samplers_die(tmp_path: Path) -> None:
     launch = "--nproc-per-node", "4", "--max-restarts", "3", "--restart-backoff", "0"
     script = str(EXAMPLES / "rollouts.py")
-    out = torshrun(tmp_path, *launch, script, "--lose-after", "15", "--steps", "100")
+    out = torshrun(tmp_path, *launch, script, "--lose-after", "11", "--steps", "150")
     resumed = re.search(r"resuming from checkpoints/rollouts.npz after update (\d+)", out)
     assert resumed is not None, out
     assert int(resumed[1]) >= 10
-    assert re.search(r"the pole stays up for 1\d\d steps", out), out
+    assert re.search(r"the pole stays up for [12]\d\d steps", out), out
     assert not (tmp_path / "checkpoints/rollouts.npz").exists()
