@@ -123,8 +123,10 @@ class Agent:
         """The result of a call that is over, or whose deadline has passed; raises its error."""
         call, worker, function = begun.call, begun.worker, begun.function
         try:
-            self._hub.forget(call)
             reply = self._hub.take_reply(call)
+            if reply is None:
+                self._hub.forget(call)
+                reply = self._hub.take_reply(call)  # it may have come just now
         except _native.Ended as error:
             raise self._lost(worker, function, str(error)) from None
         if reply is None:
