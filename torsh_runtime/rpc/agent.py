@@ -6,17 +6,18 @@ import os
 import pickle
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torsh_runtime.backends.native.compiled import _native
 from torsh_runtime.backends.native.network import listen
 from torsh_runtime.errors import ConfigError, PeerLost, StoreError, TorshError
 from torsh_runtime.rpc.directory import Directory, Worker, worker_here
 from torsh_runtime.rpc.door import Door, Lobby, Unreachable
-from torsh_runtime.rpc.failures import Account, CallRefused, CallTimeout, lost, rebuilt
+from torsh_runtime.rpc.failures import Account, CallTimeout, lost, rebuilt
 from torsh_runtime.rpc.functions import name_of
 from torsh_runtime.rpc.futures import Begun, CallFuture
 from torsh_runtime.rpc.leaving import Roll
@@ -26,6 +27,9 @@ from torsh_runtime.rpc.options import UNSET_RPC_TIMEOUT, RpcBackendOptions, Work
 from torsh_runtime.rpc.pickling import unpack
 from torsh_runtime.rpc.references import References
 from torsh_runtime.rpc.serving import Servers
+
+if TYPE_CHECKING:
+    from torsh_runtime.rpc.publishing.publications import Publications
 
 UNDER_WAY_BYTES = 256 << 20
 """Of arguments to one worker that are not answered yet; who exceeds them waits."""
@@ -60,6 +64,8 @@ class Agent:
             lambda worker, _: self.references.drop_all_of(worker),
             lambda worker, _: self.roll.come(worker),
         ]
+        self._publishing = threading.Lock()
+        self._publications: Publications | None = None
         self._door = Door(listeners, self._lobby, self.links.enter)
         self.servers.start()
 
@@ -123,8 +129,10 @@ class Agent:
         """The result of a call that is over, or whose deadline has passed; raises its error."""
         call, worker, function = begun.call, begun.worker, begun.function
         try:
-            self._hub.forget(call)
             reply = self._hub.take_reply(call)
+            if reply is None:
+                self._hub.forget(call)
+                reply = self._hub.take_reply(call)  # it may have come just now
         except _native.Ended as error:
             raise self._lost(worker, function, str(error)) from None
         if reply is None:
@@ -161,11 +169,23 @@ class Agent:
         """Have then(worker's id, reason) called when the last connection to a worker has ended."""
         self._ends.append(then)
 
+    def publications(self) -> Publications:
+        """What this worker publishes, and is subscribed to."""
+        with self._publishing:
+            if self._publications is None:
+                from torsh_runtime.rpc.publishing.peers import Peers
+                from torsh_runtime.rpc.publishing.publications import Publications
+
+                self._publications = found = Publications(Peers(self))
+                self.when_ended(lambda worker, _: found.forget(worker))
+            return self._publications
+
     def note_end(self, connection: int, reason: str) -> None:
         """A connection has ended."""
         link = self.links.ended(connection)
         if link is None or link.peer in self.links.peers():
             return
+        self._bury(link.peer)
         for then in self._ends:
             then(link.peer, reason)
 
@@ -181,6 +201,8 @@ class Agent:
 
     def close(self) -> None:
         """Leave at once: calls that are under way fail with PeerLost, here and there."""
+        if self._publications is not None:
+            self._publications.close()
         self._door.close()
         self.references.close()
         self._hub.close(time.monotonic() + _FAREWELL)
@@ -252,6 +274,13 @@ class Agent:
     def _lost(self, worker: Worker, function: Any, reason: str) -> PeerLost:
         return lost(worker.info, worker.host, name_of(function), reason)
 
+    def _bury(self, number: int) -> None:
+        """Where workers come and go, the entry of one that has died goes with it."""
+        with suppress(TorshError):
+            worker = self.directory.entry(number)
+            if worker is not None and not self._lives(worker):
+                self.directory.remove(worker)
+
     def _lives(self, worker: Worker) -> bool:
         is_near = worker.node == self.own.node
         try:
@@ -291,26 +320,3 @@ def _unpicklable(function: Any, worker: WorkerInfo, error: Exception) -> Excepti
     return kind(
         f"the call of {name_of(function)} on {worker.name!r} cannot be pickled: {error}{advice}"
     )
-
-
-_current: Agent | None = None
-
-
-def current_agent() -> Agent:
-    """This process's. CallRefused if it takes no part in calls."""
-    if _current is None:
-        raise CallRefused("this process takes no part in remote calls: call init_rpc() first")
-    return _current
-
-
-def has_agent() -> bool:
-    return _current is not None
-
-
-def set_agent(agent: Agent | None) -> None:
-    global _current
-    _current = agent
-
-
-# A forked child is no worker: it may become one by init_rpc() of its own.
-os.register_at_fork(after_in_child=lambda: set_agent(None))

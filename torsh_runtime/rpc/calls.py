@@ -8,7 +8,8 @@ from datetime import timedelta
 from typing import Any
 
 from torsh_runtime.backends.future import Future
-from torsh_runtime.rpc.agent import Agent, current_agent, has_agent, set_agent
+from torsh_runtime.rpc.agent import Agent
+from torsh_runtime.rpc.current import current_agent, has_agent, set_agent
 from torsh_runtime.rpc.directory import check_name
 from torsh_runtime.rpc.failures import CallRefused
 from torsh_runtime.rpc.leaving import leave

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from torsh_runtime.backends.future import Future
 from torsh_runtime.errors import PeerLost
-from torsh_runtime.rpc.agent import current_agent
+from torsh_runtime.rpc.current import current_agent
 from torsh_runtime.rpc.options import UNSET_RPC_TIMEOUT, WorkerInfo
 
 T = TypeVar("T")

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torsh_runtime.backends.future import Future
+from torsh_runtime.rpc.current import current_agent
 from torsh_runtime.rpc.failures import CallRefused
 from torsh_runtime.rpc.options import UNSET_RPC_TIMEOUT, WorkerInfo
 from torsh_runtime.rpc.references import (
@@ -34,7 +35,7 @@ class RRef:
 
     def __init__(self, value: Any, type_hint: object = None) -> None:
         """Of a value of this worker's, which becomes its owner. type_hint: makes no difference."""
-        self._agent = _current()
+        self._agent = current_agent()
         self._of: Owned | Held = self._agent.references.own(value)
 
     @classmethod
@@ -112,9 +113,7 @@ class RRef:
 
     @property
     def _is_new(self) -> bool:
-        """Whether the owner may not have been told to make the value yet."""
-        creation = self._of.creation if isinstance(self._of, Held) else None
-        return creation is not None and not creation.done()
+        return isinstance(self._of, Held) and self._of.is_new
 
     def _call(self, function: Any, args: tuple[Any, ...], timeout: Timeout) -> Future:
         future = self._agent.invoke(self.owner(), function, args, {}, timeout)
@@ -151,21 +150,18 @@ def created(
     inner: list[Any] = [kept]
     pickled, buffers = agent.packed(owner, function, args, kwargs, inner)
     call = (key, fork, agent.own.info.id, pickled, buffers)
+    own = references.expected(key) if owner.id == agent.own.info.id else None
     creation = agent.invoke(owner, at_owner_create, call, {}, timeout)
     creation.kept = [creation.kept, inner]
-    if owner.id != agent.own.info.id:
+    if own is None:
         return RRef._made(agent, references.hold(key, fork, owner, creation))
     creation.add_done_callback(lambda _: references.drop_fork(key, fork))
-    return RRef._made(agent, references.expected(key))
+    return RRef._made(agent, own)
 
 
-def _arrived(key: tuple[int, int], fork: tuple[int, int] | None, owner: tuple[str, int]) -> RRef:
-    agent = _current()
-    of = agent.references.unpacked(Key(*key), Key(*fork) if fork else None, WorkerInfo(*owner))
+def _arrived(
+    key: tuple[int, int], fork: tuple[int, int] | None, owner: tuple[str, int], is_new: bool
+) -> RRef:
+    agent, holder = current_agent(), Key(*fork) if fork else None
+    of = agent.references.unpacked(Key(*key), holder, WorkerInfo(*owner), is_new)
     return RRef._made(agent, of)
-
-
-def _current() -> Agent:
-    from torsh_runtime.rpc.agent import current_agent
-
-    return current_agent()

@@ -210,6 +210,8 @@ class Hub {
   std::size_t running_ = 0, waiting_ = 0;  // requests begun, and of their threads those that wait for something
   double next_deadline_ = 0;               // of the calls that are announced; 0: of none
   double wakes_at_ = 0;                    // when who sleeps in the kernel looks at deadlines
+  std::uint64_t last_active_ = 0, frames_ = 0;  // the connection where something came last; how much has come in all
+  unsigned polls_ = 0;
   double asked_ = 0;  // when it was last asked whether there are processors to spin on,
   bool has_cpus_ = true;  // and what came of it
   double expired_ = 0;                     // when expire() last ran

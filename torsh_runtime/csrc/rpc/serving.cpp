@@ -102,7 +102,9 @@ bool Hub::stand_by(Lock& lock) {
 void Hub::take_in(Lock& lock) {
   leader_ = std::this_thread::get_id();
   leader_serves_ = true;
-  poll(lock);
+  inner_.wait(ready_, 0);
+  const std::vector<int> ready = ready_;
+  handle(lock, ready);
   leader_serves_ = false;
   if (leads()) leader_ = std::thread::id();
 }

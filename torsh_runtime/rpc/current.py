@@ -1,0 +1,33 @@
+"""The process's part in remote calls, which there is one of."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from torsh_runtime.rpc.failures import CallRefused
+
+if TYPE_CHECKING:
+    from torsh_runtime.rpc.agent import Agent
+
+_current: Agent | None = None
+
+
+def current_agent() -> Agent:
+    """This process's. CallRefused if it takes no part in calls."""
+    if _current is None:
+        raise CallRefused("this process takes no part in remote calls: call init_rpc() first")
+    return _current
+
+
+def has_agent() -> bool:
+    return _current is not None
+
+
+def set_agent(agent: Agent | None) -> None:
+    global _current
+    _current = agent
+
+
+# A forked child is no worker: it may become one by init_rpc() of its own.
+os.register_at_fork(after_in_child=lambda: set_agent(None))
