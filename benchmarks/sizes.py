@@ -35,7 +35,7 @@ def parse_sizes(text: str) -> tuple[int, ...]:
 def format_size(nbytes: int) -> str:
     """The shortest exact spelling: 8, 64Ki, 1Mi."""
     for unit in ("Gi", "Mi", "Ki"):
-        if nbytes % _UNITS[unit] == 0:
+        if nbytes and nbytes % _UNITS[unit] == 0:
             return f"{nbytes // _UNITS[unit]}{unit}"
     return str(nbytes)
 

@@ -23,6 +23,7 @@
 #include "transport/tcp/socket_stream.hpp"
 #include "endings.hpp"
 #include "lines.hpp"
+#include "calls.hpp"
 #include "pool.hpp"
 #include "process.hpp"
 #include "slots.hpp"
@@ -346,6 +347,7 @@ const std::vector<Scene>& scenes() {
         {"a stream that expects much", a_stream_that_expects_much},
     };
     for (const Scene& each : pool_scenes()) made.push_back(each);
+    for (const Scene& each : call_scenes()) made.push_back(each);
     for (const Scene& each : vitals_scenes()) made.push_back(each);
     for (const Scene& each : endings_scenes()) made.push_back(each);
     for (const Scene& each : slot_scenes()) made.push_back(each);

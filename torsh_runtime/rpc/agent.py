@@ -185,6 +185,7 @@ class Agent:
         link = self.links.ended(connection)
         if link is None or link.peer in self.links.peers():
             return
+        self._bury(link.peer)
         for then in self._ends:
             then(link.peer, reason)
 
@@ -272,6 +273,13 @@ class Agent:
 
     def _lost(self, worker: Worker, function: Any, reason: str) -> PeerLost:
         return lost(worker.info, worker.host, name_of(function), reason)
+
+    def _bury(self, number: int) -> None:
+        """Where workers come and go, the entry of one that has died goes with it."""
+        with suppress(TorshError):
+            worker = self.directory.entry(number)
+            if worker is not None and not self._lives(worker):
+                self.directory.remove(worker)
 
     def _lives(self, worker: Worker) -> bool:
         is_near = worker.node == self.own.node

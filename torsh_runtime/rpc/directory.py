@@ -19,6 +19,7 @@ from torsh_runtime.backends.native.place import Node, node_here
 from torsh_runtime.errors import CommError, CommTimeout, ConfigError, StoreError, StoreTimeout
 from torsh_runtime.rpc.failures import CallRefused
 from torsh_runtime.rpc.options import WorkerInfo
+from torsh_runtime.store.base import Compare, Delete
 from torsh_runtime.store.client import StoreClient
 from torsh_runtime.store.wire import NONCE_BYTES
 
@@ -137,13 +138,21 @@ class Directory:
 
     def leave(self) -> None:
         """Take this worker's entries away, where workers come and go."""
-        if self.world_size is not None:
-            return
-        info = self.own.info
-        entry = self._client.get(f"worker/{info.id}")
-        if entry is not None and entry.value == self.own.pack():
-            self._client.delete(f"worker/{info.id}")
-            self._client.delete(f"name/{info.name}")
+        if self.world_size is None:
+            self.remove(self.own)
+
+    def entry(self, number: int) -> Worker | None:
+        """Where workers come and go, the one that has the id now."""
+        entry = self._client.get(f"worker/{number}") if self.world_size is None else None
+        return Worker.unpack(entry.value) if entry else None
+
+    def remove(self, worker: Worker) -> None:
+        """Take the worker's entries away, unless another one has its id by now."""
+        name, key = f"name/{worker.info.name}", f"worker/{worker.info.id}"
+        entry = self._client.get(key)
+        if entry is not None and entry.value == worker.pack():
+            self._client.transact([Compare(key, entry.revision)], [Delete(key), Delete(name)])
+        self.forget(worker)
 
     def close(self) -> None:
         """Let go of the store."""

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from torsh_runtime.rpc.agent import Agent
 
 _PAUSE = 0.002
+_FAREWELL = 1.0
+"""Seconds for the last answers, when all have come."""
 _REMINDER = 60.0
 """Seconds after which it is told who is waited for."""
 _log = logging.getLogger("torsh_runtime")
@@ -69,6 +71,10 @@ def leave(agent: Agent, seconds: float) -> None:
     if agent.directory.world_size is not None:
         _together(agent, deadline, seconds)
         return
+    _finish_serving(agent, deadline)
+
+
+def _finish_serving(agent: Agent, deadline: float) -> None:
     while agent.num_serving and time.monotonic() < deadline:
         time.sleep(_PAUSE)
 
@@ -111,6 +117,7 @@ def _keep_roll(agent: Agent, deadline: float, seconds: float, gone: list[str]) -
         with suppress(TimeoutError):
             roll.all_here.wait(max(min(deadline - time.monotonic(), _REMINDER), 0.0))
         if roll.all_here.done():
+            _finish_serving(agent, min(deadline, time.monotonic() + _FAREWELL))
             return
         missing = [
             worker.text for worker in agent.directory.all() if worker.info.id in roll.missing

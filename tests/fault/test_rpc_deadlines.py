@@ -1,0 +1,206 @@
+"""Remote calls that are late, stuck, nested, too many or too large."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from support.processes import soon
+from support.rpc_worlds import (
+    PATIENCE,
+    depth,
+    double,
+    error_of,
+    kill,
+    name_here,
+    note,
+    run_workers,
+    seen,
+    touch_and_wait,
+    wait_for,
+)
+
+import torsh_runtime.rpc as rpc
+
+SHORT = 0.3
+"""Seconds of deadlines that pass in any case."""
+LARGE = np.zeros(13 << 20)
+"""Two of them may be under way to a worker, and three may not."""
+
+
+def is_late(error: BaseException, worker: int) -> bool:
+    """Whether it says who was late, as all kinds of errors by which programs know that."""
+    kinds = isinstance(error, TimeoutError) and isinstance(error, RuntimeError)
+    return kinds and f"worker{worker}" in str(error) and not isinstance(error, rpc.RemoteError)
+
+
+def test_a_stopped_worker_holds_up_nobody_else_and_answers_later(tmp_path: Path) -> None:
+    ready, stopped, told, resumed = (tmp_path / name for name in ("a", "b", "c", "d"))
+
+    def body(rank: int) -> Any:
+        if rank == 1:
+            return None
+        if rank == 0:
+            rpc.rpc_sync("worker1", name_here)  # worker 2 has no connection to it yet
+            ready.touch()
+        wait_for(stopped)
+        late = [error_of(lambda: call_double(1, 0)) for _ in range(3)]
+        other = [rpc.rpc_sync(f"worker{2 - rank}", double, args=(number,)) for number in range(9)]
+        (told if rank == 0 else tmp_path / "told too").touch()
+        wait_for(resumed)
+        again = [call_double(1, number, PATIENCE) for number in range(10, 20)]
+        return [is_late(error, 1) for error in late], other, again
+
+    def meanwhile(pids: list[int]) -> None:
+        wait_for(ready)
+        kill(pids[1], signal.SIGSTOP)
+        os.waitid(os.P_PID, pids[1], os.WSTOPPED | os.WNOWAIT)
+        stopped.touch()
+        wait_for(told, tmp_path / "told too")
+        kill(pids[1], signal.SIGCONT)
+        resumed.touch()
+
+    right = [True] * 3, [2 * each for each in range(9)], [2 * each for each in range(10, 20)]
+    assert run_workers(3, body, meanwhile) == [right, None, right]
+
+
+def call_double(to: int, number: int, timeout: float = SHORT) -> Any:
+    return rpc.rpc_sync(f"worker{to}", double, args=(number,), timeout=timeout)
+
+
+def test_shutdown_names_a_stopped_worker_and_ends(tmp_path: Path) -> None:
+    ready, stopped, over = (tmp_path / name for name in ("ready", "stopped", "over"))
+
+    def body(rank: int) -> Any:
+        if rank:
+            ready.touch()
+            wait_for(over)
+            return None
+        wait_for(stopped)
+        error = error_of(lambda: rpc.shutdown(timeout=SHORT))
+        over.touch()
+        return is_late(error, 1), rpc.is_initialized()
+
+    def meanwhile(pids: list[int]) -> None:
+        wait_for(ready)
+        kill(pids[1], signal.SIGSTOP)
+        os.waitid(os.P_PID, pids[1], os.WSTOPPED | os.WNOWAIT)
+        stopped.touch()
+        wait_for(over)
+        kill(pids[1], signal.SIGCONT)
+
+    assert run_workers(2, body, meanwhile)[0] == (True, False)
+
+
+def inner(touched: Path, awaited: Path) -> None:
+    """A call without a deadline of its own, within a call that has one."""
+    note(error_of(lambda: rpc.rpc_sync("worker2", touch_and_wait, (touched, awaited), timeout=0)))
+
+
+def test_a_deadline_travels_with_the_calls_of_a_call(tmp_path: Path) -> None:
+    touched, awaited = tmp_path / "touched", tmp_path / "awaited"
+
+    def body(rank: int) -> Any:
+        if rank:
+            return None
+        call = "worker1", inner, (touched, awaited)
+        late = error_of(lambda: rpc.rpc_sync(*call, timeout=SHORT))
+        assert soon(lambda: bool(rpc.rpc_sync("worker1", seen)), PATIENCE)
+        [within] = rpc.rpc_sync("worker1", seen)
+        awaited.touch()
+        return is_late(late, 1), is_late(within, 2)
+
+    assert run_workers(3, body)[0] == (True, True)
+
+
+def test_what_has_not_begun_by_its_deadline_never_does(tmp_path: Path) -> None:
+    touched, awaited = tmp_path / "touched", tmp_path / "awaited"
+
+    def body(rank: int) -> Any:
+        if rank:
+            return None
+        busy = rpc.rpc_async("worker1", touch_and_wait, args=(touched, awaited))
+        wait_for(touched)
+        late = error_of(lambda: rpc.rpc_sync("worker1", note, args=("late",), timeout=SHORT))
+        awaited.touch()
+        result = busy.wait()
+        rpc.rpc_sync("worker1", note, args=("in time",))
+        return is_late(late, 1), result, rpc.rpc_sync("worker1", seen)
+
+    found = run_workers(2, body, num_worker_threads=1)[0]
+    assert found == (True, "worker1", ["in time"])
+
+
+def test_calls_200_deep_with_one_thread() -> None:
+    def body(rank: int) -> Any:
+        return rpc.rpc_sync(f"worker{1 - rank}", depth, args=(200,))
+
+    assert run_workers(2, body, num_worker_threads=1) == [200, 200]
+
+
+def test_more_bytes_than_may_be_under_way_wait_for_their_deadline(tmp_path: Path) -> None:
+    awaited = tmp_path / "awaited"
+
+    def body(rank: int) -> Any:
+        if rank:
+            return None
+        begun = [tmp_path / f"begun {number}" for number in range(2)]
+        calls = [rpc.rpc_async("worker1", hold, args=(each, awaited, LARGE)) for each in begun]
+        wait_for(*begun)
+        late = error_of(
+            lambda: rpc.rpc_async("worker1", hold, (begun[0], awaited, LARGE), timeout=SHORT).wait()
+        )
+        small = rpc.rpc_sync("worker2", double, args=(21,))
+        finishing: list[Any] = []
+        waiting = threading.Thread(
+            target=lambda: finishing.append(rpc.rpc_sync("worker1", len, args=(LARGE,)))
+        )
+        waiting.start()
+        awaited.touch()
+        waiting.join()
+        return is_late(late, 1), small, [each.wait() for each in calls], finishing
+
+    expected = True, 42, [LARGE.size] * 2, [LARGE.size]
+    assert run_workers(3, body)[0] == expected
+
+
+def hold(touched: Path, awaited: Path, array: Any) -> int:
+    touch_and_wait(touched, awaited)
+    return int(array.size)
+
+
+def test_one_call_may_be_larger_than_what_may_be_under_way() -> None:
+    def body(rank: int) -> Any:
+        if rank:
+            return None
+        return rpc.rpc_sync("worker1", largest, args=(np.zeros(40 << 20),)).shape  # 320 MiB
+
+    assert run_workers(2, body)[0] == (40 << 20,)
+
+
+def largest(array: Any) -> Any:
+    return array
+
+
+def test_futures_of_calls_end_by_their_deadlines_without_anybody_who_waits(tmp_path: Path) -> None:
+    touched, awaited = tmp_path / "touched", tmp_path / "awaited"
+
+    def body(rank: int) -> Any:
+        if rank:
+            return None
+        call = rpc.rpc_async("worker1", touch_and_wait, (touched, awaited), timeout=SHORT)
+        told: list[bool] = []
+        over = threading.Event()
+        call.add_done_callback(
+            lambda done: (told.append(is_late(error_of(done.value), 1)), over.set())
+        )
+        over.wait(PATIENCE)
+        done = call.done()
+        awaited.touch()
+        return told, done, is_late(error_of(call.wait), 1)
+
+    assert run_workers(2, body)[0] == ([True], True, True)
