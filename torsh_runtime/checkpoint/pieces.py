@@ -18,6 +18,7 @@ from torsh_runtime.checkpoint.manifest import Manifest, StoredTensor
 from torsh_runtime.checkpoint.tensor_file import FLOATING, ITEMSIZES
 from torsh_runtime.errors import CheckpointError, ConfigError
 from torsh_runtime.layout import Piece, ShardedTensor, cover
+from torsh_runtime.parallel.state.contents import read_whole
 
 Bytes = NDArray[np.uint8]
 
@@ -61,6 +62,8 @@ class PieceReader(ABC):
     manifest: Manifest
     where: str
     """For errors."""
+    advice = "`python -m torsh_runtime.checkpoint ls --tensors` shows which there are"
+    """For errors: how to learn which tensors there are."""
 
     @abstractmethod
     def read_file(self, file: str, start: int, target: Bytes) -> None:
@@ -98,6 +101,10 @@ class PieceReader(ABC):
         for span in self.spans(name, target.piece):
             self.read_file(span.file, span.start, landing.memory[span.first : span.last])
         landing.finish()
+
+    def whole(self, name: str, framework: str) -> Any:
+        """All of a tensor, in memory of its own."""
+        return read_whole(self, name, framework)
 
     def read_bytes(self, name: str) -> Bytes:
         """Those of a whole tensor, row-major, of whatever dtype."""
@@ -143,6 +150,5 @@ class PieceReader(ABC):
             return self.manifest.tensors[name]
         except KeyError:
             raise CheckpointError(
-                f"{self.where}: there is no tensor {name!r} in it; `python -m "
-                f"torsh_runtime.checkpoint ls --tensors` shows which there are"
+                f"{self.where}: there is no tensor {name!r} in it; {self.advice}"
             ) from None

@@ -9,6 +9,9 @@ tr.rpc.shutdown()
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from torsh_runtime.backends.future import Future as Future
 from torsh_runtime.rpc import functions as functions
 from torsh_runtime.rpc.calls import (
@@ -73,6 +76,30 @@ from torsh_runtime.rpc.options import (
     WorkerInfo as WorkerInfo,
 )
 from torsh_runtime.rpc.rref import RRef as RRef
+
+if TYPE_CHECKING:
+    from torsh_runtime.rpc.publishing import (
+        Subscription as Subscription,
+    )
+    from torsh_runtime.rpc.publishing import (
+        Weights as Weights,
+    )
+    from torsh_runtime.rpc.publishing import (
+        publish as publish,
+    )
+    from torsh_runtime.rpc.publishing import (
+        subscribe as subscribe,
+    )
+
+_OF_PUBLISHING = ("Subscription", "Weights", "publish", "subscribe")
+
+
+def __getattr__(name: str) -> Any:
+    """What is loaded when it is used: it needs what checkpoints need."""
+    if name not in _OF_PUBLISHING:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module("torsh_runtime.rpc.publishing"), name)
+
 
 TensorPipeRpcBackendOptions = RpcBackendOptions
 """torch's name of the options."""

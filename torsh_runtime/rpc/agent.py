@@ -6,10 +6,11 @@ import os
 import pickle
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torsh_runtime.backends.native.compiled import _native
 from torsh_runtime.backends.native.network import listen
@@ -26,6 +27,9 @@ from torsh_runtime.rpc.options import UNSET_RPC_TIMEOUT, RpcBackendOptions, Work
 from torsh_runtime.rpc.pickling import unpack
 from torsh_runtime.rpc.references import References
 from torsh_runtime.rpc.serving import Servers
+
+if TYPE_CHECKING:
+    from torsh_runtime.rpc.publishing.publications import Publications
 
 UNDER_WAY_BYTES = 256 << 20
 """Of arguments to one worker that are not answered yet; who exceeds them waits."""
@@ -60,6 +64,8 @@ class Agent:
             lambda worker, _: self.references.drop_all_of(worker),
             lambda worker, _: self.roll.come(worker),
         ]
+        self._publishing = threading.Lock()
+        self._publications: Publications | None = None
         self._door = Door(listeners, self._lobby, self.links.enter)
         self.servers.start()
 
@@ -163,6 +169,17 @@ class Agent:
         """Have then(worker's id, reason) called when the last connection to a worker has ended."""
         self._ends.append(then)
 
+    def publications(self) -> Publications:
+        """What this worker publishes, and is subscribed to."""
+        with self._publishing:
+            if self._publications is None:
+                from torsh_runtime.rpc.publishing.peers import Peers
+                from torsh_runtime.rpc.publishing.publications import Publications
+
+                self._publications = found = Publications(Peers(self))
+                self.when_ended(lambda worker, _: found.forget(worker))
+            return self._publications
+
     def note_end(self, connection: int, reason: str) -> None:
         """A connection has ended."""
         link = self.links.ended(connection)
@@ -184,6 +201,8 @@ class Agent:
 
     def close(self) -> None:
         """Leave at once: calls that are under way fail with PeerLost, here and there."""
+        if self._publications is not None:
+            self._publications.close()
         self._door.close()
         self.references.close()
         self._hub.close(time.monotonic() + _FAREWELL)

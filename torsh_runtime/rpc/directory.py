@@ -98,6 +98,11 @@ class Directory:
         self._workers: dict[int, Worker] = {own.info.id: own}
         self._ids: dict[str, int] = {own.info.name: own.info.id}
 
+    @property
+    def store(self) -> StoreClient:
+        """Where it is kept, and what else workers tell each other."""
+        return self._client
+
     def namesake(self) -> Worker | None:
         """Where workers come and go, whoever had this worker's name or id before."""
         if self.world_size is not None:

@@ -212,23 +212,28 @@ class References:
         """End the thread."""
         self._released.put(None)
 
-    def _release(self, owner: WorkerInfo, key: Key, fork: Key, creation: Future | None) -> None:
+    def call_later(self, worker: WorkerInfo, function: Any, *args: Any) -> None:
+        """Call a function there from another thread, as finalizers have to; nobody learns what
+        comes of it."""
         with self._lock:
             if self._janitor is None:
                 self._janitor = threading.Thread(
                     target=self._tidy, name="torsh-rpc-references", daemon=True
                 )
                 self._janitor.start()
+        self._released.put((worker, function, args))
+
+    def _release(self, owner: WorkerInfo, key: Key, fork: Key, creation: Future | None) -> None:
         if creation is None:
-            self._released.put((owner, key, fork))
+            self.call_later(owner, at_owner_drop, key, fork)
         else:
-            creation.add_done_callback(lambda _: self._released.put((owner, key, fork)))
+            creation.add_done_callback(lambda _: self.call_later(owner, at_owner_drop, key, fork))
 
     def _tidy(self) -> None:
         while (released := self._released.get()) is not None:
-            owner, key, fork = released
-            with suppress(TorshError):  # its owner has gone, and the value with it
-                self._agent.invoke(owner, at_owner_drop, (key, fork), {})
+            worker, function, args = released
+            with suppress(TorshError):  # it has gone, and what it kept with it
+                self._agent.invoke(worker, function, args, {})
 
 
 def _references() -> References:

@@ -13,6 +13,7 @@
 #include "bindings/rpc.hpp"
 #include "bindings/segments.hpp"
 #include "bindings/signals.hpp"
+#include "bindings/slots.hpp"
 #include "bindings/view.hpp"
 
 namespace nb = nanobind;
@@ -168,6 +169,7 @@ NB_MODULE(_native, m) {
       .def("when_over", &Pending::when_over);
   nb::class_<Completions>(m, "Completions").def(nb::init<>()).def("wait", &Completions::wait);
   torsh::python::bind_segments(m);
+  torsh::python::bind_slots(m);
   bind_group(m);
   bind_arrays(m);
   torsh::python::bind_rpc(m);

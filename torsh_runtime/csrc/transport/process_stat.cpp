@@ -11,7 +11,7 @@ namespace {
 
 constexpr unsigned pf_exiting = 4;  // of the kernel's flags
 // Which fields after the name these are.
-constexpr std::size_t state = 0, parent = 1, flags = 6, threads = 17;
+constexpr std::size_t state = 0, parent = 1, flags = 6, threads = 17, started = 19;
 
 }  // namespace
 
@@ -22,12 +22,13 @@ std::optional<ProcessStat> read_stat(const std::string& directory) {
   const std::size_t begin = text->find('('), end = text->rfind(')');
   if (begin == std::string::npos || end == std::string::npos) return std::nullopt;
   const std::vector<std::string_view> fields = words(std::string_view(*text).substr(end + 1));
-  if (fields.size() <= threads) return std::nullopt;
+  if (fields.size() <= started) return std::nullopt;
   const auto of_parent = leading<int>(fields[parent]), of_threads = leading<int>(fields[threads]);
   const auto all_flags = leading<unsigned>(fields[flags]);
-  if (!of_parent || !of_threads || !all_flags) return std::nullopt;
+  const auto when = leading<std::uint64_t>(fields[started]);
+  if (!of_parent || !of_threads || !all_flags || !when) return std::nullopt;
   return ProcessStat{text->substr(begin + 1, end - begin - 1), fields[state].front(), *of_parent,
-                     (*all_flags & pf_exiting) != 0, *of_threads};
+                     (*all_flags & pf_exiting) != 0, *of_threads, *when};
 }
 
 std::optional<ProcessStat> read_stat(int pid) {

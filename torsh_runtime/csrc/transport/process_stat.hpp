@@ -1,6 +1,7 @@
 // What the kernel tells of processes and threads (proc(5), "stat").
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -12,6 +13,7 @@ struct ProcessStat {
   int parent;
   bool exiting;  // it runs nothing of its program any more
   int threads;   // of its process
+  std::uint64_t started;  // in ticks since the machine was started
 
   bool is_stopped() const { return state == 'T' || state == 't'; }
 };

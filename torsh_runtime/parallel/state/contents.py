@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from torsh_runtime.layout import ShardedTensor
+from torsh_runtime.arrays.raw import empty
+from torsh_runtime.layout import Piece, ShardedTensor
 
 
 @dataclass
@@ -55,6 +56,17 @@ class Source(Protocol):
     def read(self, name: str, target: ShardedTensor) -> None:
         """Write this piece of it to the target's values."""
 
+    def whole(self, name: str, framework: str) -> Any:
+        """All of it, as an array of "numpy" or tensor of "torch"."""
+
+
+def read_whole(source: Source, name: str, framework: str) -> Any:
+    """All of a tensor, in memory of its own."""
+    dtype, shape = source.kind(name)
+    values = empty(framework, shape, dtype)
+    source.read(name, ShardedTensor(values, Piece.whole(shape)))
+    return values
+
 
 class NotedReads:
     """A source of which nothing is read yet: what is to be is checked, and noted."""
@@ -73,3 +85,7 @@ class NotedReads:
         """Later."""
         self.check(name, target)
         self.reads.append((name, target))
+
+    def whole(self, name: str, framework: str) -> Any:
+        """See Source."""
+        return read_whole(self, name, framework)

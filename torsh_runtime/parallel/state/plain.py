@@ -177,10 +177,7 @@ def _read(name: str, framework: str, like: Any, source: Source) -> Any:
     if isinstance(like, ShardedTensor):
         source.read(name, like)
         return like
-    dtype, shape = source.kind(name)
-    values = empty(framework, shape, dtype)
-    source.read(name, ShardedTensor(values, Piece.whole(shape)))
-    return values
+    return source.whole(name, framework)
 
 
 def _within(like: Any, key: Any) -> Any:

@@ -4,8 +4,8 @@
 #include "collectives/in_node/in_node.hpp"
 #include "collectives/in_node/limits.hpp"
 #include "collectives/in_node/steps.hpp"
-#include "collectives/in_node/streaming.hpp"
 #include "common/pages.hpp"
+#include "common/streaming.hpp"
 
 namespace torsh::in_node {
 namespace {

@@ -8,8 +8,8 @@
 #include "collectives/in_node/exposure.hpp"
 #include "collectives/in_node/limits.hpp"
 #include "collectives/in_node/steps.hpp"
-#include "collectives/in_node/streaming.hpp"
 #include "common/clock.hpp"
+#include "common/streaming.hpp"
 
 namespace torsh::in_node {
 

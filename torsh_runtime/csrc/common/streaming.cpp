@@ -1,4 +1,4 @@
-#include "collectives/in_node/streaming.hpp"
+#include "common/streaming.hpp"
 
 #include <algorithm>
 #include <cstdint>

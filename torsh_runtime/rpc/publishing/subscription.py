@@ -1,0 +1,149 @@
+"""A reader's end: the versions that are published under a name, by whoever does that."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from time import monotonic
+
+from torsh_runtime.errors import CommTimeout, PeerLost, StoreError
+from torsh_runtime.rpc.publishing.feeds import CallFeed, Feed, News, feed_of
+from torsh_runtime.rpc.publishing.peers import Peers
+from torsh_runtime.rpc.publishing.registry import Record, Registry
+from torsh_runtime.rpc.publishing.versions import Version
+from torsh_runtime.rpc.publishing.weights import Weights
+
+
+class Subscription:
+    """What tr.rpc.subscribe() gives. It costs the writer nothing until a version is held, and
+    nothing has to be closed."""
+
+    def __init__(self, name: str, peers: Peers, number: int) -> None:
+        """number: of it among this worker's."""
+        self._name, self._peers, self._number = name, peers, number
+        self._registry = Registry(peers.store)
+        self._lock = threading.Lock()
+        self._feed: Feed | None = None
+        self._record = Record(None, 0, 0)
+        self._told = 0
+        """The writer, by the revision at which it became that, whose end was reported."""
+        self._version = 0
+
+    @property
+    def name(self) -> str:
+        """What it is subscribed to."""
+        return self._name
+
+    @property
+    def version(self) -> int:
+        """The number of the newest version that it has given; 0 if there is none."""
+        return self._version
+
+    def latest(self, timeout: float | None = None) -> Weights:
+        """The newest version that there is now; the first one is waited for.
+
+        The last version of a writer that has ended can still be had within its node, by those that
+        have had it already. CommTimeout if nothing is published within `timeout` seconds (0: wait
+        without end; by default as long as calls have), PeerLost naming the writer if it has ended
+        and its last version is lost.
+        """
+        return self._get(0, f"latest({self._name!r})", timeout)
+
+    def wait(self, version: int | None = None, timeout: float | None = None) -> Weights:
+        """Wait for a later version than this one, by default than the last that this subscription
+        has given, and give the newest.
+
+        PeerLost naming the writer as soon as it has ended or publishes no more. Call it again to
+        wait for another writer of the same name, whose versions have higher numbers. CommTimeout
+        if there is none within `timeout` seconds, as in latest().
+        """
+        after = self._version if version is None else version
+        return self._get(after, f"wait({self._name!r})", timeout)
+
+    def _get(self, after: int, op: str, timeout: float | None) -> Weights:
+        seconds = self._peers.seconds(timeout)
+        deadline = monotonic() + seconds
+        if not self._lock.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
+            raise CommTimeout(op, 0, seconds, (), ": another thread waits on this subscription")
+        try:
+            while True:
+                feed = self._follow(op, seconds, deadline)
+                version, news = self._next(feed, after, deadline)
+                if version is not None:
+                    self._version = max(self._version, version.number)
+                    return Weights(version)
+                if news == "late":
+                    raise self._late(after, op, seconds, feed)
+                self._await_another(feed, news, op, deadline)
+        finally:
+            self._lock.release()
+
+    def _next(self, feed: Feed, after: int, deadline: float) -> tuple[Version | None, News]:
+        """A version of this writer that is later, or what became of it."""
+        try:
+            version = None if after else feed.hold(max(deadline - monotonic(), 1.0))
+            news: News = "newer"
+            while version is None and news == "newer":
+                news = feed.wait(after, max(deadline - monotonic(), 0.0))
+                if news == "newer":
+                    version = feed.hold(max(deadline - monotonic(), 1.0))
+        except PeerLost:
+            return None, "lost"
+        return version, news
+
+    def _follow(self, op: str, seconds: float, deadline: float) -> Feed:
+        """The versions of the writer that there is. Its end is not noticed here, except where
+        another has come."""
+        if self._feed is not None and self._feed.is_open:
+            return self._feed
+        record = self._found()
+        if self._feed is not None and record.since in (0, self._record.since):
+            return self._feed
+        while True:
+            feed = None
+            if record.writer is not None:
+                feed = feed_of(self._name, record.writer, self._peers, self._number)
+            if feed is not None:
+                self._feed, self._record = feed, record
+                return feed
+            found = self._registry.await_change(self._name, record, deadline - monotonic())
+            if found is None:
+                raise self._nobody(record, op, seconds)
+            record = found
+
+    def _await_another(self, feed: Feed, news: News, op: str, deadline: float) -> None:
+        """Wait for another writer, if this one's end has been reported already. PeerLost if it has
+        not, or none comes."""
+        error = feed.lost(op, news)
+        record = self._found()
+        if record.since not in (0, self._record.since):
+            return
+        if self._told != self._record.since:
+            self._told = self._record.since
+            raise error
+        found = None
+        with suppress(StoreError):
+            found = self._registry.await_change(self._name, record, deadline - monotonic())
+        if found is None:
+            raise error
+
+    def _found(self) -> Record:
+        """Who the writer is. The store may have gone with the writer that served it; StoreError if
+        there is no writer that is known already."""
+        try:
+            return self._registry.find(self._name)
+        except StoreError:
+            if self._feed is None:
+                raise
+            return self._record
+
+    def _late(self, after: int, op: str, seconds: float, feed: Feed) -> CommTimeout:
+        newer = f"nothing newer than version {after}" if after else "nothing"
+        who = f"worker {feed.writer.info.name!r} on {feed.writer.host}"
+        return CommTimeout(op, 0, seconds, (), f": {who} has published {newer} in this time")
+
+    def _nobody(self, record: Record, op: str, seconds: float) -> CommTimeout | PeerLost:
+        if record.writer is not None:
+            return CallFeed(self._name, record.writer, self._peers, 0).lost(op, "lost")
+        names = ", ".join(map(repr, self._registry.names())) or "nothing"
+        return CommTimeout(op, 0, seconds, (), f": nobody publishes it; there is {names}")
