@@ -44,6 +44,8 @@ class Owned:
         self.value = Future()
         self.forks: dict[Key, int] = {}
         """Who holds each."""
+        self.is_told = False
+        """Whether it has been told how to make it, which others may be faster than."""
 
 
 class Held:
@@ -52,6 +54,11 @@ class Held:
     def __init__(self, key: Key, fork: Key, owner: WorkerInfo, creation: Future | None) -> None:
         self.key, self.fork, self.owner = key, fork, owner
         self.creation = creation
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the owner may not have been told to make the value yet."""
+        return self.creation is not None and not self.creation.done()
 
 
 class _Way(threading.local):
@@ -71,9 +78,7 @@ class References:
         self._numbers = itertools.count()
         self._owned: weakref.WeakValueDictionary[Key, Owned] = weakref.WeakValueDictionary()
         self._pinned: dict[Key, Owned] = {}
-        """Those that others refer to."""
-        self._awaited: dict[Key, Owned] = {}
-        """Those that somebody asks for whose making has not been told yet."""
+        """Those that others refer to, or are about to."""
         self._held: weakref.WeakValueDictionary[Key, Held] = weakref.WeakValueDictionary()
         self._released: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._janitor: threading.Thread | None = None
@@ -103,6 +108,7 @@ class References:
     def own(self, value: object) -> Owned:
         """A value of this worker's, to be referred to."""
         owned = Owned(self.new_key())
+        owned.is_told = True
         owned.value.set_result(value)
         with self._lock:
             self._owned[owned.key] = owned
@@ -122,8 +128,7 @@ class References:
         if is_new:
             with self._lock:
                 owned = self.expected(key)
-                if not owned.forks:
-                    self._awaited[key] = owned
+                self._keep(owned)
                 return owned
         found = self._owned.get(key)
         if found is None:
@@ -149,8 +154,22 @@ class References:
         with self._lock:
             owned = self.expected(key)
             owned.forks[fork] = holder
-            self._pinned[key] = owned
-            self._awaited.pop(key, None)
+            self._keep(owned)
+
+    def begin(self, key: Key, fork: Key, holder: int) -> Owned:
+        """At the owner: it is told to make a value, for that holder."""
+        with self._lock:
+            owned = self.expected(key)
+            owned.is_told = True
+            self.add_fork(key, fork, holder)
+            return owned
+
+    def _keep(self, owned: Owned) -> None:
+        """As long as anybody refers to it, or it is still to be made."""
+        if owned.forks or not owned.is_told:
+            self._pinned[owned.key] = owned
+        else:
+            self._pinned.pop(owned.key, None)
 
     def drop_fork(self, key: Key, fork: Key) -> None:
         """At the owner: the reference is gone."""
@@ -158,17 +177,16 @@ class References:
             owned = self._owned.get(key)
             if owned is not None:
                 owned.forks.pop(fork, None)
-                if not owned.forks:
-                    self._pinned.pop(key, None)
+                self._keep(owned)
 
     def drop_all_of(self, worker: int) -> None:
         """At the owner: the worker's process has ended, or left."""
         with self._lock:
-            for key in [key for key in self._awaited if key.worker == worker]:
-                del self._awaited[key]
             for owned in list(self._pinned.values()):
+                owned.is_told |= owned.key.worker == worker  # or it never will be
                 for fork in [fork for fork, holder in owned.forks.items() if holder == worker]:
-                    self.drop_fork(owned.key, fork)
+                    del owned.forks[fork]
+                self._keep(owned)
 
     def numbers(self) -> dict[str, int]:
         """How many there are, for tests and people."""
@@ -179,7 +197,7 @@ class References:
                 "forks": sum(len(owned.forks) for owned in self._pinned.values()),
             }
 
-    def packed(self, reference: Owned | Held) -> tuple[Key, Key | None, WorkerInfo]:
+    def packed(self, reference: Owned | Held) -> tuple[Key, Key | None, WorkerInfo, bool]:
         """What goes into a pickle, once its owner knows of it. CallRefused outside of a call."""
         to, kept = self._way.to, self._way.kept
         if to is None:
@@ -187,19 +205,19 @@ class References:
         if isinstance(reference, Owned):
             fork = self.new_key()
             self.add_fork(reference.key, fork, to)
-            return reference.key, fork, self._agent.own.info
+            return reference.key, fork, self._agent.own.info, False
         if to == reference.owner.id and kept is not None:
             kept.append(reference)
-            return reference.key, None, reference.owner
+            return reference.key, None, reference.owner, reference.is_new
         fork = self.new_key()
         owner = reference.owner
         self._agent.invoke(owner, at_owner_add, (reference.key, fork, to), {}).wait()
-        return reference.key, fork, owner
+        return reference.key, fork, owner, False
 
-    def unpacked(self, key: Key, fork: Key | None, owner: WorkerInfo) -> Owned | Held:
+    def unpacked(self, key: Key, fork: Key | None, owner: WorkerInfo, is_new: bool) -> Owned | Held:
         """The counterpart."""
         if owner.id == self._agent.own.info.id:
-            owned = self.found(key)
+            owned = self.found(key, is_new)
             if fork is not None:
                 self.drop_fork(key, fork)
             return owned
@@ -255,9 +273,7 @@ def at_owner_create(
     key: Key, fork: Key, holder: int, pickled: Any, buffers: Sequence[Any]
 ) -> Future:
     """Make the value of remote(), by the call that is pickled."""
-    references = _references()
-    references.add_fork(key, fork, holder)
-    value = references.expected(key).value
+    value = _references().begin(key, fork, holder).value
     try:
         function, args, kwargs = unpack(pickled, buffers)
         called = registry.find(function) if isinstance(function, str) else function

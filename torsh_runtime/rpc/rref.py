@@ -113,9 +113,7 @@ class RRef:
 
     @property
     def _is_new(self) -> bool:
-        """Whether the owner may not have been told to make the value yet."""
-        creation = self._of.creation if isinstance(self._of, Held) else None
-        return creation is not None and not creation.done()
+        return isinstance(self._of, Held) and self._of.is_new
 
     def _call(self, function: Any, args: tuple[Any, ...], timeout: Timeout) -> Future:
         future = self._agent.invoke(self.owner(), function, args, {}, timeout)
@@ -152,15 +150,18 @@ def created(
     inner: list[Any] = [kept]
     pickled, buffers = agent.packed(owner, function, args, kwargs, inner)
     call = (key, fork, agent.own.info.id, pickled, buffers)
+    own = references.expected(key) if owner.id == agent.own.info.id else None
     creation = agent.invoke(owner, at_owner_create, call, {}, timeout)
     creation.kept = [creation.kept, inner]
-    if owner.id != agent.own.info.id:
+    if own is None:
         return RRef._made(agent, references.hold(key, fork, owner, creation))
     creation.add_done_callback(lambda _: references.drop_fork(key, fork))
-    return RRef._made(agent, references.expected(key))
+    return RRef._made(agent, own)
 
 
-def _arrived(key: tuple[int, int], fork: tuple[int, int] | None, owner: tuple[str, int]) -> RRef:
-    agent = current_agent()
-    of = agent.references.unpacked(Key(*key), Key(*fork) if fork else None, WorkerInfo(*owner))
+def _arrived(
+    key: tuple[int, int], fork: tuple[int, int] | None, owner: tuple[str, int], is_new: bool
+) -> RRef:
+    agent, holder = current_agent(), Key(*fork) if fork else None
+    of = agent.references.unpacked(Key(*key), holder, WorkerInfo(*owner), is_new)
     return RRef._made(agent, of)
