@@ -24,7 +24,6 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import torsh_runtime.rpc as rpc
-
 from benchmarks.spawn import free_port
 from torsh_runtime import PeerLost
 
