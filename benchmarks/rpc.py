@@ -127,6 +127,8 @@ def start_on(laid: Cable | None) -> Start:
 
 def report(rows: Sequence[Row], names: Sequence[str]) -> list[Check]:
     """Print a line for each row; what the bars say."""
+    if not rows:
+        return []
     peers = [name for name in names if name != OURS]
     header = ["what", "with", "bytes", *(f"{name} us" for name in names)]
     header += [*(f"ours/{name}" for name in peers), "state", "runs"]

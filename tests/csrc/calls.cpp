@@ -40,7 +40,7 @@ void expect(bool is_so, const char* what) {
 
 std::vector<std::byte> bytes_of(const std::string& text) {
   std::vector<std::byte> bytes(text.size());
-  std::memcpy(bytes.data(), text.data(), text.size());
+  if (!text.empty()) std::memcpy(bytes.data(), text.data(), text.size());
   return bytes;
 }
 

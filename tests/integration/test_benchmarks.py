@@ -90,6 +90,15 @@ def test_compression_training() -> None:
     assert "Gpt" in printed
 
 
+@pytest.mark.torch
+def test_rpc() -> None:
+    pytest.importorskip("torch")
+    printed = run("rpc.py", "--here", "--peers", "ours", "--what", "calls,memory,deaths")
+    assert "calls in a window" in printed
+    assert "2 deaths of one of 4 workers" in printed
+    assert "memory grew" in printed
+
+
 @pytest.mark.netns
 @pytest.mark.torch
 @needs_hosts

@@ -60,6 +60,8 @@ class Agent:
         self.references = References(self)
         self.servers = Servers(self, self._hub)
         self.roll = Roll(set(range(meeting.world_size or 0)))
+        self.gone: set[int] = set()
+        """Workers that the last connection to has ended."""
         self._ends: list[Callable[[int, str], object]] = [
             lambda worker, _: self.references.drop_all_of(worker),
             lambda worker, _: self.roll.come(worker),
@@ -186,6 +188,7 @@ class Agent:
         if link is None or link.peer in self.links.peers():
             return
         self._bury(link.peer)
+        self.gone.add(link.peer)
         for then in self._ends:
             then(link.peer, reason)
 

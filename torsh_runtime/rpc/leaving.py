@@ -106,12 +106,16 @@ def _keep_roll(agent: Agent, deadline: float, seconds: float, gone: list[str]) -
             roll.come(worker.info.id)  # it has died, or this worker would not keep the list
             continue
         try:
-            agent.connected(worker.info, deadline)
+            is_gone = worker.info.id in agent.gone
+            if not is_gone:
+                agent.connected(worker.info, deadline)
         except PeerLost:
-            gone.append(worker.text)
-            roll.come(worker.info.id)
+            is_gone = True
         except TorshError:
             continue
+        if is_gone:
+            gone.append(worker.text)
+            roll.come(worker.info.id)
     roll.come(own.id)
     while not roll.all_here.done():
         with suppress(TimeoutError):

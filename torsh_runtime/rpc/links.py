@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from typing import Any
 
 from torsh_runtime.rpc.directory import Directory, Worker
@@ -88,6 +89,7 @@ class Links:
         own = self._directory.own
         if worker.info.id == own.info.id:
             return self._to_self()
+        began = time.monotonic()
         last: Worker | None = None
         while worker != last:
             try:
@@ -98,7 +100,8 @@ class Links:
                 reason = f"it cannot be reached: {error}"
             except TimeoutError:
                 detail = ": it has not accepted the connection"
-                raise CallTimeout(function, worker.info.name, worker.info.id, 0.0, detail) from None
+                waited = time.monotonic() - began
+                raise CallTimeout(function, *worker.info, waited, detail) from None
         self._directory.forget(worker)
         raise lost(worker.info, worker.host, function, reason)
 

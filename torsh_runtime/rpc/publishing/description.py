@@ -38,8 +38,8 @@ class SlotPlan(NamedTuple):
     tree: Any
     """The state as JSON, with the arrays' names in place of the arrays."""
     placed: Placed
-    sources: tuple[tuple[int, Any], ...]
-    """Arrays, and where each of them goes. Arrays that are the same memory go to one place."""
+    sources: tuple[tuple[int, int, Any], ...]
+    """Where each array goes, its bytes, and itself. Those that are one memory go to one place."""
     num_bytes: int
     """Of all arrays."""
 
@@ -58,7 +58,7 @@ def plan(name: str, state: Any) -> SlotPlan:
         )
     placed: Placed = {}
     places: dict[Any, int] = {}
-    sources: list[tuple[int, Any]] = []
+    sources: list[tuple[int, int, Any]] = []
     end = 0
     for key, each in tensors.items():
         dtype, shape = _checked(key, each)
@@ -67,7 +67,7 @@ def plan(name: str, state: Any) -> SlotPlan:
         start = places.get(memory, end) if memory else end
         placed[key] = dtype, shape, start
         if start == end:
-            sources.append((start, each.values))
+            sources.append((start, size, each.values))
             end += -(-size // _ALIGNMENT) * _ALIGNMENT
             if memory:
                 places[memory] = start

@@ -44,6 +44,10 @@ class Peers:
         inherited = self._agent.servers.context.deadline
         return own if inherited is None else max(min(own, inherited - monotonic()), 0.0)
 
+    def is_connected(self, worker: WorkerInfo) -> bool:
+        """Whether there is a connection to the worker now, whose end would be told."""
+        return worker.id in self._agent.links.peers()
+
     def call(
         self, worker: WorkerInfo, function: Callable[..., Any], *args: Any, timeout: float
     ) -> Any:

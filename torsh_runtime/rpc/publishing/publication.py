@@ -186,13 +186,13 @@ class Publication:
         return slot
 
     def _fill(self, slot: int, own: SlotPlan, text: bytes) -> None:
-        plain = [each for each in own.sources if _is_plain(each[1])]
+        plain = [(start, values) for start, _, values in own.sources if _is_plain(values)]
         starts = [start for start, _ in plain]
         self._slots.fill(slot, [values for _, values in plain], starts, stage)
         memory = self._slots.memory(slot)
-        for start, values in own.sources:
+        for start, size, values in own.sources:
             if not _is_plain(values):
-                copy_out(values, memory[start : start + values.nbytes])
+                copy_out(values, memory[start : start + size])
         end = own.num_bytes
         memory[end : end + len(text)] = np.frombuffer(text, np.uint8)
 

@@ -11,6 +11,7 @@ from typing import Any
 from torsh_runtime.backends.native.compiled import _native
 from torsh_runtime.backends.native.place import node_here
 from torsh_runtime.errors import ConfigError, PeerLost, StoreError
+from torsh_runtime.rpc.options import WorkerInfo
 from torsh_runtime.rpc.publishing import serving
 from torsh_runtime.rpc.publishing.peers import Peers
 from torsh_runtime.rpc.publishing.publication import Publication
@@ -41,6 +42,14 @@ class Publications:
         if found is None:
             raise NotPublished(f"{self._peers.own.name!r} does not publish {name!r}")
         return found[0]
+
+    def pin(self, name: str, reader: WorkerInfo) -> tuple[int, int, bytes] | None:
+        """See Publication.pin()."""
+        publication = self.find(name)
+        pinned = publication.pin(reader)
+        if not self._peers.is_connected(reader):  # forget() was called before the pin was there
+            publication.forget(reader.id)
+        return pinned
 
     def forget(self, worker: int) -> None:
         """The worker of this id has ended: no version is held for it any more."""

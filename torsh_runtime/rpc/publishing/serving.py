@@ -21,7 +21,7 @@ def find(name: str) -> None:
 
 def pin(name: str, reader: WorkerInfo) -> tuple[int, int, bytes] | None:
     """See Publication.pin()."""
-    return current_agent().publications().find(name).pin(reader)
+    return current_agent().publications().pin(name, reader)
 
 
 def unpin(name: str, number: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import strict_cupy
 
 from torsh_runtime.arrays import stage
 from torsh_runtime.backends.native.compiled import _native
@@ -162,6 +164,19 @@ def test_copy_to_takes_pieces_casts_and_leaves_out(bench: Bench, way: str) -> No
     assert np.array_equal(target["w"].values.numpy(), whole[:, 3:])
     assert np.array_equal(part, whole[:, :3].reshape(-1)[:5])
     assert target["step"] == 3
+
+
+def test_arrays_of_devices_go_through_the_host(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cupy = strict_cupy.module()
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    bench.publish({"w": cupy.array(np.arange(6.0).reshape(2, 3))})
+    target = cupy.zeros((2, 3), np.float32)
+    with bench.near() as weights:
+        assert np.array_equal(weights["w"], np.arange(6.0).reshape(2, 3))
+        weights.copy_to({"w": target})
+    assert np.array_equal(target.get(), np.arange(6.0).reshape(2, 3))
 
 
 def test_a_target_that_does_not_fit_is_refused_before_anything_changes(bench: Bench) -> None:
