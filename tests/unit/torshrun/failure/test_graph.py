@@ -120,6 +120,7 @@ def test_nobody_is_certain_while_others_are_pointed_at() -> None:
         {"kind": Kind.NETWORK},
         {"kind": Kind.ADDRESS_IN_USE},
         {"kind": Kind.KILLED},
+        {"kind": Kind.SHARED_MEMORY},
         {"kind": Kind.CRASHED, "how": "killed by SIGBUS, exit code 135"},
     ],
 )
@@ -149,9 +150,27 @@ def test_what_all_ranks_end_with_may_come_of_one(kind: Kind, said: str, certaint
 
 
 def test_who_was_killed_for_want_of_memory_may_not_have_taken_it() -> None:
-    killed = raised(1, Kind.OUT_OF_MEMORY, peak=1000)
-    assert found(killed, stopped(0, peak=1100)).certainty == "certain"
-    assert found(killed, stopped(0, peak=9000)).certainty == "likely"
+    killed = raised(1, Kind.OUT_OF_MEMORY, peak=1000 << 10, how=KILLED)
+    assert found(killed, stopped(0, peak=600 << 10)).certainty == "certain"
+    assert found(killed, stopped(0, peak=9000 << 10)).certainty == "likely"
+    assert found(killed, stopped(0)).certainty == "likely"  # nobody knows what that one had
+    assert found(killed, stopped(0, peak=1100 << 10, node=1)).certainty == "certain"
+    assert found(killed).certainty == "certain"
+    refused = raised(1, Kind.ALLOCATION, peak=100)
+    assert found(refused, stopped(0, peak=110)).certainty == "certain"
+    assert found(refused, stopped(0, peak=900)).certainty == "likely"
+
+
+def test_of_ranks_with_as_much_memory_the_kernel_may_kill_any() -> None:
+    killed = raised(1, Kind.OUT_OF_MEMORY, peak=900 << 10, how=KILLED)
+    finding = found(killed, stopped(0, peak=950 << 10), stopped(2, peak=200 << 10))
+    assert verdict(finding) == ((0, 1), "undecided", Kind.OUT_OF_MEMORY)
+    assert "rank 0 950 MiB" in finding.reading.why
+    child = raised(1, Kind.OUT_OF_MEMORY, peak=900 << 10)  # of which the peak is not told
+    assert verdict(found(child, stopped(0, peak=950 << 10)))[:2] == ((1,), "likely")
+
+
+KILLED = "killed by SIGKILL, exit code 137"
 
 
 def test_versions_that_differ_are_evidence() -> None:
