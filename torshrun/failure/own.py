@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from torshrun.failure.case import Case
+from torshrun.failure.held import is_held
 from torshrun.failure.kinds import Kind, Reading
 from torshrun.failure.tables import table_in
 from torshrun.failure.witness import Witness
@@ -127,8 +128,8 @@ def _is_unsure(chosen: Sequence[Witness]) -> bool:
 
 def _may_be_anothers(case: Case, chosen: Sequence[Witness]) -> bool:
     """Whether another rank may be behind a failure that blames nobody: one that all others met,
-    that is told of another rank or of waiting, of what ranks share, as files are, or that came from
-    outside; or exit codes of several ranks, without a word.
+    that is told of another rank, of waiting or of what somebody else holds, of what ranks share, as
+    files and memory are, or that came from outside; or exit codes of several ranks, without a word.
     """
     if len(case.witnesses) == 1:
         return False
@@ -136,6 +137,7 @@ def _may_be_anothers(case: Case, chosen: Sequence[Witness]) -> bool:
     met_by_most = 0 < rest < len(chosen)
     first = chosen[0]
     told = _OTHERS.search(first.said) and (first.reading.kind in _OPEN or not rest)
+    told = told or is_held(first.said)
     wordless = len(chosen) > 1 and not any(each.said for each in chosen)
     silent = wordless and first.reading.kind is Kind.EXIT_CODE
     is_small = first.reading.kind in _OF_MEMORY and not _takes_most(case, chosen)
