@@ -12,7 +12,8 @@ from torshrun.failure.wording import Verdict, where_it_waits
 _CANNOT = r"(?:could not|cannot|can't|couldn't|unable to|failed to|failure to) "
 _OF_LOCK = re.compile(
     r"\b(?:is|are|already|been) locked\b|\block\b.{0,200}\bnot be (?:acquired|obtained|taken)|"
-    rf"{_CANNOT}(?:acquire|obtain|get|take)\b.{{0,80}}\block|{_CANNOT}lock\b(?! (?:the )?(?:memory|pages))|"
+    rf"{_CANNOT}(?:acquire|obtain|get|take)\b.{{0,80}}\block|"
+    rf"{_CANNOT}lock\b(?! (?:the )?(?:memory|pages))|"
     r"\block\b.{0,80}\b(?:held by|is held|was held)\b|"
     r"\bAlreadyLocked|\bLockException|\bLock(?:Timeout|Error)\b|"
     r"\block wait timeout\b|\block timeout\b",

@@ -762,6 +762,12 @@ def test_who_stood_in_a_clean_up_before_the_others_had_an_exception() -> None:
     finding = found(stopped(1, cleans), stopped(0, IN_ALL_REDUCE), hang="no progress")
     assert verdict(finding) == ((1,), "likely", Kind.EXCEPTION)
     assert "finally" in finding.reading.why
+    retries = Standing(place="train.py:20", line="time.sleep(1)", cleanup="except of a loop")
+    retrying = found(stopped(1, retries, handles="OSError: x"), waits(0, 1))
+    assert verdict(retrying) == ((1,), "likely", Kind.MISSING)
+    assert "rank 1: was handling OSError: x" in retrying.evidence
+    meets = Standing(call="barrier", place="train.py:20", cleanup="except of a loop")
+    assert found(stopped(1, meets), waits(0, 1)).reading.kind is Kind.EXCEPTION
     both = found(stopped(1, cleans), stopped(0, cleans), hang="no progress")
     assert both.reading.kind is not Kind.EXCEPTION
 
