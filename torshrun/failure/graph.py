@@ -116,6 +116,7 @@ _JUDGES: Sequence[Callable[[Case], Verdict | None]] = (
     waiting.cleaning,
     between_two.holding,
     unmade.unmade,
+    unmade.unset,
     waiting.pointed_at,
     _left,
     nodes.silent,

@@ -1028,3 +1028,17 @@ def test_of_several_killed_for_want_of_memory_those_that_took_it_are_named() -> 
     ]
     assert verdict(found(*killed)) == ((1, 2), "likely", Kind.OUT_OF_MEMORY)
     assert found(*(raised(rank, Kind.OUT_OF_MEMORY, alike="x") for rank in (0, 1))).ranks == (0, 1)
+
+
+UNSET = "DistStoreError: wait timeout after 6000ms, keys: /default_pg/0//tracking/run-name"
+
+
+def test_of_a_key_that_nobody_sets_nobody_can_tell_who_has_its_name_wrong() -> None:
+    wants = waits(1, said=UNSET)
+    gone_on = blames(0, standing=IN_ALL_REDUCE)
+    finding = found(wants, gone_on)
+    assert verdict(finding) == ((0, 1), "undecided", Kind.STORE)
+    assert "rank 1 waited in vain for 'tracking/run-name'" in finding.reading.why
+    assert verdict(found(wants, stopped(0, AWAY))) == ((0,), "likely", Kind.MISSING)
+    own_key = UNSET.replace("tracking/run-name", "cpu//0/0")
+    assert found(waits(1, said=own_key), gone_on).reading.kind is not Kind.STORE
