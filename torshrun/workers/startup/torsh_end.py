@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 MOST_CHARS = 200_000  # of a traceback, whose ends are kept
 MOST_PLACES = 16
-MOST_NAMES = 64
+MOST_NAMES, MOST_FILES = 64, 4096
 JUST_BEFORE = 1.0  # seconds
 ADDRESS_IN_USE = 98  # errno takes time to load
 
@@ -278,7 +278,7 @@ def wanted_files(error: BaseException) -> "dict[int, str]":
     """The files that this process has open, or that the error names, by their inodes, and those
     that its frames have closed in the meantime.
     """
-    links = ["/proc/self/fd/" + name for name in os.listdir("/proc/self/fd")]
+    links = ["/proc/self/fd/" + name for name in os.listdir("/proc/self/fd")[:MOST_FILES]]
     names = [name for each in chain(error) for name in said(each).split("'")[1::2]]
     trace = error.__traceback__
     while trace is not None and len(names) < MOST_NAMES:
