@@ -6,13 +6,14 @@ import os
 import re
 import stat
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path("/")
 MOST_CHILDREN = 16
 """Children of a process, and threads of each, that are asked what they wait for."""
+_MOST_GENERATIONS = 16
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -62,6 +63,16 @@ def read_stat(pid: int) -> ProcessStat | None:
         return None
     cpu, resident = sum(map(int, fields[11:15])) / _TICKS, int(fields[21]) * _PAGE
     return ProcessStat(name, fields[0], int(fields[1]), cpu, resident)
+
+
+def rank_of(pid: int, ranks: Mapping[int, int]) -> int:
+    """The rank of the worker that is this process, or has started it; -1 is none."""
+    for _ in range(_MOST_GENERATIONS):
+        stat = read_stat(pid) if pid > 1 and pid not in ranks else None
+        if stat is None:
+            break
+        pid = stat.parent
+    return ranks.get(pid, -1)
 
 
 def handles(pid: int, signo: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,46 @@ SCENES = [leaves_by_message, gives_a_code, logs_wrongly, fails_at_exit_too, hand
           leaves_at_once, is_killed]
 SCENES[int(os.environ["TORCHELASTIC_RESTART_COUNT"])]()
 """
+
+
+LOCKS = """
+import fcntl, pathlib, sqlite3, time
+rank = int(os.environ["RANK"])
+scene = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+name = f"{scene}.db"
+def wants_in_with():
+    with open(name, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+def wants_range():
+    file = open(name, "w")
+    try: fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error: raise RuntimeError("could not acquire the lock") from error
+def wants_database():
+    base = sqlite3.connect(name, timeout=0.1, isolation_level=None)
+    base.execute("begin immediate")
+if rank == 1:
+    while not pathlib.Path(f"{scene}.held").exists(): time.sleep(0.01)
+    [wants_in_with, wants_range, wants_database][scene]()
+if scene < 2: (fcntl.flock, fcntl.lockf)[scene](file := open(name, "w"), fcntl.LOCK_EX)
+else: (base := sqlite3.connect(name, isolation_level=None)).execute("begin immediate")
+pathlib.Path(f"{scene}.held").touch()
+time.sleep(60)
+"""
+
+
+def test_who_holds_a_lock_is_told_where_another_rank_could_not_have_it(torshrun: Launcher) -> None:
+    path = torshrun.folder / "events"
+    options = (
+        "--nproc-per-node=2",
+        "--max-restarts=2",
+        "--restart-backoff=0",
+        "--retry-same-start",
+    )
+    _, _, err = torshrun.run(*options, "--events", str(path), torshrun.script(LOCKS))
+    found = [(each["ranks"], each["certainty"]) for each in events(path, "root_cause")]
+    assert found == [([0, 1], "undecided")] * 3, err
+    for scene in range(3):
+        assert re.search(rf"The lock of \S*/{scene}\.db was held by rank 0, \S+ \(pid \d+\)\.", err)
 
 
 def events(path: Path, name: str) -> list[dict[str, Any]]:

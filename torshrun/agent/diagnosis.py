@@ -18,7 +18,7 @@ from torshrun.agent.sources import conditions, is_passing_through, with_sources
 from torshrun.config.job import OutputConfig
 from torshrun.health.pages import WorkerStatus
 from torshrun.health.waits import Wait, wait_of
-from torshrun.procfs import UNREAD, blocked_writers, ended_badly, read_stat, read_text
+from torshrun.procfs import UNREAD, blocked_writers, ended_badly, rank_of, read_stat, read_text
 from torshrun.safe_files import Folder
 from torshrun.signals import exit_code, signal_name
 from torshrun.text import printable
@@ -41,7 +41,6 @@ KEPT_BYTES = 1 << 20
 """How much of a worker's error file is kept."""
 MOST_LOOKED_UP = 8
 """Ranks of which it is looked up who holds a port, or which disk is full."""
-_MOST_GENERATIONS = 16
 STACK_BYTES = 1 << 16
 """How much is read of the stack that a worker left when it was stopped."""
 
@@ -188,14 +187,16 @@ class Diagnosis:
 
     def _look_up(self, exit_: Exit, ranks: Mapping[int, int]) -> None:
         """While the others still live: one of them may be who is in the way."""
-        from torshrun.agent.facts import fact_about
+        from torshrun.agent.facts import fact_about, fact_about_lock
         from torshrun.failure.cause import diagnose
         from torshrun.failure.last_words import last_words
 
         if exit_.rank not in self.facts and len(self.facts) < MOST_LOOKED_UP:
-            said = "\n".join(last_words(exit_).lines)
-            kind, port = diagnose(exit_).kind, exit_.ending.port
-            self.facts[exit_.rank] = fact_about(kind, said, ranks, port)
+            said, noted = "\n".join(last_words(exit_).lines), exit_.ending
+            fact = fact_about(diagnose(exit_).kind, said, ranks, noted.port)
+            if noted.holder:
+                fact = fact_about_lock(noted.held, noted.holder, ranks)
+            self.facts[exit_.rank] = fact
 
     def _examine(
         self, endings: Sequence[Worker], oom: OomEvidence | None, initialised: bool
@@ -317,17 +318,7 @@ _NO_WAIT: tuple[Wait | None, int] = None, -1
 def _waits(workers: Sequence[Worker]) -> Mapping[int, tuple[Wait, int]]:
     alive = {worker.pid: worker.rank for worker in workers if worker.alive}
     found = ((rank, wait_of(pid)) for pid, rank in alive.items())
-    return {rank: (wait, _rank_of(wait.holder, alive)) for rank, wait in found if wait}
-
-
-def _rank_of(pid: int, ranks: Mapping[int, int]) -> int:
-    """The rank of the worker that is this process, or has started it; -1 is none."""
-    for _ in range(_MOST_GENERATIONS):
-        stat = read_stat(pid) if pid > 1 and pid not in ranks else None
-        if stat is None:
-            break
-        pid = stat.parent
-    return ranks.get(pid, -1)
+    return {rank: (wait, rank_of(wait.holder, alive)) for rank, wait in found if wait}
 
 
 def _child(pid: int) -> str:

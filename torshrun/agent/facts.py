@@ -1,4 +1,6 @@
-"""What the machine itself knows of what a worker could not have: a port, or space on a disk."""
+"""What the machine itself knows of what a worker could not have: a port, a lock, or space on a
+disk.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from typing import NamedTuple
 
 from torshrun.failure.kinds import Kind
 from torshrun.failure.named import path_in, port_in
-from torshrun.procfs import holder
+from torshrun.procfs import holder, rank_of, read_stat
 from torshrun.text import printable, size
 
 _NEARLY_FULL = 0.01
@@ -23,7 +25,7 @@ class Fact(NamedTuple):
     text: str = ""
     """In a sentence; "" is nothing."""
     rank: int = -1
-    """The rank that holds the port; -1 is none that is known."""
+    """The rank that holds the port or the lock; -1 is none that is known."""
 
 
 def fact_about(kind: Kind, said: str, ranks: Mapping[int, int], port: int = 0) -> Fact:
@@ -36,10 +38,18 @@ def fact_about(kind: Kind, said: str, ranks: Mapping[int, int], port: int = 0) -
     if kind not in (Kind.ADDRESS_IN_USE, Kind.USAGE) or not port:
         return Fact()
     name, pid = holder(port)
-    rank = ranks.get(pid, -1)
+    return _held(f"Port {port} is", name, pid, ranks.get(pid, -1)) if pid else Fact()
+
+
+def fact_about_lock(path: str, pid: int, ranks: Mapping[int, int]) -> Fact:
+    """Who holds the lock of this file: a process that held it when a worker could not have it."""
+    stat, rank = read_stat(pid), rank_of(pid, ranks)
+    return _held(f"The lock of {path} was", stat.name if stat else "a process", pid, rank)
+
+
+def _held(what: str, name: str, pid: int, rank: int) -> Fact:
     whose = f"rank {rank}, " if rank >= 0 else ""
-    text = f"Port {port} is held by {whose}{printable(name)} (pid {pid})." if pid else ""
-    return Fact(text, rank)
+    return Fact(f"{what} held by {whose}{printable(name)} (pid {pid}).", rank)
 
 
 def _places(said: str) -> list[Path]:

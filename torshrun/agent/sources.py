@@ -18,6 +18,7 @@ FILE_BYTES = 1 << 20
 _BLOCK = re.compile(r"(finally|except)\b.*:")
 _WITH = re.compile(r"\s*(?:async )?with\b")
 _LOOP = re.compile(r"while not .*\b(?:exists|is_file|is_dir|isfile|isdir)\(.*:")
+_REPEATS = re.compile(r"(?:while|(?:async )?for)\b.*")
 _IF = re.compile(r"(?:if|elif)\b.*:")
 _OUTERMOST = re.compile(r"(?:async )?def |class ")
 MOST_LINES = 500
@@ -88,24 +89,39 @@ def _is_open(path: str) -> bool:
 
 
 def _clean_up(source: Sequence[str]) -> str:
-    """Whether the last of these lines of Python belongs to an except or finally, or to a loop that
-    waits for a file, as a comment; "" if not. Told by the indentation alone: what comes from a
-    worker is not parsed.
+    """Whether the last of these lines of Python belongs to an except, perhaps of a loop, or to a
+    finally, or to a loop that waits for a file, as a comment; "" if not. Told by the
+    indentation alone: what comes from a worker is not parsed.
     """
     depth = _depth(source[-1]) + 1  # the block may stand in one line
-    for line in reversed(source):
+    for place, line in [*enumerate(source)][::-1]:
         text = line.strip()
         if not text or text.startswith("#") or _depth(line) >= depth:
             continue
         block = _BLOCK.match(text)
         if block:
-            return f"  # in {block[1]}"
+            in_loop = block[1] == "except" and _is_in_loop(source[:place], _depth(line))
+            return f"  # in {block[1]}{' of a loop' if in_loop else ''}"
         if _LOOP.match(text):
             return f"  # in {text}"
         if _OUTERMOST.match(text):
             break
         depth = _depth(line)
     return ""
+
+
+def _is_in_loop(source: Sequence[str], depth: int) -> bool:
+    """Whether what comes after these lines, so deep, is repeated by a loop of the same function."""
+    for line in reversed(source):
+        text = line.strip()
+        if not text or text.startswith("#") or _depth(line) >= depth:
+            continue
+        if _REPEATS.match(text):
+            return True
+        if _OUTERMOST.match(text):
+            break
+        depth = _depth(line)
+    return False
 
 
 def _depth(line: str) -> int:

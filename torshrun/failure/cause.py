@@ -13,6 +13,7 @@ from torshrun.failure.by_signal import SIGNALS
 from torshrun.failure.exits import Exit, OomEvidence, how, where
 from torshrun.failure.finding import Finding
 from torshrun.failure.graph import find
+from torshrun.failure.held import of_lock
 from torshrun.failure.kinds import Kind, Reading, of_ranks
 from torshrun.failure.last_words import (
     CRASHES,
@@ -286,7 +287,8 @@ def _diagnose(exit_: Exit) -> Reading:
     impostor = exit_.rank or exit_.rival
     if impostor > 0 and _SERVES_STORE.search("\n".join(words.lines)):
         return Reading(Kind.USAGE, _TWICE_RANK_0.format(rank=impostor), _LEAVE_RANK)
-    known = by_words(_texts(words), exit_.program) or by_frame(words.frame)
+    known = of_lock(said, words.lines) if words.errors else None
+    known = known or by_words(_texts(words), exit_.program) or by_frame(words.frame)
     return known or _of_child(exit_, words) or _by_code(exit_, words)
 
 

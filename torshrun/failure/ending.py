@@ -1,7 +1,8 @@
 """How a worker's Python ended, as its start hook noted it: read from lines of JSON. Pure.
 
 {"how": "exception" | "exit" | "shown" | "left" | "asked", "own", "at", "trace", "errors", "frame",
-"code", "places", "port"}; torshrun/workers/startup/torsh_end.py writes them. Workers write what
+"code", "places", "port",
+"holder", "held"}; torshrun/workers/startup/torsh_end.py writes them. Workers write what
 they like, so everything is checked here.
 """
 
@@ -60,6 +61,10 @@ class Ending:
     """Whether that exception had been handled, and written somewhere, before the end."""
     port: int = 0
     """The port that was in use, if that is what the exception is about; 0 is unknown."""
+    holder: int = 0
+    """The process that held the lock of a file, if the exception is about a lock; 0 is unknown."""
+    held: str = ""
+    """That file; "" is unknown."""
     code: int = 0
     """The exit code that the exception gives."""
     places: tuple[tuple[str, int], ...] = ()
@@ -115,6 +120,8 @@ def _with_line(ending: Ending, line: str) -> Ending:
         errors=tuple(_texts(facts.get("errors"))),
         frame=next(iter(_texts([facts.get("frame")])), ""),
         port=int(_number(facts.get("port"))) & 0xFFFF,
+        holder=int(_number(facts.get("holder"))),
+        held=next(iter(_texts([facts.get("held")])), ""),
         code=int(_number(facts.get("code"))) & 0xFF,
         places=tuple(_places(facts)),
     )

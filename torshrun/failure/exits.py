@@ -79,7 +79,7 @@ class Exit:
     facts: str = ""
     """What the machine knows of what it could not have, in a sentence; "" is nothing."""
     rival: int = -1
-    """The rank that holds the port that it could not have; -1 is none that is known."""
+    """The rank that holds the port or the lock that it could not have; -1 is none that is known."""
     ranks: int = 0
     """How many ranks the job has; 0 is unknown."""
     hung: str = ""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from torshrun.failure import between_two, disagreement, meeting, nodes, own, unmade, waiting
+from torshrun.failure import between_two, disagreement, held, meeting, nodes, own, unmade, waiting
 from torshrun.failure.case import Case, call_of
 from torshrun.failure.finding import Certainty, Finding
 from torshrun.failure.kinds import Kind, of_ranks
@@ -108,6 +108,7 @@ def _no_progress(case: Case) -> Verdict:
 
 _JUDGES: Sequence[Callable[[Case], Verdict | None]] = (
     unmade.given_up,
+    held.held,
     own.own_failure,
     _frozen,
     disagreement.disagreement,
@@ -115,6 +116,7 @@ _JUDGES: Sequence[Callable[[Case], Verdict | None]] = (
     waiting.cleaning,
     between_two.holding,
     unmade.unmade,
+    unmade.unset,
     waiting.pointed_at,
     _left,
     nodes.silent,

@@ -7,10 +7,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from torshrun.failure.case import Case
-from torshrun.failure.kinds import Kind
+from torshrun.failure.held import is_held
+from torshrun.failure.kinds import Kind, Reading
 from torshrun.failure.tables import table_in
 from torshrun.failure.witness import Witness
 from torshrun.failure.wording import Verdict
+from torshrun.text import size
 
 
 def own_failure(case: Case) -> Verdict | None:
@@ -38,6 +40,10 @@ def _of_chosen(case: Case, alike: list[Witness], is_only: bool) -> Verdict:
     if rival and first.reading.kind is Kind.USAGE and not first.rank:
         # Rank 0 alone serves the job's store, so the other one takes itself for it.
         return Verdict({rival.rank}, "likely", first.reading)
+    as_large = _as_large(case, chosen)
+    if as_large:
+        ranks = [each.rank for each in (*chosen, *as_large)]
+        return Verdict(ranks, "undecided", _of_several(first, as_large))
     doubts = not is_only or case.silent or rival or chosen != alike or _others_are_pointed_at(case)
     doubts = doubts or _may_be_anothers(case, chosen) or _is_unsure(chosen)
     return Verdict([each.rank for each in chosen], "likely" if doubts else "certain", first.reading)
@@ -69,6 +75,52 @@ def _hogs(chosen: list[Witness]) -> list[Witness]:
     return [each for each in chosen if each.peak * _MUCH_MORE >= max(peaks)]
 
 
+def _as_large(case: Case, chosen: Sequence[Witness]) -> list[Witness]:
+    """Ranks of the same node that had about as much memory as those that the kernel killed for want
+    of it: that it chose these may be chance. None if somebody had much more.
+    """
+    first = chosen[0]
+    if first.reading.kind is not Kind.OUT_OF_MEMORY or not all(map(_tells_peak, chosen)):
+        return []
+    others = [each for each in _beside(case, chosen) if each.peak * _MUCH_MORE >= first.peak]
+    if any(each.peak > _MUCH_MORE * first.peak for each in others):
+        return []
+    return others
+
+
+def _tells_peak(killed: Witness) -> bool:
+    """Whether the memory that it had is known, and not only a process of its own was killed."""
+    return killed.peak > 0 and "exit code 137" in killed.how
+
+
+def _of_several(killed: Witness, others: Sequence[Witness]) -> Reading:
+    """What is said of a kill for want of memory that others had taken as well."""
+    had = ", ".join(f"rank {each.rank} {size(each.peak << 10)}" for each in others[:_MOST_SHOWN])
+    why = f"{killed.reading.why} Others had about as much at a time, or more: {had}."
+    return killed.reading._replace(why=why)
+
+
+_MOST_SHOWN = 4
+
+
+def _beside(case: Case, chosen: Sequence[Witness]) -> list[Witness]:
+    """The other ranks of the nodes that these are of."""
+    nodes = {each.node for each in chosen}
+    return [each for each in case.witnesses if each.node in nodes and each not in chosen]
+
+
+def _takes_most(case: Case, chosen: Sequence[Witness]) -> bool:
+    """Whether, as far as is known, no other rank of the node has taken more memory, or, where the
+    kernel chose whom to kill, not even nearly as much.
+    """
+    others = _beside(case, chosen)
+    least = min(each.peak for each in chosen)
+    if chosen[0].reading.kind is Kind.OUT_OF_MEMORY:
+        is_told = all(map(_tells_peak, chosen))
+        return not others or (is_told and all(0 < each.peak < least for each in others))
+    return not any(each.peak > _MUCH_MORE * least > 0 for each in others)
+
+
 def _is_unsure(chosen: Sequence[Witness]) -> bool:
     """Whether what is told of them may be of something else than their ends."""
     return any(each.is_unsure for each in chosen) and chosen[0].reading.kind is not Kind.EXIT_CODE
@@ -76,8 +128,8 @@ def _is_unsure(chosen: Sequence[Witness]) -> bool:
 
 def _may_be_anothers(case: Case, chosen: Sequence[Witness]) -> bool:
     """Whether another rank may be behind a failure that blames nobody: one that all others met,
-    that is told of another rank or of waiting, of what ranks share, as files are, or that came from
-    outside; or exit codes of several ranks, without a word.
+    that is told of another rank, of waiting or of what somebody else holds, of what ranks share, as
+    files and memory are, or that came from outside; or exit codes of several ranks, without a word.
     """
     if len(case.witnesses) == 1:
         return False
@@ -85,18 +137,20 @@ def _may_be_anothers(case: Case, chosen: Sequence[Witness]) -> bool:
     met_by_most = 0 < rest < len(chosen)
     first = chosen[0]
     told = _OTHERS.search(first.said) and (first.reading.kind in _OPEN or not rest)
+    told = told or is_held(first.said)
     wordless = len(chosen) > 1 and not any(each.said for each in chosen)
     silent = wordless and first.reading.kind is Kind.EXIT_CODE
-    larger = any(each.peak > _MUCH_MORE * first.peak > 0 for each in case.witnesses)
-    hog = first.reading.kind is Kind.OUT_OF_MEMORY and larger
+    is_small = first.reading.kind in _OF_MEMORY and not _takes_most(case, chosen)
     is_taken = "EADDRINUSE" in first.said  # by whom, if not by another rank?
     outside = is_taken or first.reading.kind in _FROM_OUTSIDE or first.how.startswith(_NOT_ITS_OWN)
-    return met_by_most or bool(told) or hog or outside or silent
+    return met_by_most or bool(told) or is_small or outside or silent
 
 
 _OTHERS = re.compile(r"\b[Rr]ank[ #=:]*\d|[Tt]imed? ?out|\b[Pp]eer\b")
 _OPEN = (Kind.EXCEPTION, Kind.EXIT_CODE)
+_OF_MEMORY = (Kind.OUT_OF_MEMORY, Kind.ALLOCATION)
 _FROM_OUTSIDE = (
+    Kind.SHARED_MEMORY,  # which all ranks fill
     Kind.NO_FILE,  # which another rank may not have made yet, or may have removed
     Kind.NETWORK,
     Kind.STORE,

@@ -123,6 +123,13 @@ PATTERNS = (
     ),
     Pattern(
         Kind.LIMIT,
+        r"File name too long|\bENAMETOOLONG\b",
+        "The name of a file or a path is too long: most file systems take names of 255 bytes, and "
+        "the system paths of 4096.",
+        "Shorten the name, as by a hash of what it is made of, and write the rest into the file.",
+    ),
+    Pattern(
+        Kind.LIMIT,
         r"Argument list too long|\bE2BIG\b|inotify.*(?:limit|No space)|"
         r"\blimit (?:of \S+ )?(?:reached|exceeded)|[Ee]xceeded? (?:the|its) \w* ?limit",
         "A limit of the system or of the service is reached.",
@@ -149,6 +156,12 @@ PATTERNS = (
         r"[Aa]ddress already in use.*?(?P<name>port[ :]+\d+)|"
         r"(?P<where>port: \d+).*EADDRINUSE|[Aa]ddress already in use|EADDRINUSE",
         *_IN_USE,
+    ),
+    Pattern(
+        Kind.USAGE,
+        r"\bport must be 0-65535|\bport\b.{0,40}\b(?:out of range|between 0 and 65535)",
+        "It asks for a port that there cannot be: ports are numbers from 0 to 65535.",
+        "See how the script counts its ports, as from a base by the rank; port 0 takes a free one.",
     ),
     Pattern(
         Kind.CLOCK,
@@ -193,6 +206,16 @@ PATTERNS = (
         "firewalls)? torshctl doctor examines it.",
     ),
     Pattern(
+        Kind.VERSION,
+        r"Unsupported (?:global: GLOBAL|class) (?P<name>[\w.]+)|"
+        r"was not an allowed global by default",
+        "The file is whole, but holds objects of {name}, which torch.load() does not make since "
+        "torch 2.6 unless it is asked to (weights_only).",
+        "Keep tensors and plain values only, or allow that class "
+        "(torch.serialization.add_safe_globals()); with weights_only=False a file may run any "
+        "code, so that is for files that you trust.",
+    ),
+    Pattern(
         Kind.DAMAGED_FILE,
         r"PytorchStreamReader failed|invalid header or archive is corrupted|Ran out of input|"
         r"UnpicklingError|pickle data was truncated|BadZipFile|File is not a zip file|"
@@ -221,7 +244,8 @@ PATTERNS = (
         r"^PermissionError: |Permission denied|Operation not permitted|\bEACCES\b|\bEPERM\b",
         "The user who started torshrun may not do that.",
         "Look at the owner and mode of what it names (`ls -l`, `id`), and at what the container "
-        "is permitted.",
+        "is permitted. A program has to be executable (`chmod +x`), on a file system that is not "
+        "mounted with noexec.",
     ),
     Pattern(
         Kind.NAN,
@@ -266,6 +290,15 @@ PATTERNS = (
         "Its process group is not set up as the library expects: {name}.",
         "init_process_group() is to be called once, before anything that needs it, and without "
         "taking away the variables that torshrun sets (RANK, WORLD_SIZE, MASTER_ADDR, …).",
+    ),
+    Pattern(
+        Kind.MISMATCH,
+        r"\balltoallv?\.cc.*\binLength|Split sizes doesn't match total dim 0 size|"
+        r"Number of tensor splits not equal to group size",
+        "What it gives to all_to_all does not fit together: how much it sends to each rank and "
+        "takes from each (the splits), and its tensors.",
+        "Tell each other how much comes in every step, by an all_to_all of these numbers first, "
+        "and make the output and both lists of splits from them.",
     ),
     Pattern(
         Kind.MISSING,

@@ -33,7 +33,8 @@ class Standing:
     line: str = ""
     """What stands in that line; "" is unknown."""
     cleanup: str = ""
-    """The clean-up that it was in, "finally" or "except"; "" is none that is known."""
+    """The clean-up that it was in, "finally", "except" or "except of a loop"; "" is none that is
+    known."""
     waits_for: str = ""
     """What it waited for there outside of any collective, by its code: A_FILE or one of WAITS; ""
     is nothing that can be told."""
@@ -80,7 +81,7 @@ _PY_SPY = re.compile(
     r"^ +(?P<function>[^( ]+) \((?P<path>[^():]+):(?P<line>\d+)\)(?: \[(?P<arguments>.*)\])?$"
 )
 _SOURCE = re.compile(r"^ {4,}(?=[^ ~^])")
-_CLEANUP = re.compile(r"  # in (finally|except)$")
+_CLEANUP = re.compile(r"  # in (finally|except(?: of a loop)?)$")
 _LOOP = re.compile(r"^(.*)  # in (while .*)$")
 _FOR_FILE = re.compile(r"\bwhile not .*\b(?:exists|is_file|is_dir|isfile|isdir)\(")
 _THREAD = re.compile(r"^(?:Current t|T)hread ", re.MULTILINE)

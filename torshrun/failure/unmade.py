@@ -56,6 +56,33 @@ def _does(witness: Witness) -> str:
     return f"rank {witness.rank} stood at a place that is not known"
 
 
+def unset(case: Case) -> Verdict | None:
+    """Ranks whose store did not have keys of the program's own in time: if all others were in
+    collectives, whoever asks may have asked for the wrong ones.
+    """
+    keys = {each.rank: match[1] for each in case.followers if (match := _UNSET.search(each.said))}
+    others = [each for each in case.witnesses if each.rank not in keys]
+    if not keys or not others or case.silent:
+        return None
+    first, apart = min(keys), [each for each in others if not call_of(each)]
+    why = (
+        f"{format_ranks(keys)} waited in vain for '{keys[first]}' in the store, which no rank had "
+    )
+    why += f"set. Meanwhile {'; '.join(map(_does, (apart or others)[:_MOST_SHOWN]))}."
+    if apart:
+        return Verdict([each.rank for each in apart], "likely", Reading(Kind.MISSING, why, _MAKE))
+    ranks = [each.rank for each in case.witnesses]
+    return Verdict(ranks, "undecided", Reading(Kind.STORE, why, f"{_SAME_KEY} {_MAKE}"))
+
+
+_UNSET = re.compile(
+    r"wait timeout after \d+ms, keys: \S*default_pg/0//"
+    r"(?!(?:cpu|cuda|xpu)//|\S*(?:barrier|init_|worker_count))(\S+)"
+)
+"""Keys that the groups make for themselves are none of the program's."""
+_SAME_KEY = "Compare the names of keys that ranks set and ask for, with their prefixes."
+
+
 def given_up(case: Case) -> Verdict | None:
     """Most ranks gave up waiting for something of their own, in the same way, while the others were
     at work elsewhere, outside of collectives.

@@ -13,6 +13,7 @@ from torshrun.failure.kinds import Kind, Reading, of_ranks
 from torshrun.failure.meeting import different_groups
 from torshrun.failure.nodes import lost, ranks_of
 from torshrun.failure.signs import by_words
+from torshrun.failure.standing import Standing
 from torshrun.failure.witness import Witness
 from torshrun.failure.wording import Verdict, differ, full_call, listed, told, where_it_waits
 from torshrun.procfs import UNREAD
@@ -67,7 +68,7 @@ _TO_ALL = (
 
 def cleaning(case: Case) -> Verdict | None:
     """Who stood in a clean-up while the others still waited in what comes before it."""
-    there = {each.rank for each in case.witnesses if each.standing and each.standing.cleanup}
+    there = {each.rank for each in case.witnesses if each.standing and _cleans(each.standing)}
     ranks = {rank for rank in there if case.by_rank[rank].end == "stopped"}
     waiting = [each.rank for each in case.waiting if each.rank not in there]
     if not ranks or not waiting:
@@ -76,6 +77,11 @@ def cleaning(case: Case) -> Verdict | None:
     why = f"{who} stood in a clean-up (finally or except), while {format_ranks(waiting)} waited in "
     why += f"{call}: most likely an exception ended its work there, which it could not report yet."
     return Verdict(ranks, "likely", Reading(Kind.EXCEPTION, why, _LET_IT_OUT))
+
+
+def _cleans(at: Standing) -> bool:
+    """Whether it stands in a clean-up, and does not only wait there for its next attempt."""
+    return bool(at.cleanup) and (at.cleanup != "except of a loop" or bool(at.call))
 
 
 _LET_IT_OUT = (

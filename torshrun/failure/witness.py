@@ -65,7 +65,7 @@ class Witness:
     holder: int = -1
     """The rank that had that; -1 is none that is known."""
     rival: int = -1
-    """The rank that held the port that it could not have; -1 is none that is known."""
+    """The rank that held the port or the lock that it could not have; -1 is none that is known."""
     mutters: Blame | None = None
     """Whom it complained about while it still ran; None: nobody."""
     is_frozen: bool = False

@@ -3,6 +3,7 @@
 It must parse in any Python 3 that a worker may start.
 """
 
+# ruff: noqa: PTH100, PTH115, PTH116, PTH123, PTH208, SIM105
 # pathlib and contextlib would have to be imported.
 
 import os
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 MOST_CHARS = 200_000  # of a traceback, whose ends are kept
 MOST_PLACES = 16
+MOST_NAMES, MOST_FILES = 64, 4096
 JUST_BEFORE = 1.0  # seconds
 ADDRESS_IN_USE = 98  # errno takes time to load
 
@@ -202,6 +204,11 @@ def shown(error: BaseException) -> "dict[str, Any]":
     port = next(filter(None, map(port_of, chain(error))), 0)
     if port:
         facts["port"] = port
+    if any("lock" in each.lower() for each in facts["errors"]):
+        try:
+            facts["holder"], facts["held"] = holder_of(error)
+        except Exception:  # who holds it is not told then
+            pass
     if trace is not None:
         facts["frame"] = trace.tb_frame.f_code.co_filename + ":" + str(trace.tb_lineno)
     return dict(facts, code=exit_code(error))
@@ -250,6 +257,43 @@ def port_of(error: BaseException) -> int:
             if type(port) is int and 0 < port < 1 << 16:
                 return port
     return 0
+
+
+def holder_of(error: BaseException) -> "tuple[int, str]":
+    """The process that holds a lock of a file that this one has open, or that the error or its
+    frames name, and that file; 0 and "" if none is known.
+    """
+    files = wanted_files(error)
+    with open("/proc/locks", errors="replace") as lines:
+        locks = [line.split() for line in lines]
+    held = [each for each in locks if len(each) == 8 and each[4].isdigit()]  # of who waits: 9
+    for each in sorted(held, key=lambda each: each[3] != "WRITE"):
+        inode = int(each[5].rpartition(":")[2])
+        if inode in files and int(each[4]) not in (0, os.getpid()):
+            return int(each[4]), files[inode]
+    return 0, ""
+
+
+def wanted_files(error: BaseException) -> "dict[int, str]":
+    """The files that this process has open, or that the error names, by their inodes, and those
+    that its frames have closed in the meantime.
+    """
+    links = ["/proc/self/fd/" + name for name in os.listdir("/proc/self/fd")[:MOST_FILES]]
+    names = [name for each in chain(error) for name in said(each).split("'")[1::2]]
+    trace = error.__traceback__
+    while trace is not None and len(names) < MOST_NAMES:
+        files = [it for it in trace.tb_frame.f_locals.values() if type(it).__module__ == "_io"]
+        names += [it.name for it in files if isinstance(getattr(it, "name", 0), str)]
+        trace = trace.tb_next
+    found = {}
+    for path in [*links, *names[:MOST_NAMES]]:
+        try:
+            known = os.stat(path)
+            if known.st_mode & 0o170000 == 0o100000:  # a regular file
+                found[known.st_ino] = os.readlink(path) if path in links else os.path.abspath(path)
+        except (OSError, ValueError):
+            continue
+    return found
 
 
 def said(error: BaseException) -> str:

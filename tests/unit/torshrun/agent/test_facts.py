@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from torshrun.agent.facts import fact_about
+from torshrun.agent.facts import fact_about, fact_about_lock
 from torshrun.failure.kinds import Kind
 
 
@@ -41,3 +41,16 @@ def test_the_file_system_that_is_full_is_named(tmp_path: Path) -> None:
         assert f"at {tmp_path} has 0 B free of 64 KiB" in fact_about(Kind.DISK_FULL, said, {}).text
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_who_held_a_lock_is_named_with_its_rank_if_a_worker_had_started_it() -> None:
+    with subprocess.Popen(["sleep", "60"]) as child:
+        ranks = {os.getpid(): 2}
+        assert fact_about_lock("/data/x.lock", child.pid, ranks) == (
+            f"The lock of /data/x.lock was held by rank 2, sleep (pid {child.pid}).",
+            2,
+        )
+        assert fact_about_lock("/data/x.lock", child.pid, {}).rank == -1
+        child.kill()
+    gone = fact_about_lock("x", child.pid, {child.pid: 1})
+    assert gone == (f"The lock of x was held by rank 1, a process (pid {child.pid}).", 1)

@@ -79,6 +79,30 @@ def test_it_is_told_what_belongs_to_a_clean_up(tmp_path: Path) -> None:
     }
 
 
+RETRIES = """\
+def load():
+    while True:
+        with timer():
+            try:
+                return read()
+            except OSError:
+                sleep(1)
+for path in paths:
+    def load():
+        try:
+            return read()
+        except OSError:
+            sleep(1)
+"""
+
+
+def test_an_except_that_a_loop_repeats_is_told_from_others(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(RETRIES)
+    told = [with_sources(frame(script, line)).splitlines()[1].strip() for line in (7, 13)]
+    assert told == ["sleep(1)  # in except of a loop", "sleep(1)  # in except"]
+
+
 def test_a_file_that_not_everybody_may_read_is_not_shown_to_who_names_it(tmp_path: Path) -> None:
     secret = tmp_path / "shadow"
     secret.write_text("secret\n")

@@ -87,6 +87,22 @@ def test_followers_are_known_by_the_error_that_the_others_came_from() -> None:
 @pytest.mark.parametrize(
     ("error", "kind", "hint"),
     [
+        ("OSError: [Errno 36] File name too long: 'a'", Kind.LIMIT, "255 bytes"),
+        ("OverflowError: bind(): port must be 0-65535.", Kind.USAGE, "from 0 to 65535"),
+        ("PermissionError: [Errno 13] Permission denied: 'a'", Kind.PERMISSION, "chmod +x"),
+        (
+            "_pickle.UnpicklingError: Weights only load failed. Unsupported global: "
+            "GLOBAL __main__.Args was not an allowed global by default.",
+            Kind.VERSION,
+            "objects of '__main__.Args'",
+        ),
+        ("_pickle.UnpicklingError: Weights only load failed", Kind.DAMAGED_FILE, "checksum"),
+        (
+            "RuntimeError: [enforce fail at /gloo/alltoallv.cc:138] inLengthPerRank[myRank] == "
+            "outLengthPerRank[myRank].",
+            Kind.MISMATCH,
+            "all_to_all",
+        ),
         ("ModuleNotFoundError: No module named 'a.b'", Kind.IMPORT, "/bin/python3 cannot import"),
         (
             "ImportError: cannot import name 'x' from 'y' (z.py)",

@@ -55,6 +55,8 @@ def test_the_line_about_the_end_counts() -> None:
         assert (chosen.by, chosen.is_chosen, chosen.errors) == (by, True, ("ValueError: bad",))
         assert chosen.is_watched
     assert parse(line("exception", port=8000)).port == 8000
+    held = parse(line("exception", holder=12, held="x.lock"))
+    assert (held.holder, held.held) == (12, "x.lock")
 
 
 def test_of_a_process_that_the_worker_started_nothing_follows_for_its_own_words() -> None:
@@ -70,7 +72,9 @@ def test_nonsense_says_nothing(text: str) -> None:
 
 
 FACTS = st.dictionaries(
-    st.sampled_from(["how", "own", "at", "trace", "errors", "frame", "code", "places", "port"]),
+    st.sampled_from(
+        ["how", "own", "at", "trace", "errors", "frame", "code", "places", "port", "holder", "held"]
+    ),
     st.sampled_from(
         [
             "exception",

@@ -120,6 +120,7 @@ def test_nobody_is_certain_while_others_are_pointed_at() -> None:
         {"kind": Kind.NETWORK},
         {"kind": Kind.ADDRESS_IN_USE},
         {"kind": Kind.KILLED},
+        {"kind": Kind.SHARED_MEMORY},
         {"kind": Kind.CRASHED, "how": "killed by SIGBUS, exit code 135"},
     ],
 )
@@ -149,9 +150,27 @@ def test_what_all_ranks_end_with_may_come_of_one(kind: Kind, said: str, certaint
 
 
 def test_who_was_killed_for_want_of_memory_may_not_have_taken_it() -> None:
-    killed = raised(1, Kind.OUT_OF_MEMORY, peak=1000)
-    assert found(killed, stopped(0, peak=1100)).certainty == "certain"
-    assert found(killed, stopped(0, peak=9000)).certainty == "likely"
+    killed = raised(1, Kind.OUT_OF_MEMORY, peak=1000 << 10, how=KILLED)
+    assert found(killed, stopped(0, peak=600 << 10)).certainty == "certain"
+    assert found(killed, stopped(0, peak=9000 << 10)).certainty == "likely"
+    assert found(killed, stopped(0)).certainty == "likely"  # nobody knows what that one had
+    assert found(killed, stopped(0, peak=1100 << 10, node=1)).certainty == "certain"
+    assert found(killed).certainty == "certain"
+    refused = raised(1, Kind.ALLOCATION, peak=100)
+    assert found(refused, stopped(0, peak=110)).certainty == "certain"
+    assert found(refused, stopped(0, peak=900)).certainty == "likely"
+
+
+def test_of_ranks_with_as_much_memory_the_kernel_may_kill_any() -> None:
+    killed = raised(1, Kind.OUT_OF_MEMORY, peak=900 << 10, how=KILLED)
+    finding = found(killed, stopped(0, peak=950 << 10), stopped(2, peak=200 << 10))
+    assert verdict(finding) == ((0, 1), "undecided", Kind.OUT_OF_MEMORY)
+    assert "rank 0 950 MiB" in finding.reading.why
+    child = raised(1, Kind.OUT_OF_MEMORY, peak=900 << 10)  # of which the peak is not told
+    assert verdict(found(child, stopped(0, peak=950 << 10)))[:2] == ((1,), "likely")
+
+
+KILLED = "killed by SIGKILL, exit code 137"
 
 
 def test_versions_that_differ_are_evidence() -> None:
@@ -743,6 +762,12 @@ def test_who_stood_in_a_clean_up_before_the_others_had_an_exception() -> None:
     finding = found(stopped(1, cleans), stopped(0, IN_ALL_REDUCE), hang="no progress")
     assert verdict(finding) == ((1,), "likely", Kind.EXCEPTION)
     assert "finally" in finding.reading.why
+    retries = Standing(place="train.py:20", line="time.sleep(1)", cleanup="except of a loop")
+    retrying = found(stopped(1, retries, handles="OSError: x"), waits(0, 1))
+    assert verdict(retrying) == ((1,), "likely", Kind.MISSING)
+    assert "rank 1: was handling OSError: x" in retrying.evidence
+    meets = Standing(call="barrier", place="train.py:20", cleanup="except of a loop")
+    assert found(stopped(1, meets), waits(0, 1)).reading.kind is Kind.EXCEPTION
     both = found(stopped(1, cleans), stopped(0, cleans), hang="no progress")
     assert both.reading.kind is not Kind.EXCEPTION
 
@@ -1003,3 +1028,17 @@ def test_of_several_killed_for_want_of_memory_those_that_took_it_are_named() -> 
     ]
     assert verdict(found(*killed)) == ((1, 2), "likely", Kind.OUT_OF_MEMORY)
     assert found(*(raised(rank, Kind.OUT_OF_MEMORY, alike="x") for rank in (0, 1))).ranks == (0, 1)
+
+
+UNSET = "DistStoreError: wait timeout after 6000ms, keys: /default_pg/0//tracking/run-name"
+
+
+def test_of_a_key_that_nobody_sets_nobody_can_tell_who_has_its_name_wrong() -> None:
+    wants = waits(1, said=UNSET)
+    gone_on = blames(0, standing=IN_ALL_REDUCE)
+    finding = found(wants, gone_on)
+    assert verdict(finding) == ((0, 1), "undecided", Kind.STORE)
+    assert "rank 1 waited in vain for 'tracking/run-name'" in finding.reading.why
+    assert verdict(found(wants, stopped(0, AWAY))) == ((0,), "likely", Kind.MISSING)
+    own_key = UNSET.replace("tracking/run-name", "cpu//0/0")
+    assert found(waits(1, said=own_key), gone_on).reading.kind is not Kind.STORE
