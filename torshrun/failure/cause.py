@@ -285,7 +285,9 @@ def _diagnose(exit_: Exit) -> Reading:
     if exit_.signo and not exit_.raised:
         return _by_signal(exit_, words)
     impostor = exit_.rank or exit_.rival
-    if impostor > 0 and _SERVES_STORE.search("\n".join(words.lines)):
+    trace = "\n".join(words.lines)
+    whole = f"{exit_.stderr.decode(errors='replace')}\n{trace}"
+    if impostor > 0 and _SERVES_STORE.search(trace) and not _OF_CHILD.search(whole):
         return Reading(Kind.USAGE, _TWICE_RANK_0.format(rank=impostor), _LEAVE_RANK)
     known = of_lock(said, words.lines) if words.errors else None
     known = known or by_words(_texts(words), exit_.program) or by_frame(words.frame)
@@ -296,6 +298,8 @@ _SERVES_STORE = re.compile(
     r"rendezvous\.py\", line \d+, in _create_c10d_store\n(?:.*\n){0,12}?"
     r".*DistNetworkError: The server socket has failed to listen"
 )
+_OF_CHILD = re.compile(r"^-- Process \d+ terminated|RemoteTraceback", re.MULTILINE)
+"""What processes have raised that a rank had started, whose ranks are others than its own."""
 _TWICE_RANK_0 = (
     "Two ranks wanted to serve the store of the job, which only rank 0 does: rank {rank} took "
     "itself for rank 0."

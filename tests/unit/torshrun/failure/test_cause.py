@@ -379,3 +379,24 @@ def test_what_the_machine_knows_is_told() -> None:
     error = raised("OSError: [Errno 98] Address already in use")
     exit_ = an_exit(0, 1 << 8, stderr=error, facts="Port 5 is held by rank 1.")
     assert diagnose(exit_).why.endswith("Port 5 is held by rank 1.")
+
+
+SERVES = (
+    '  File "/torch/distributed/rendezvous.py", line 199, in _create_c10d_store\n'
+    "torch.distributed.DistNetworkError: The server socket has failed to listen on any local "
+    "network address. port: 29500, code: -98, name: EADDRINUSE\n"
+)
+
+
+def test_a_process_that_a_rank_had_started_may_well_be_its_own_rank_0() -> None:
+    own = f"Traceback (most recent call last):\n{SERVES}".encode()
+    assert diagnose(an_exit(1, 1 << 8, stderr=own)).kind is Kind.USAGE
+    child = (
+        'Traceback (most recent call last):\n  File "t.py", line 3, in <module>\n'
+        "torch.multiprocessing.spawn.ProcessRaisedException: \n\n"
+        "-- Process 0 terminated with the following error:\n"
+        f"Traceback (most recent call last):\n{SERVES}"
+    )
+    exit_ = an_exit(1, 1 << 8, stderr=child.encode())
+    assert diagnose(exit_).kind is Kind.ADDRESS_IN_USE
+    assert certainty(exit_, an_exit(0, 15, stopped=True)) == "likely"
