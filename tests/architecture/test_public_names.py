@@ -145,6 +145,7 @@ NAMES = {
     "new_subgroups_by_enumeration",
     "nn",
     "optim",
+    "rpc",
     "parts",
     "persistent",
     "premul_sum",

@@ -58,8 +58,9 @@ class Future:
             if self._is_complete:
                 return True
             self._over = over = self._over or threading.Event()
+        is_endless = seconds is None or seconds > threading.TIMEOUT_MAX
         with around_waits.by:
-            return over.wait(seconds)
+            return over.wait(None if is_endless else seconds)
 
     def value(self) -> Any:
         """Its value; raises its error. RuntimeError while it has neither."""
