@@ -172,7 +172,10 @@ class Directory:
         """The same as the store knows it now: it may have been started again."""
         if self.world_size is not None:
             return worker
-        return self._looked_up(worker.info.name) or worker
+        try:
+            return self._looked_up(worker.info.name) or worker
+        except StoreError:  # it may have ended with the worker that served it
+            return worker
 
     def all(self) -> list[Worker]:
         """All workers there are, by their ids."""
