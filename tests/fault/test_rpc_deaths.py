@@ -196,6 +196,7 @@ def test_workers_come_and_go(tmp_path: Path) -> None:
     def body(number: int) -> Any:
         if number:
             join(f"guest{number}", -1, address)
+            wait_for_worker("host")  # it serves the store before it can be found there
             found = rpc.rpc_sync("host", double, args=(number,)), rpc.get_worker_info().id
             wait_for(asked if number == 1 else last)
             rpc.shutdown()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import socket
 import struct
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -35,6 +36,23 @@ def opened() -> Iterator[tuple[socket.socket, Keys]]:
     found.sock.settimeout(PATIENCE)
     with closing(found.sock):
         yield found.sock, found.keys
+
+
+def run_attack(body: Callable[[int], Any]) -> list[Any]:
+    """body(0) against a worker 1 that does not leave before it is over: connections that are ended
+    by hand would tell it that worker 0 has gone."""
+    with tempfile.TemporaryDirectory() as folder:
+        over = Path(folder) / "over"
+
+        def be_worker(rank: int) -> Any:
+            if rank:
+                return wait_for(over)
+            try:
+                return body(rank)
+            finally:
+                over.touch()
+
+        return run_workers(2, be_worker)
 
 
 def frames(keys: Keys, *values: Any) -> list[bytes]:
@@ -125,7 +143,7 @@ def test_what_is_forged_or_torn_is_never_carried_out_and_ends_its_connection_alo
             "worker1", seen
         )
 
-    assert run_workers(2, body) == [([], []), None]
+    assert run_attack(body) == [([], []), None]
 
 
 def test_a_frame_is_carried_out_once_and_on_its_own_connection_only() -> None:
@@ -143,7 +161,7 @@ def test_a_frame_is_carried_out_once_and_on_its_own_connection_only() -> None:
         right = rpc.rpc_sync("worker1", double, args=(21,))
         return kinds, right, rpc.rpc_sync("worker1", seen)
 
-    found = run_workers(2, body)[0]
+    found = run_attack(body)[0]
     assert found == ([RESULT, RESULT], 42, ["first", "second"])
 
 
@@ -158,7 +176,7 @@ def test_answers_to_nothing_and_ends_that_are_announced_disturb_nobody() -> None
             assert is_ended(sock)
         return rpc.rpc_sync("worker1", double, args=(21,))
 
-    assert run_workers(2, body)[0] == 42
+    assert run_attack(body)[0] == 42
 
 
 def test_a_caller_whose_answer_is_torn_is_told_and_may_call_again(tmp_path: Path) -> None:
@@ -205,4 +223,4 @@ def test_strangers_hold_up_nobody(saying: bytes) -> None:
             stranger.close()
         return right, set(refused)
 
-    assert run_workers(2, body)[0] == (42, {bool(saying)})
+    assert run_attack(body)[0] == (42, {bool(saying)})
