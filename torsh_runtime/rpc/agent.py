@@ -270,7 +270,7 @@ class Agent:
     ) -> None:
         size = len(pickled) + sum(each.raw().nbytes for each in buffers)
         is_serving = self.servers.context.is_serving
-        if not self._hub.wait_for_room(link.connection, size, deadline, is_serving):
+        if not self._hub.wait_for_room(link.connection, False, size, deadline, is_serving):
             detail = f": more than {UNDER_WAY_BYTES >> 20} MiB are under way to it"
             raise CallTimeout(name_of(function), *worker.info, deadline - began, detail)
 

@@ -174,7 +174,7 @@ class Servers:
                 size = sum(each.raw().nbytes for each in buffers)
                 until = self._agent.latest(deadline)
                 is_serving = self.context.is_serving
-                self._hub.wait_for_room(link.connection, size, until, is_serving)
+                self._hub.wait_for_room(link.connection, True, size, until, is_serving)
             self._hub.reply(link.connection, is_error, call, pickled, buffers)
         except _native.Ended:  # the caller has gone
             return

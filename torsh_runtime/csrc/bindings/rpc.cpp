@@ -198,8 +198,8 @@ void bind_rpc(nb::module_& m) {
       .def("wait", [](Hub& hub, const CallPtr& call, double until, bool is_serving) {
         return guarded(hub, [&] { return hub.wait(call, until, is_serving); });
       })
-      .def("wait_for_room", [](Hub& hub, std::uint64_t connection, std::size_t bytes, double until, bool is_serving) {
-        return guarded(hub, [&] { return hub.wait_for_room(connection, bytes, until, is_serving); });
+      .def("wait_for_room", [](Hub& hub, std::uint64_t connection, bool is_reply, std::size_t bytes, double until, bool is_serving) {
+        return guarded(hub, [&] { return hub.wait_for_room(connection, is_reply, bytes, until, is_serving); });
       })
       .def("announce", [](Hub& hub, const CallPtr& call) { return guarded(hub, [&] { return hub.announce(call); }); })
       .def("forget", [](Hub& hub, const CallPtr& call) { return guarded(hub, [&] { return hub.forget(call); }); })

@@ -88,13 +88,18 @@ ParcelPtr Hub::pack(Lock& lock, std::uint64_t connection, const Content& content
   return parcel;
 }
 
-bool Hub::has_room(const Peer& peer, std::size_t bytes) const {
-  return peer.under_way == 0 || peer.under_way + bytes + call_bytes <= setup_.bytes;
+// What is larger than that by itself need not wait for calls that take long and little.
+bool Hub::has_room(std::size_t under_way, std::size_t bytes) const {
+  if (under_way + bytes + call_bytes <= setup_.bytes) return true;
+  return bytes + call_bytes > setup_.bytes && under_way <= setup_.bytes / 4;
 }
 
-bool Hub::wait_for_room(std::uint64_t connection, std::size_t bytes, double until, bool is_serving) {
+bool Hub::wait_for_room(std::uint64_t connection, bool is_reply, std::size_t bytes, double until, bool is_serving) {
   Lock lock = access();
-  const auto fits = [&] { return has_room(peer(connection), bytes); };
+  const auto fits = [&] {
+    const Peer& to = peer(connection);
+    return has_room(is_reply ? to.replies : to.calls, bytes);
+  };
   if (fits()) return true;
   if (is_serving) enter_wait();
   bool has_room = false;
@@ -123,14 +128,14 @@ CallPtr Hub::call(std::uint64_t connection, const Content& content, double deadl
   Lock lock = access();
   ParcelPtr request = pack(lock, connection, content);
   Peer& to = peer(connection);
-  if (!has_room(to, request->bytes)) return nullptr;
+  if (!has_room(to.calls, request->bytes)) return nullptr;
   auto call = std::make_shared<Call>();
   call->number = request->call;
   call->connection = connection;
   call->bytes = request->bytes + call_bytes;
   call->deadline = deadline;
   calls_.emplace(call->number, call);
-  to.under_way += call->bytes;
+  to.calls += call->bytes;
   to.connection.send(std::move(request));
   push(to);
   return call;
@@ -140,7 +145,7 @@ void Hub::send(std::uint64_t connection, const Content& content) {
   Lock lock = access();
   ParcelPtr parcel = pack(lock, connection, content);
   Peer& to = peer(connection);
-  to.under_way += parcel->bytes;
+  to.replies += parcel->bytes;
   to.connection.send(std::move(parcel));
   push(to);
 }
@@ -208,12 +213,13 @@ void Hub::complete(const CallPtr& call, Call::State state, MessagePtr reply, con
   calls_.erase(call->number);
   const auto found = peers_.find(call->connection);
   if (found != peers_.end()) {
-    found->second.under_way -= std::min(call->bytes, found->second.under_way);
+    found->second.calls -= std::min(call->bytes, found->second.calls);
     room_.notify_all();
   }
   call->reply = std::move(reply);
   call->reason = reason;
   call->state.store(state, std::memory_order_release);
+  if (call->waiter == nullptr && has_leader() && !leads()) ring(leader_bell_);  // it may wait for this one
   if (call->waiter != nullptr) {
     call->waiter->notify_all();
     if (leader_serves_) servers_lead_ = false;
@@ -275,7 +281,7 @@ void Hub::expire(double time) {
 
 void Hub::release(Peer& peer, const ParcelPtr& parcel) {
   if (parcel->kind != Kind::request) {
-    peer.under_way -= std::min(parcel->bytes, peer.under_way);
+    peer.replies -= std::min(parcel->bytes, peer.replies);
     room_.notify_all();
   }
   throw_away(parcel);

@@ -85,8 +85,9 @@ class Hub {
 
   // Takes over a connected socket; `pid` as Connection's. Throws std::system_error.
   std::uint64_t add(Descriptor socket, int pid, const Keys& keys);
-  // Whether so many bytes more may be under way to the peer, at `until` at the latest. Throws Ended, Interrupted.
-  bool wait_for_room(std::uint64_t connection, std::size_t bytes, double until, bool is_serving);
+  // Whether so many bytes more may be under way to the peer, of calls or of replies, at `until` at the latest. Throws
+  // Ended, Interrupted.
+  bool wait_for_room(std::uint64_t connection, bool is_reply, std::size_t bytes, double until, bool is_serving);
   // A frame to be packed when it is known how the peer reads it.
   struct Content {
     FrameHeader header;
@@ -131,14 +132,14 @@ class Hub {
   struct Peer {
     Connection connection;
     std::deque<ParcelPtr> lent;  // written, and read by the peer one after the other
-    std::size_t under_way = 0;
+    std::size_t calls = 0, replies = 0;  // bytes that are under way: not answered, not read
     bool is_fetching = false, has_left = false;
   };
 
   Lock access();
   void check_fork() const;
   Peer& peer(std::uint64_t connection);
-  bool has_room(const Peer& peer, std::size_t bytes) const;
+  bool has_room(std::size_t under_way, std::size_t bytes) const;
   std::vector<std::uint64_t> connections() const;
   ParcelPtr pack(Lock& lock, std::uint64_t connection, const Content& content);
   template <typename Finished>
