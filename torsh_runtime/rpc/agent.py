@@ -214,6 +214,10 @@ class Agent:
             self.directory.leave()
         self._meeting.held.close()
 
+    def close_in_fork(self) -> None:
+        """Let go of what a fork of this process has inherited and others would wait for."""
+        self._door.close_in_fork()
+
     def _begun(
         self,
         to: str | int | WorkerInfo,

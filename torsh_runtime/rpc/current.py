@@ -29,5 +29,12 @@ def set_agent(agent: Agent | None) -> None:
     _current = agent
 
 
-# A forked child is no worker: it may become one by init_rpc() of its own.
-os.register_at_fork(after_in_child=lambda: set_agent(None))
+def _in_fork() -> None:
+    """A forked child is no worker, and must not keep others from seeing that its parent has ended.
+    It may become a worker by init_rpc() of its own."""
+    if _current is not None:
+        _current.close_in_fork()
+        set_agent(None)
+
+
+os.register_at_fork(after_in_child=_in_fork)

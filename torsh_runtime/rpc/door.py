@@ -147,6 +147,12 @@ class Door:
         for listener in self._listeners:
             listener.close()
 
+    def close_in_fork(self) -> None:
+        """In a fork of this process, which has not the thread: who connects finds nobody, once the
+        process itself has ended."""
+        for listener in self._listeners:
+            listener.close()
+
     def _run(self) -> None:
         with Talks() as talks, self._stopped:
             for listener in self._listeners:
