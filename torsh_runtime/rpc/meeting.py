@@ -17,7 +17,7 @@ from torsh_runtime.bootstrap import worker_env
 from torsh_runtime.comm.default import default_group, has_default_group
 from torsh_runtime.comm.seal import Seal
 from torsh_runtime.contract import WorkerEnv
-from torsh_runtime.errors import CommTimeout, StoreTimeout
+from torsh_runtime.errors import CommTimeout, StoreError, StoreTimeout
 from torsh_runtime.job import Job, key_by_hand, store_client
 from torsh_runtime.job_group import JobGroup
 from torsh_runtime.launchers import completed
@@ -90,7 +90,13 @@ def _job(env: WorkerEnv, timeout: float) -> tuple[Job, bool]:
     if isinstance(group, JobGroup):
         job = group.job
         return (job if isinstance(job, Job) else job.made()), False
-    return Job.connect(env, timeout), True
+    try:
+        return Job.connect(env, timeout), True
+    except StoreError as error:
+        raise StoreError(
+            f"{error}. If that is another library's store, such as torch's, give the workers a place "
+            f"of their own: RpcBackendOptions(init_method='tcp://HOST:PORT')"
+        ) from None
 
 
 def _served(

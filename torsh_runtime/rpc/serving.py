@@ -174,7 +174,13 @@ class Servers:
                 size = sum(each.raw().nbytes for each in buffers)
                 until = self._agent.latest(deadline)
                 is_serving = self.context.is_serving
-                self._hub.wait_for_room(link.connection, True, size, until, is_serving)
+                if not self._hub.wait_for_room(link.connection, True, size, until, is_serving):
+                    _log.warning(
+                        "a result of %d bytes was thrown away: worker %d takes none",
+                        size,
+                        link.peer,
+                    )
+                    return
             self._hub.reply(link.connection, is_error, call, pickled, buffers)
         except _native.Ended:  # the caller has gone
             return

@@ -14,7 +14,7 @@ enum class Kind : std::uint8_t {
   request = 1,
   result,
   error,
-  taken,    // the peer has read the oldest frame's buffers from this process's memory
+  taken,    // a result's buffers have been read from the receiver's memory, or a large request has been begun
   goodbye,  // the sender leaves as it should
 };
 
@@ -26,7 +26,8 @@ struct FrameHeader {
 
   std::uint32_t magic = valid_magic;
   Kind kind{};
-  std::uint8_t unused[3] = {};
+  std::uint8_t of_request = 0;  // what is taken
+  std::uint8_t unused[2] = {};
   std::uint32_t buffers = 0;
   std::uint32_t padding = 0;
   std::uint64_t call = 0;    // chosen by the caller

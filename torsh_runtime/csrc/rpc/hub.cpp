@@ -16,7 +16,6 @@
 namespace torsh::rpc {
 namespace {
 
-constexpr std::size_t call_bytes = 512;  // that a call takes of this process's memory without its arguments
 constexpr std::size_t long_pickle = 64 << 10;
 
 Descriptor checked(int number, const char* what) {

@@ -129,9 +129,10 @@ class Hub {
 
  private:
   using Lock = std::unique_lock<std::mutex>;
+  static constexpr std::size_t call_bytes = 512;  // that a call takes of this process's memory without its arguments
   struct Peer {
     Connection connection;
-    std::deque<ParcelPtr> lent;  // written, and read by the peer one after the other
+    std::deque<ParcelPtr> lent;  // written, and not yet told to be taken
     std::size_t calls = 0, replies = 0;  // bytes that are under way: not answered, not read
     bool is_fetching = false, has_left = false;
   };
@@ -151,6 +152,8 @@ class Hub {
   void watch(Peer& peer);
   void take(Lock& lock, Peer& peer, MessagePtr message);
   void arrive(Peer& peer, MessagePtr message);
+  void note_taken(Peer& peer, const FrameHeader& taken);
+  void tell_taken(Peer& peer, const Message& message);
   void fetch(Lock& lock, std::uint64_t connection, const MessagePtr& message);
   void release(Peer& peer, const ParcelPtr& parcel);
   void throw_away(const ParcelPtr& parcel);
@@ -175,6 +178,7 @@ class Hub {
   void wake_server();
   bool can_serve() const;
   std::optional<Item> due();
+  void tell_begun(const Message& request);
   Item handed_out(Item item);
   void enter_wait();
 

@@ -144,10 +144,7 @@ void Hub::take(Lock& lock, Peer& peer, MessagePtr message) {
   ++frames_;
   last_active_ = peer.connection.id();
   if (header.kind == Kind::taken) {
-    if (peer.lent.empty()) throw StreamEnded("it has sent what is no call of this library");
-    const ParcelPtr parcel = std::move(peer.lent.front());
-    peer.lent.pop_front();
-    release(peer, parcel);
+    note_taken(peer, header);
   } else if (header.kind == Kind::goodbye) {
     peer.has_left = true;
   } else if (std::any_of(message->table.begin(), message->table.end(), [](const TableEntry& each) { return each.address != 0; })) {
@@ -155,6 +152,32 @@ void Hub::take(Lock& lock, Peer& peer, MessagePtr message) {
   } else {
     arrive(peer, std::move(message));
   }
+}
+
+// What was lent is the sender's again. Of a call there may be nothing left to be noted: it was given up.
+void Hub::note_taken(Peer& peer, const FrameHeader& taken) {
+  const auto is_it = [&taken](const ParcelPtr& each) { return each->call == taken.call && (each->kind == Kind::request) == (taken.of_request != 0); };
+  const auto found = std::find_if(peer.lent.begin(), peer.lent.end(), is_it);
+  if (found != peer.lent.end()) {
+    const ParcelPtr parcel = std::move(*found);
+    peer.lent.erase(found);
+    release(peer, parcel);
+  }
+  const auto call = calls_.find(taken.call);
+  if (taken.of_request == 0 || call == calls_.end() || call->second->connection != peer.connection.id()) return;
+  const std::size_t read = call->second->bytes - std::min(call->second->bytes, call_bytes);
+  peer.calls -= std::min(read, peer.calls);
+  call->second->bytes -= read;
+  room_.notify_all();
+}
+
+void Hub::tell_taken(Peer& peer, const Message& message) {
+  FrameHeader header;
+  header.kind = Kind::taken;
+  header.call = message.header.call;
+  header.of_request = message.header.kind == Kind::request;
+  peer.connection.send(Packing::pack(header, {}, {}, false, {}, nullptr));
+  push(peer);
 }
 
 // Others may lead meanwhile.
@@ -181,11 +204,7 @@ void Hub::fetch(Lock& lock, std::uint64_t connection, const MessagePtr& message)
   still.is_fetching = false;
   if (reason.empty() && still.connection.is_hung_up()) reason = "it has closed the connection";
   if (!reason.empty()) throw StreamEnded(reason);
-  FrameHeader header;
-  header.kind = Kind::taken;
-  header.call = message->header.call;
-  still.connection.send(Packing::pack(header, {}, {}, false, {}, nullptr));
-  push(still);
+  if (message->header.kind != Kind::request) tell_taken(still, *message);
   arrive(still, message);
 }
 

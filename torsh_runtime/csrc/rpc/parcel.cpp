@@ -52,6 +52,12 @@ bool Message::is_genuine() const {
   return ((right[0] ^ header.seal[0]) | (right[1] ^ header.seal[1])) == 0;
 }
 
+bool Message::is_large() const {
+  std::size_t bytes = pickle.bytes;
+  for (const TableEntry& entry : table) bytes += entry.bytes;
+  return bytes >= Packing::lend_limit;
+}
+
 ParcelPtr Packing::pack(FrameHeader header, Bytes pickle, std::span<const Bytes> buffers, bool may_lend, const SipKey& key, std::shared_ptr<void> keep) {
   auto parcel = std::make_shared<Parcel>();
   header.buffers = static_cast<std::uint32_t>(buffers.size());

@@ -49,6 +49,8 @@ struct Message {
 
   // Whether the peer has sent it there and then.
   bool is_genuine() const;
+  // Whether its sender is told when it is begun.
+  bool is_large() const;
 };
 using MessagePtr = std::shared_ptr<Message>;
 

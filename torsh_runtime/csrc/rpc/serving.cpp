@@ -48,7 +48,17 @@ std::optional<Item> Hub::due() {
   item.request = std::move(requests_.front());
   requests_.pop_front();
   ++running_;
+  if (item.request->is_large()) tell_begun(*item.request);
   return item;
+}
+
+// Its arguments are no longer under way.
+void Hub::tell_begun(const Message& request) {
+  try {
+    tell_taken(peer(request.connection), request);
+  } catch (const Ended&) {  // the caller has gone
+    return;
+  }
 }
 
 // The thread leaves with it. One is always left that stands by, and more of them are woken for what is left.
