@@ -17,7 +17,7 @@ from torsh_runtime.backends.native.network import listen
 from torsh_runtime.errors import ConfigError, PeerLost, StoreError, TorshError
 from torsh_runtime.rpc.directory import Directory, Worker, worker_here
 from torsh_runtime.rpc.door import Door, Lobby, Unreachable
-from torsh_runtime.rpc.failures import Account, CallTimeout, lost, rebuilt
+from torsh_runtime.rpc.failures import Account, CallRefused, CallTimeout, lost, rebuilt
 from torsh_runtime.rpc.functions import name_of
 from torsh_runtime.rpc.futures import Begun, CallFuture
 from torsh_runtime.rpc.leaving import Roll
@@ -66,6 +66,8 @@ class Agent:
             lambda worker, _: self.references.drop_all_of(worker),
             lambda worker, _: self.roll.come(worker),
         ]
+        self._closing = threading.Lock()
+        self._is_leaving = self._is_closed = False
         self._publishing = threading.Lock()
         self._publications: Publications | None = None
         self._door = Door(listeners, self._lobby, self.links.enter)
@@ -78,10 +80,12 @@ class Agent:
         args: Sequence[Any] | None,
         kwargs: Any,
         timeout: Any = None,
+        shown: str = "",
     ) -> CallFuture:
-        """Begin a call. CallRefused, PeerLost, CallTimeout."""
+        """Begin a call. CallRefused, PeerLost, CallTimeout. `shown`: what errors call it, if not by
+        the function's name."""
         begun, kept = self._begun(to, function, args, kwargs, timeout)
-        return CallFuture(self, begun, kept)
+        return CallFuture(self, begun._replace(function=shown) if shown else begun, kept)
 
     def call(
         self,
@@ -120,7 +124,10 @@ class Agent:
 
     def wait(self, call: Any, until: float) -> bool:
         """Until the call is over, or that moment; whether it is over."""
-        is_over: bool = self._hub.wait(call, until, self.servers.context.is_serving)
+        try:
+            is_over: bool = self._hub.wait(call, until, self.servers.context.is_serving)
+        except _native.Ended as error:
+            raise CallRefused(str(error)) from None
         return is_over
 
     def announce(self, call: Any, then: Callable[[], None]) -> bool:
@@ -202,8 +209,19 @@ class Agent:
         """Calls of others that are carried out here, or wait for it."""
         return int(self._hub.serving)
 
+    def begin_to_leave(self) -> bool:
+        """Whether no other thread has begun to before."""
+        with self._closing:
+            is_first, self._is_leaving = not self._is_leaving, True
+        return is_first
+
     def close(self) -> None:
-        """Leave at once: calls that are under way fail with PeerLost, here and there."""
+        """Leave at once: calls that are under way fail with PeerLost, here and there. A second time
+        does nothing."""
+        with self._closing:
+            if self._is_closed:
+                return
+            self._is_closed = True
         if self._publications is not None:
             self._publications.close()
         self._door.close()

@@ -144,6 +144,8 @@ def shutdown(graceful: bool = True, timeout: Timeout = 0) -> None:
     a CallTimeout, and this worker has left all the same. CallRefused without init_rpc().
     """
     agent = current_agent()
+    if graceful and not agent.begin_to_leave():
+        raise CallRefused("another thread of this worker is in shutdown() already")
     try:
         if graceful:
             leave(agent, seconds(timeout, math.inf))

@@ -94,8 +94,8 @@ def _job(env: WorkerEnv, timeout: float) -> tuple[Job, bool]:
         return Job.connect(env, timeout), True
     except StoreError as error:
         raise StoreError(
-            f"{error}. If that is another library's store, such as torch's, give the workers a place "
-            f"of their own: RpcBackendOptions(init_method='tcp://HOST:PORT')"
+            f"{error}. If that is another library's store, such as torch's, give the workers a "
+            f"place of their own: RpcBackendOptions(init_method='tcp://HOST:PORT')"
         ) from None
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from torsh_runtime.backends.future import Future
 from torsh_runtime.rpc.current import current_agent
-from torsh_runtime.rpc.failures import CallRefused
-from torsh_runtime.rpc.options import UNSET_RPC_TIMEOUT, WorkerInfo
+from torsh_runtime.rpc.failures import CallRefused, CallTimeout
+from torsh_runtime.rpc.options import UNSET_RPC_TIMEOUT, WorkerInfo, seconds
 from torsh_runtime.rpc.references import (
     Held,
     Key,
@@ -66,9 +66,9 @@ class RRef:
         """The value, or a copy of it that is fetched from the owner; waits until it is made.
         Raises what making it has raised, PeerLost, CallTimeout."""
         if isinstance(self._of, Owned):
-            limit = None if timeout == UNSET_RPC_TIMEOUT else timeout
-            return self._of.value.wait(limit or self._agent.options.rpc_timeout)
-        return self._call(at_owner_fetch, (self._of.key, self._is_new), timeout).wait()
+            return self._own(timeout)
+        fetch = self._of.key, self._is_new
+        return self._call(at_owner_fetch, fetch, timeout, "to_here()").wait()
 
     def local_value(self) -> Any:
         """The value itself, at its owner. CallRefused (a RuntimeError) elsewhere."""
@@ -76,7 +76,17 @@ class RRef:
             raise CallRefused(
                 f"local_value() is for the owner, {self._of.owner.name!r}: call to_here() here"
             )
-        return self._of.value.wait(self._agent.options.rpc_timeout)
+        return self._own(UNSET_RPC_TIMEOUT)
+
+    def _own(self, timeout: Timeout) -> Any:
+        assert isinstance(self._of, Owned)
+        limit = seconds(timeout, self._agent.options.rpc_timeout)
+        try:
+            return self._of.value.wait(limit)
+        except TimeoutError:
+            if self._of.value.done():  # making it has raised that
+                raise
+            raise CallTimeout("to_here()", *self.owner(), limit) from None
 
     def rpc_sync(self, timeout: Timeout = UNSET_RPC_TIMEOUT) -> Proxy:
         """Calls the value's methods where it is: ref.rpc_sync().method(…) gives the result."""
@@ -103,9 +113,8 @@ class RRef:
         return hash(self._of.key)
 
     def _method(self, timeout: Timeout, name: str, args: Any, kwargs: Any) -> Future:
-        return self._call(
-            at_owner_invoke, (self._of.key, self._is_new, name, args, kwargs), timeout
-        )
+        call = self._of.key, self._is_new, name, args, kwargs
+        return self._call(at_owner_invoke, call, timeout, f"{name}() of an RRef")
 
     def _remote_method(self, timeout: Timeout, name: str, args: Any, kwargs: Any) -> RRef:
         args = (self._of.key, self._is_new, name, args, kwargs)
@@ -115,8 +124,8 @@ class RRef:
     def _is_new(self) -> bool:
         return isinstance(self._of, Held) and self._of.is_new
 
-    def _call(self, function: Any, args: tuple[Any, ...], timeout: Timeout) -> Future:
-        future = self._agent.invoke(self.owner(), function, args, {}, timeout)
+    def _call(self, function: Any, args: tuple[Any, ...], timeout: Timeout, shown: str) -> Future:
+        future = self._agent.invoke(self.owner(), function, args, {}, timeout, shown)
         future.kept = [future.kept, self._of]
         return future
 
