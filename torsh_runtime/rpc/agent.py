@@ -307,7 +307,7 @@ class Agent:
                 self.directory.remove(worker)
 
     def _lives(self, worker: Worker) -> bool:
-        is_near = worker.node == self.own.node
+        is_near = worker.is_near(self.own)
         try:
             opened = self._lobby.connect(worker, is_near, time.monotonic() + _ATTEMPT_SECONDS)
         except Unreachable:

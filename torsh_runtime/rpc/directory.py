@@ -80,6 +80,12 @@ class Worker:
                 "the same version of torsh_runtime on all nodes."
             ) from None
 
+    def is_near(self, other: Worker) -> bool:
+        """Whether the two can use abstract sockets, which containers of a host may have in common
+        though they do not see each other's processes."""
+        one, two = self.node, other.node
+        return (one.machine, one.network) == (two.machine, two.network)
+
     @property
     def text(self) -> str:
         """For errors."""

@@ -93,7 +93,7 @@ class Links:
         last: Worker | None = None
         while worker != last:
             try:
-                is_near = worker.node == own.node
+                is_near = worker.is_near(own)
                 return self.enter(self._lobby.connect(worker, is_near, deadline))
             except Unreachable as error:
                 last, worker = worker, self._directory.refreshed(worker)

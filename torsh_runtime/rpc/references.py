@@ -8,6 +8,7 @@ the holder's process has ended. A reference that is handed on is told to the own
 from __future__ import annotations
 
 import itertools
+import os
 import queue
 import threading
 import time
@@ -74,6 +75,7 @@ class References:
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
+        self._process = os.getpid()
         self._lock = threading.RLock()  # a finalizer may run within
         self._numbers = itertools.count()
         self._owned: weakref.WeakValueDictionary[Key, Owned] = weakref.WeakValueDictionary()
@@ -233,25 +235,33 @@ class References:
     def call_later(self, worker: WorkerInfo, function: Any, *args: Any) -> None:
         """Call a function there from another thread, as finalizers have to; nobody learns what
         comes of it."""
+        self._do_later(lambda: self._agent.invoke(worker, function, args, {}))
+
+    def _do_later(self, action: Callable[[], object]) -> None:
+        if os.getpid() != self._process:
+            return  # a fork of the worker has no part in its calls
         with self._lock:
             if self._janitor is None:
                 self._janitor = threading.Thread(
                     target=self._tidy, name="torsh-rpc-references", daemon=True
                 )
                 self._janitor.start()
-        self._released.put((worker, function, args))
+        self._released.put(action)
 
     def _release(self, owner: WorkerInfo, key: Key, fork: Key, creation: Future | None) -> None:
         if creation is None:
             self.call_later(owner, at_owner_drop, key, fork)
-        else:
-            creation.add_done_callback(lambda _: self.call_later(owner, at_owner_drop, key, fork))
+            return
+
+        def drop(_: object) -> None:
+            self.call_later(owner, at_owner_drop, key, fork)
+
+        self._do_later(lambda: creation.add_done_callback(drop))
 
     def _tidy(self) -> None:
-        while (released := self._released.get()) is not None:
-            worker, function, args = released
-            with suppress(TorshError):  # it has gone, and what it kept with it
-                self._agent.invoke(worker, function, args, {})
+        while (action := self._released.get()) is not None:
+            with suppress(TorshError):  # the worker has gone, and what it kept with it
+                action()
 
 
 def _references() -> References:
