@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -143,17 +144,15 @@ def test_calls_200_deep_with_one_thread() -> None:
 
 
 def test_more_bytes_than_may_be_under_way_wait_for_their_deadline(tmp_path: Path) -> None:
-    awaited = tmp_path / "awaited"
+    begun, awaited = tmp_path / "begun", tmp_path / "awaited"
 
     def body(rank: int) -> Any:
         if rank:
             return None
-        begun = [tmp_path / f"begun {number}" for number in range(2)]
-        calls = [rpc.rpc_async("worker1", hold, args=(each, awaited, LARGE)) for each in begun]
-        wait_for(*begun)
-        late = error_of(
-            lambda: rpc.rpc_async("worker1", hold, (begun[0], awaited, LARGE), timeout=SHORT).wait()
-        )
+        calls = [rpc.rpc_async("worker1", touch_and_wait, (begun, awaited))]
+        wait_for(begun)  # nothing else is begun there, which has one thread
+        calls += [rpc.rpc_async("worker1", len, (LARGE,)) for _ in range(2)]
+        late = error_of(lambda: rpc.rpc_async("worker1", len, (LARGE,), timeout=SHORT))
         small = rpc.rpc_sync("worker2", double, args=(21,))
         finishing: list[Any] = []
         waiting = threading.Thread(
@@ -162,21 +161,37 @@ def test_more_bytes_than_may_be_under_way_wait_for_their_deadline(tmp_path: Path
         waiting.start()
         awaited.touch()
         waiting.join()
-        return is_late(late, 1), small, [each.wait() for each in calls], finishing
+        told = is_late(late, 1), "under way" in str(late)
+        return told, small, [each.wait() for each in calls[1:]], finishing
 
-    expected = True, 42, [LARGE.size] * 2, [LARGE.size]
-    assert run_workers(3, body)[0] == expected
-
-
-def hold(touched: Path, awaited: Path, array: Any) -> int:
-    touch_and_wait(touched, awaited)
-    return int(array.size)
+    expected = (True, True), 42, [LARGE.size] * 2, [LARGE.size]
+    assert run_workers(3, body, num_worker_threads=1)[0] == expected
 
 
-def test_one_call_may_be_larger_than_what_may_be_under_way() -> None:
+def test_what_is_begun_is_no_longer_under_way() -> None:
+    def body(rank: int) -> Any:
+        return rpc.rpc_sync("worker1", hand_back, args=(LARGE, 5)) if rank == 0 else None
+
+    assert run_workers(2, body)[0] == LARGE.size
+
+
+def hand_back(array: Any, times: int) -> int:
+    """Calls of calls, each with the array."""
+    if times == 0:
+        return int(array.size)
+    other = 1 - rpc.get_worker_info().id
+    return int(rpc.rpc_sync(other, hand_back, args=(array, times - 1)))
+
+
+def test_one_call_may_be_larger_than_what_may_be_under_way(tmp_path: Path) -> None:
+    leaving = tmp_path / "leaving"
+
     def body(rank: int) -> Any:
         if rank:
+            leaving.touch()
             return None
+        wait_for(leaving)  # so its own call of shutdown() is under way
+        time.sleep(SHORT)
         return rpc.rpc_sync("worker1", largest, args=(np.zeros(40 << 20),)).shape  # 320 MiB
 
     assert run_workers(2, body)[0] == (40 << 20,)

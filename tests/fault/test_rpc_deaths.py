@@ -86,6 +86,30 @@ def test_callers_of_a_killed_worker_are_told_who_was_lost(tmp_path: Path) -> Non
     assert isinstance(results[3], Raised)
 
 
+def test_a_child_of_a_killed_worker_does_not_stand_in_for_it(tmp_path: Path) -> None:
+    ready, killed, over = (tmp_path / name for name in ("ready", "killed", "over"))
+
+    def body(rank: int) -> Any:
+        if rank == 0:
+            wait_for(killed)
+            error = error_of(lambda: rpc.rpc_sync("worker1", double, args=(1,)))
+            over.touch()
+            return type(error), "worker1" in str(error)
+        if os.fork() == 0:
+            soon(over.exists, PATIENCE)
+            os._exit(0)
+        ready.touch()
+        wait_for(over)
+        return None
+
+    def meanwhile(pids: list[int]) -> None:
+        wait_for(ready)
+        kill(pids[1])
+        killed.touch()
+
+    assert run_workers(2, body, meanwhile)[0] == (PeerLost, True)
+
+
 def test_a_loss_in_a_nested_call_names_who_was_lost(tmp_path: Path) -> None:
     never, begun = tmp_path / "never", tmp_path / "begun"
 
