@@ -245,6 +245,8 @@ class Agent:
         timeout: Any,
     ) -> tuple[Begun, list[Any]]:
         """A call that is under way, and what must live until it is over."""
+        if os.getpid() != self.own.pid:
+            raise CallRefused("this process is a fork of a worker, and has no part in its calls")
         worker = self.directory.find(to)
         began = time.monotonic()
         deadline = self._deadline(began, timeout)

@@ -50,25 +50,20 @@ class Executor(concurrent.futures.Executor):
         self, fn: Callable[..., T], /, *args: Any, **kwargs: Any
     ) -> concurrent.futures.Future[T]:
         """As concurrent.futures has it. PeerLost when all workers have gone."""
-        with self._lock:
-            if self._is_shut_down:
-                raise RuntimeError("cannot schedule new futures after shutdown")
-            if not self._busy:
-                raise PeerLost(-1, "submit", 0, "all workers of the executor have ended")
-            info = min(self._busy, key=lambda each: self._busy[each])
-            self._busy[info] += 1
         result: concurrent.futures.Future[T] = concurrent.futures.Future()
         result.set_running_or_notify_cancel()
-        try:
-            call = self._agent.invoke(info, fn, args, kwargs, self._timeout)
-        except BaseException as error:
-            self._over(info, error)
-            if not isinstance(error, PeerLost):
+        while True:
+            info = self._taken()
+            try:
+                call = self._agent.invoke(info, fn, args, kwargs, self._timeout)
+            except PeerLost as error:  # nothing was begun there, so another one may
+                self._over(info, error)
+            except BaseException as error:
+                self._over(info, error)
                 raise
-            result.set_exception(error)
-            return result
-        call.add_done_callback(partial(self._deliver, info, result))
-        return result
+            else:
+                call.add_done_callback(partial(self._deliver, info, result))
+                return result
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Take nothing more; `wait` until all that was submitted is done."""
@@ -76,6 +71,16 @@ class Executor(concurrent.futures.Executor):
             self._is_shut_down = True
             while wait and any(self._busy.values()):
                 self._lock.wait(1.0)
+
+    def _taken(self) -> WorkerInfo:
+        with self._lock:
+            if self._is_shut_down:
+                raise RuntimeError("cannot schedule new futures after shutdown")
+            if not self._busy:
+                raise PeerLost(-1, "submit", 0, "all workers of the executor have ended")
+            info = min(self._busy, key=lambda each: self._busy[each])
+            self._busy[info] += 1
+            return info
 
     def _deliver(
         self, info: WorkerInfo, result: concurrent.futures.Future[Any], call: Future
