@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 if not __package__:
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    sys.path[:] = [*sys.path[1:], str(Path(__file__).resolve().parents[1])]
 
 import torsh_runtime.rpc as rpc
 from benchmarks.spawn import free_port
