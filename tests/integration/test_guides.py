@@ -111,6 +111,11 @@ def test_elastic_state(torshrun: Launcher) -> None:
 
 @pytest.mark.torch
 @needs_torch
+def test_remote_calls(torshrun: Launcher) -> None:
+    script = snippets("rpc.md")[0]
+    assert "[0 2 4]" in output(torshrun, script)
+
+
 def test_an_agent_from_within_a_program(tmp_path: Path) -> None:
     _, script = snippets("elastic.md")
     (tmp_path / "agent.py").write_text(script)
