@@ -6,10 +6,12 @@ name/<name>  the id of the worker with this name
 
 from __future__ import annotations
 
+import operator
 import os
 import socket
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
 
@@ -206,8 +208,9 @@ class Directory:
         if isinstance(to, WorkerInfo):
             known = self._workers.get(to.id)
             return known if known is None or known.info == to else None
-        if type(to) is int:
-            return self._workers.get(to)
+        with suppress(TypeError):
+            if not isinstance(to, bool):
+                return self._workers.get(operator.index(to))
         raise TypeError(f"a worker is named by its name, rank or WorkerInfo, not by {to!r}")
 
     def _looked_up(self, to: str | int | WorkerInfo) -> Worker | None:
