@@ -216,6 +216,7 @@ class Hub {
   double next_deadline_ = 0;               // of the calls that are announced; 0: of none
   double wakes_at_ = 0;                    // when who sleeps in the kernel looks at deadlines
   std::uint64_t last_active_ = 0, frames_ = 0;  // the connection where something came last; how much has come in all
+  double came_ = 0;  // when that was
   unsigned polls_ = 0;
   double asked_ = 0;  // when it was last asked whether there are processors to spin on,
   bool has_cpus_ = true;  // and what came of it

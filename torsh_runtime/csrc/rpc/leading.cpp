@@ -17,6 +17,7 @@ namespace torsh::rpc {
 namespace {
 
 constexpr double between_questions = 2e-3;  // seconds, whether others want to run: that takes 10 us
+constexpr unsigned polls_of_yield = 64;   // after which the peer may run, should it be on this processor
 constexpr unsigned polls_of_all = 4;       // every how manieth poll looks at all connections
 constexpr double longest_sleep = 1;    // seconds, without a look at deadlines
 constexpr std::size_t much_garbage = 1 << 20;
@@ -29,9 +30,10 @@ int cpus() {
 
 }  // namespace
 
-// Who spins where others want to run gets their messages later than who sleeps.
+// Who spins where others want to run gets their messages later than who sleeps: also where the peer has to be woken, for
+// the kernel may put it on this very processor.
 bool Hub::may_spin(double still, double time) {
-  if (still > longest_look) return false;
+  if (still > longest_look || time > came_ + longest_look) return false;
   if (time > asked_ + between_questions) {
     asked_ = time;
     has_cpus_ = shm::threads_have_cpus(cpus());
@@ -42,7 +44,7 @@ bool Hub::may_spin(double still, double time) {
 void Hub::spin(Lock& lock) {
   lock.unlock();
   spin_pause();
-  if (knocking_.load(std::memory_order_relaxed) != 0) sched_yield();
+  if (polls_ % polls_of_yield == 0 || knocking_.load(std::memory_order_relaxed) != 0) sched_yield();
   lock.lock();
 }
 
@@ -142,6 +144,7 @@ void Hub::watch(Peer& peer) {
 void Hub::take(Lock& lock, Peer& peer, MessagePtr message) {
   const FrameHeader& header = message->header;
   ++frames_;
+  came_ = now();
   last_active_ = peer.connection.id();
   if (header.kind == Kind::taken) {
     note_taken(peer, header);
