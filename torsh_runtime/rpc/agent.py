@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torsh_runtime.rpc.publishing.publications import Publications
 
 UNDER_WAY_BYTES = 256 << 20
-"""Of arguments to one worker that are not answered yet; who exceeds them waits."""
+"""Of arguments of calls that a worker has not begun yet; who exceeds them waits."""
 _HEARTBEAT = 30.0
 _MAX_UNIX_QUEUE = 1024
 _ATTEMPT_SECONDS = 5.0
@@ -311,12 +311,11 @@ class Agent:
     def _lives(self, worker: Worker) -> bool:
         is_near = worker.is_near(self.own)
         try:
-            opened = self._lobby.connect(worker, is_near, time.monotonic() + _ATTEMPT_SECONDS)
+            self._lobby.check_alive(worker, is_near, time.monotonic() + _ATTEMPT_SECONDS)
         except Unreachable:
             return False
         except TimeoutError:  # it is stopped, say
             return True
-        opened.sock.close()
         return True
 
     def _deadline(self, now: float, timeout: Any) -> float:

@@ -54,6 +54,18 @@ class Opened(NamedTuple):
     """The peer's process, if each can read the other's memory; else 0."""
 
 
+class _Proved(NamedTuple):
+    """What a listener has shown to who called."""
+
+    keys: Keys
+    address: int
+    """Of its probe,"""
+    word: int
+    """and what that holds."""
+    is_read: bool
+    """Whether it can read the caller's memory."""
+
+
 class Unreachable(Exception):
     """Nobody answers where the worker listens."""
 
@@ -86,12 +98,22 @@ class Lobby:
     def connect(self, worker: Worker, is_near: bool, deadline: float) -> Opened:
         """A connection to the worker. Unreachable when nobody answers or it is somebody else;
         TimeoutError after the deadline."""
+        return self._finish(*self._introduced(worker, is_near, deadline), worker)
+
+    def check_alive(self, worker: Worker, is_near: bool, deadline: float) -> None:
+        """Let the worker prove itself and hang up, which it does not take for a connection. As
+        connect()."""
+        self._introduced(worker, is_near, deadline)[0].close()
+
+    def _introduced(
+        self, worker: Worker, is_near: bool, deadline: float
+    ) -> tuple[socket.socket, _Proved]:
         trouble: Exception = Unreachable("it listens nowhere")
         for address in worker.near if is_near else worker.far:
             family = socket.AF_UNIX if isinstance(address, str) else _family(address[0])
             sock = socket.socket(family, socket.SOCK_STREAM)
             try:
-                return self._introduce(sock, address, worker, deadline)
+                return sock, self._introduce(sock, address, worker, deadline)
             except (OSError, EOFError, Refused) as error:
                 sock.close()
                 trouble = error
@@ -101,7 +123,7 @@ class Lobby:
 
     def _introduce(
         self, sock: socket.socket, address: str | tuple[str, int], worker: Worker, deadline: float
-    ) -> Opened:
+    ) -> _Proved:
         left = deadline - time.monotonic()
         sock.settimeout(max(min(left, _ATTEMPT_SECONDS), 0.001))
         sock.connect(address)
@@ -117,10 +139,17 @@ class Lobby:
         verdict, is_read = VERDICT.unpack(_receive(sock, VERDICT.size))
         if not is_proof(verdict, key, "server", nonce, own_nonce):
             raise Refused("what listens there does not know this job's secret")
-        pid = _readable(sock, probe, word)
-        sock.sendall(b"\x01" if pid else b"\x00")
         other, own = _frame_keys(key, nonce, own_nonce)
-        return Opened(sock, worker.info.id, Keys(own, other), pid if is_read else 0)
+        return _Proved(Keys(own, other), probe, word, bool(is_read))
+
+    def _finish(self, sock: socket.socket, proved: _Proved, worker: Worker) -> Opened:
+        pid = _readable(sock, proved.address, proved.word)
+        try:
+            sock.sendall(b"\x01" if pid else b"\x00")
+        except OSError as error:
+            sock.close()
+            raise Unreachable(str(error)) from None
+        return Opened(sock, worker.info.id, proved.keys, pid if proved.is_read else 0)
 
     def _key(self, token: bytes, listener: int, caller: int) -> bytes:
         return derive(self._secret, "rpc", token, str(listener), str(caller))

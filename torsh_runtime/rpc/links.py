@@ -44,9 +44,15 @@ class Links:
             return found
         with self._lock:
             opening = self._opening.setdefault(worker.info.id, threading.Lock())
-        with opening:  # one thread opens it for all
+        began = time.monotonic()
+        if not opening.acquire(timeout=min(max(deadline - began, 0.0), threading.TIMEOUT_MAX)):
+            detail = ": another thread is still connecting to it"
+            raise CallTimeout(name_of(function), *worker.info, deadline - began, detail)
+        try:  # one thread opens it for all
             found = self._by_peer.get(worker.info.id)
             return found or self._opened(worker, name_of(function), deadline)
+        finally:
+            opening.release()
 
     def drop(self, link: Link) -> None:
         """Open another one for the next call."""

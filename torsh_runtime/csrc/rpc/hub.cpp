@@ -17,6 +17,7 @@ namespace torsh::rpc {
 namespace {
 
 constexpr std::size_t long_pickle = 64 << 10;
+constexpr std::size_t most_ended = 1000;  // connections whose end can still be told
 
 Descriptor checked(int number, const char* what) {
   if (number < 0) throw std::system_error(errno, std::generic_category(), what);
@@ -247,6 +248,7 @@ void Hub::fail(std::uint64_t connection, const std::string& reason) {
   left.insert(left.end(), gone.lent.begin(), gone.lent.end());
   peers_.erase(found);  // the peer must see the end before it can read what was lent and is no longer there
   ended_[connection] = said;
+  if (ended_.size() > most_ended) ended_.erase(ended_.begin());
   for (const ParcelPtr& parcel : left) throw_away(parcel);
   std::vector<CallPtr> failed;
   for (const auto& [number, call] : calls_) {

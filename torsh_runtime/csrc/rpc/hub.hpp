@@ -197,7 +197,7 @@ class Hub {
   const std::shared_ptr<Blocks> blocks_ = std::make_shared<Blocks>();
   std::unordered_map<std::uint64_t, Peer> peers_;
   std::unordered_map<int, std::uint64_t> by_descriptor_;
-  std::unordered_map<std::uint64_t, std::string> ended_;  // why, of those that there were
+  std::map<std::uint64_t, std::string> ended_;  // why, of the last that there were
   std::unordered_map<std::uint64_t, CallPtr> calls_;
   std::list<std::condition_variable*> resting_;  // threads that wait for calls and do not lead
   std::deque<MessagePtr> requests_;
