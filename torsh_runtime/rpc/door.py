@@ -6,7 +6,8 @@
     caller    whether it can read the listener's
 
 The proofs are those of the store's protocol, under a key of the job's secret, the listener's token
-and both ids. A probe is a word of a process's memory: within a node buffers are not sent where each
+and both ids. Who only wants to know whether a worker is alive hangs up before its last word, and is
+not let in. A probe is a word of a process's memory: within a node buffers are not sent where each
 of the two can read the other's memory (process_vm_readv(2)).
 """
 
