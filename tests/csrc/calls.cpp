@@ -193,6 +193,45 @@ void nested() {
   expect(first.finish(first.begin(first.connection, "40")) == "40", "calls were not nested");
 }
 
+// Bursts of short calls, both ways, in which some wait until a later one has been carried out.
+void in_bursts() {
+  constexpr int turns = 40, short_calls = 25;
+  std::vector<std::atomic<bool>> released(2 * turns);
+  const auto answer = [&released](Worker&, const Message& request) {
+    const std::string text = text_of(request);
+    if (text[0] == 's') return text;
+    std::atomic<bool>& mark = released[std::stoul(text.substr(1))];
+    if (text[0] == 'r') mark = true;
+    while (!mark) usleep(50);
+    return text;
+  };
+  Worker first(3, answer), second(3, answer);
+  link(first, second, 0);
+  std::atomic<int> wrong{0};
+  const auto call = [&](Worker& own, int from) {
+    try {
+      for (int turn = 0; turn < turns; ++turn) {
+        const std::string mark = std::to_string(from + turn);
+        std::vector<std::pair<CallPtr, std::string>> calls;
+        const auto begin = [&](const std::string& text) { calls.emplace_back(own.begin(own.connection, text), text); };
+        for (int i = 0; i < short_calls; ++i) begin("s");
+        begin("w" + mark);
+        if (turn % 3 == 0) usleep(static_cast<unsigned>(100 * turn));
+        for (int i = 0; i < short_calls; ++i) begin("s");
+        begin("r" + mark);
+        if (turn % 4 == 0) own.hub.announce(calls.back().first);
+        for (const auto& [each, text] : calls) wrong += own.finish(each) != text;
+      }
+    } catch (const std::exception&) {
+      ++wrong;
+    }
+  };
+  std::thread other([&] { call(second, turns); });
+  call(first, 0);
+  other.join();
+  expect(wrong == 0, "an answer was wrong or did not come");
+}
+
 // The end of one peer fails the calls to it and no others.
 void lost() {
   Worker middle(2, sum), left(1, sum);
@@ -255,7 +294,8 @@ void hostile() {
 
 std::vector<Scene> call_scenes() {
   return {{"calls with arrays that are sent", sent}, {"calls with arrays that are lent", lent},
-          {"calls that are nested deeper than there are threads", nested}, {"a worker that is lost", lost},
+          {"calls that are nested deeper than there are threads", nested}, {"bursts of calls of which some wait", in_bursts},
+          {"a worker that is lost", lost},
           {"a call that is late", late}, {"frames of a stranger", hostile}};
 }
 

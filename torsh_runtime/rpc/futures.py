@@ -47,16 +47,18 @@ class CallFuture(Future):
         """The call's result; raises its error, CallTimeout after the call's own deadline, PeerLost
         when the worker has gone, or TimeoutError after `timeout`, which leaves it under way."""
         if not self._is_complete:
-            until = self._begun.deadline
-            if timeout is not None:
-                limit = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-                until = min(until, time.monotonic() + limit)
-            if not self._agent.wait(self._begun.call, until) and until < self._begun.deadline:
-                raise TimeoutError(
-                    f"{name_of(self._begun.function)} has not answered yet; wait again"
-                )
+            if not self._begun.call.is_over:
+                self._await_answer(timeout)
             self._settle()
         return super().value()
+
+    def _await_answer(self, timeout: float | timedelta | None) -> None:
+        until = self._begun.deadline
+        if timeout is not None:
+            limit = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+            until = min(until, time.monotonic() + limit)
+        if not self._agent.wait(self._begun.call, until) and until < self._begun.deadline:
+            raise TimeoutError(f"{name_of(self._begun.function)} has not answered yet; wait again")
 
     def value(self) -> Any:
         if not self._is_complete and self.done():

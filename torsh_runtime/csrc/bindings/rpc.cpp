@@ -148,11 +148,12 @@ nb::object take_reply(Hub& hub, Call& call) {
   if (!call.is_over()) return nb::none();
   const std::shared_ptr<Message> message = std::move(call.reply);
   if (!message) return nb::none();
-  guarded(hub, [&] {
+  const auto check = [&] {
     if (message->is_genuine()) return;
     hub.end(message->connection, forged);
     throw rpc::Ended(forged);
-  });
+  };
+  message->pickle.bytes <= as_bytes_limit ? check() : guarded(hub, check);
   return as_tuple(*message);
 }
 

@@ -6,6 +6,7 @@
 
 #include <sys/eventfd.h>
 #include <sys/epoll.h>
+#include <sys/timerfd.h>
 #include <unistd.h>
 
 #include "common/clock.hpp"
@@ -31,9 +32,11 @@ Hub::Hub(HubSetup setup)
       forks_(fork_count()),
       outer_(checked(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
       leader_bell_(checked(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")),
-      standby_bell_(checked(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")) {
+      standby_bell_(checked(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")),
+      tick_(checked(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK), "timerfd_create")) {
   inner_.set(leader_bell_.number(), tcp::Watch::readable);
-  for (const auto& [descriptor, events] : {std::pair(inner_.descriptor(), 0u), std::pair(standby_bell_.number(), unsigned{EPOLLIN | EPOLLET})}) {
+  constexpr unsigned once = EPOLLIN | EPOLLET;
+  for (const auto& [descriptor, events] : {std::pair(inner_.descriptor(), 0u), std::pair(standby_bell_.number(), once), std::pair(tick_.number(), once)}) {
     epoll_event event{};
     event.events = events;
     event.data.fd = descriptor;
@@ -138,6 +141,7 @@ CallPtr Hub::call(std::uint64_t connection, const Content& content, double deadl
   to.calls += call->bytes;
   to.connection.send(std::move(request));
   push(to);
+  look_in(lock);
   return call;
 }
 
@@ -155,13 +159,14 @@ bool Hub::wait(const CallPtr& call, double until, bool is_serving) {
   Lock lock = access();
   if (call->is_over()) return true;
   if (is_serving) enter_wait();
-  bool is_interrupted = false;
+  bool is_interrupted = false, has_rested = false;
   while (!call->is_over() && !is_interrupted && !stopping_ && now() < until) {
     const double nap = std::min(until, now() + 0.02);
     if (!has_leader() && !is_left_to_servers()) {
       lead(lock, nap, true, [&] { return call->is_over() || is_left_to_servers(); });
     } else {
       rest(lock, *call, nap);
+      has_rested = true;
     }
     if (call->is_over()) break;
     lock.unlock();
@@ -169,7 +174,7 @@ bool Hub::wait(const CallPtr& call, double until, bool is_serving) {
     lock.lock();
   }
   if (is_serving) --waiting_;
-  if (!has_leader()) pass_on();
+  if (has_rested && !has_leader()) pass_on();
   if (is_interrupted) throw Interrupted();
   return call->is_over();
 }
@@ -188,6 +193,8 @@ bool Hub::announce(const CallPtr& call) {
   const Lock lock = access();
   if (call->is_over()) return false;
   call->is_announced = true;
+  ++announced_;
+  if (!has_leader() && standing_by_ != 0) arm();
   if (next_deadline_ == 0 || call->deadline < next_deadline_) next_deadline_ = call->deadline;
   if (call->deadline < wakes_at_) ring(has_leader() ? leader_bell_ : standby_bell_);
   return true;
@@ -225,6 +232,7 @@ void Hub::complete(const CallPtr& call, Call::State state, MessagePtr reply, con
     if (leader_serves_) servers_lead_ = false;
   }
   if (!call->is_announced) return;
+  --announced_;
   Item item;
   item.what = Item::What::completed;
   item.call = call;

@@ -3,8 +3,9 @@
 // One thread at a time leads: it moves bytes, and passes what has come to whoever waits for it. Who
 // waits for a result leads while nobody else does, and so does a thread that serves, until it has a
 // request, which it carries out itself: no thread is woken for that. While nobody leads, serving threads stand by,
-// asleep in the kernel, and one of them leads when something comes. Where requests come while a thread waits for a call,
-// that thread leaves it to the serving threads to lead, until they have something for it.
+// asleep in the kernel, and one of them leads when something comes. Where threads come back to lead, or to serve, many
+// times in a tick, those that stand by are woken by the tick alone, to see whether one still does. Where requests come
+// while a thread waits for a call, that thread leaves it to the serving threads to lead, until they have something for it.
 #pragma once
 
 #include <atomic>
@@ -167,16 +168,25 @@ class Hub {
   bool leads() const { return leader_ == std::this_thread::get_id(); }
   bool has_leader() const { return leader_ != std::thread::id(); }
   bool is_left_to_servers() const { return servers_lead_ && standing_by_ != 0; }
-  void pass_on();
-  void arm();
-  void disarm();
   void rest(Lock& lock, Call& call, double until);
 
-  // serving.cpp
+  // standby.cpp
+  void pass_on();
+  void note_turn();
+  void look_in(Lock& lock);
+  void arm();
+  void disarm();
+  void start_tick();
+  void end_tick();
   bool stand_by(Lock& lock);
-  void take_in(Lock& lock);
+  bool take_in(Lock& lock, bool serves);
   void wake_server();
+  void offer();
+
+  // serving.cpp
   bool can_serve() const;
+  bool is_attended() const;
+  bool is_spare() const;
   std::optional<Item> due();
   void tell_begun(const Message& request);
   Item handed_out(Item item);
@@ -191,8 +201,8 @@ class Hub {
   std::atomic<int> knocking_{0};
   std::atomic<std::uint64_t> calls_made_{0};
   tcp::Watch inner_;  // the connections, and the leader's bell
-  Descriptor outer_;  // watches inner_ while nobody leads, and the bell of who stands by
-  Descriptor leader_bell_, standby_bell_;
+  Descriptor outer_;  // watches inner_ while nobody leads, and the bell and the ticks of who stands by
+  Descriptor leader_bell_, standby_bell_, tick_;
   std::vector<int> ready_;
   const std::shared_ptr<Blocks> blocks_ = std::make_shared<Blocks>();
   std::unordered_map<std::uint64_t, Peer> peers_;
@@ -210,6 +220,17 @@ class Hub {
   std::thread::id leader_;
   bool servers_lead_ = false;  // rather than threads that wait for calls
   bool leader_serves_ = false, armed_ = false, stopping_ = false;
+  bool ticking_ = false;
+  std::uint64_t turns_ = 0, begun_ = 0;                // how often somebody led or called, and requests begun,
+  std::uint64_t turns_at_tick_ = 0, begun_at_tick_ = 0;  // then, when the tick began
+  struct Begun {
+    std::uint64_t number;
+    double time;
+  };
+  std::unordered_map<std::thread::id, Begun> last_begun_;  // by threads that serve
+  double many_ = 0;                                    // when there were several calls or requests last
+  double turned_ = 0;                                  // when somebody led or called last
+  std::size_t announced_ = 0;                          // calls that are pending
   std::size_t standing_by_ = 0;            // threads that sleep in the kernel until there is something to do
   std::size_t idle_servers_ = 1;           // threads in next(), and such as are being started: the first one is
   std::size_t running_ = 0, waiting_ = 0;  // requests begun, and of their threads those that wait for something

@@ -215,38 +215,13 @@ void Hub::arrive(Peer& peer, MessagePtr message) {
   if (message->header.kind == Kind::request) {
     requests_.push_back(std::move(message));
     if (!leader_serves_) servers_lead_ = true;
-    wake_server();
+    offer();
     return;
   }
   const auto found = calls_.find(message->header.call);
   if (found == calls_.end() || found->second->connection != peer.connection.id()) return;  // it is late
   const CallPtr call = found->second;
   complete(call, Call::State::done, std::move(message), "");
-}
-
-// Who is to lead when this thread no longer does.
-void Hub::pass_on() {
-  if (!resting_.empty() && !is_left_to_servers()) {
-    resting_.front()->notify_all();
-  } else if (standing_by_ != 0) {
-    arm();
-  }
-}
-
-void Hub::arm() {
-  if (armed_) return;
-  epoll_event event{};
-  event.events = EPOLLIN | EPOLLONESHOT;
-  event.data.fd = inner_.descriptor();
-  armed_ = epoll_ctl(outer_.number(), EPOLL_CTL_MOD, inner_.descriptor(), &event) == 0;
-}
-
-void Hub::disarm() {
-  if (!armed_) return;
-  epoll_event event{};
-  event.data.fd = inner_.descriptor();
-  epoll_ctl(outer_.number(), EPOLL_CTL_MOD, inner_.descriptor(), &event);
-  armed_ = false;
 }
 
 void Hub::ring(const Descriptor& bell) {

@@ -3,23 +3,30 @@
 #include <cmath>
 #include <limits>
 
-#include <sys/epoll.h>
-
 #include "common/clock.hpp"
 #include "rpc/hub.hpp"
 #include "transport/waiting.hpp"
 
 namespace torsh::rpc {
+namespace {
+
+constexpr double short_request = 50e-6;  // seconds
+
+}  // namespace
 
 Item Hub::next(Item::What done) {
   Lock lock = access();
   if (done == Item::What::request) --running_;
   if (done != Item::What::stop) ++idle_servers_;
-  bool is_warm = done == Item::What::request;
+  bool is_warm = done == Item::What::request && !is_spare(), is_back = is_warm;
+  if (done == Item::What::request && !is_warm) start_tick();
   while (true) {
-    if (std::optional<Item> item = due()) return handed_out(*std::move(item));
+    if (is_back || !is_attended()) {
+      if (std::optional<Item> item = due()) return handed_out(*std::move(item));
+    }
     if (idle_servers_ > setup_.threads + 1) {
       --idle_servers_;
+      last_begun_.erase(std::this_thread::get_id());
       return {};
     }
     if (is_warm && !has_leader()) {
@@ -27,13 +34,25 @@ Item Hub::next(Item::What done) {
       lead(lock, std::numeric_limits<double>::infinity(), false, [this] { return can_serve() || (!resting_.empty() && !servers_lead_); });
       leader_serves_ = false;
       is_warm = false;
+      if (!has_leader() && !can_serve()) arm();
     } else {
-      is_warm = stand_by(lock);
+      is_warm = is_back = stand_by(lock);
     }
   }
 }
 
 bool Hub::can_serve() const { return stopping_ || !news_.empty() || (!requests_.empty() && running_ - waiting_ < setup_.threads); }
+
+// Whether a thread that carries out a request is expected to be back soon for those that wait.
+bool Hub::is_attended() const { return running_ > waiting_ && news_.empty() && !stopping_; }
+
+// Whether the request that this thread has carried out was short, and another thread has begun one since: threads that
+// take turns at short ones only wait for Python's lock.
+bool Hub::is_spare() const {
+  const auto own = last_begun_.find(std::this_thread::get_id());
+  if (own == last_begun_.end() || running_ == waiting_) return false;
+  return own->second.number != begun_ && now() < own->second.time + short_request;
+}
 
 std::optional<Item> Hub::due() {
   if (!can_serve()) return std::nullopt;
@@ -48,6 +67,7 @@ std::optional<Item> Hub::due() {
   item.request = std::move(requests_.front());
   requests_.pop_front();
   ++running_;
+  last_begun_[std::this_thread::get_id()] = {++begun_, now()};
   if (item.request->is_large()) tell_begun(*item.request);
   return item;
 }
@@ -61,7 +81,8 @@ void Hub::tell_begun(const Message& request) {
   }
 }
 
-// The thread leaves with it. One is always left that stands by, and more of them are woken for what is left.
+// The thread leaves with it. One is always left that stands by, and more of them take what is left unless this one is
+// back soon.
 Item Hub::handed_out(Item item) {
   --idle_servers_;
   if (item.what == Item::What::stop) {
@@ -72,56 +93,14 @@ Item Hub::handed_out(Item item) {
     item.needs_thread = true;
     ++idle_servers_;
   }
-  if (can_serve()) wake_server();
+  if (can_serve()) offer();
   if (!has_leader()) pass_on();
   return item;
 }
 
-void Hub::wake_server() {
-  if (leader_serves_ && leads()) return;
-  if (standing_by_ != 0) ring(standby_bell_);
-}
-
-// Sleeps in the kernel until something comes that nobody else takes, or that this thread is wanted for. Several may: the
-// kernel wakes one of them for each. Whether something has come on a connection.
-bool Hub::stand_by(Lock& lock) {
-  ++standing_by_;
-  if (!has_leader()) arm();
-  const double seconds = look_at_deadlines();
-  epoll_event ready{};
-  int count = 0;
-  if (!can_serve()) {
-    lock.unlock();
-    if (garbage_items_ != 0) collect();
-    count = epoll_wait(outer_.number(), &ready, 1, static_cast<int>(std::ceil(std::min(seconds, 1.0) * 1000)));
-    lock.lock();
-  }
-  --standing_by_;
-  if (count != 1) return false;
-  if (ready.data.fd == standby_bell_.number()) {
-    silence(standby_bell_);
-    return false;
-  }
-  armed_ = false;
-  if (has_leader()) return false;
-  take_in(lock);
-  return true;
-}
-
-// What is there, once.
-void Hub::take_in(Lock& lock) {
-  leader_ = std::this_thread::get_id();
-  leader_serves_ = true;
-  inner_.wait(ready_, 0);
-  const std::vector<int> ready = ready_;
-  handle(lock, ready);
-  leader_serves_ = false;
-  if (leads()) leader_ = std::thread::id();
-}
-
 void Hub::enter_wait() {
   ++waiting_;
-  if (can_serve()) wake_server();
+  if (can_serve()) offer();
 }
 
 void Hub::begin_wait() {

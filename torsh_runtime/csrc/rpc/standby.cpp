@@ -1,0 +1,138 @@
+// Hub: who leads while no thread that serves or waits does.
+#include <algorithm>
+#include <cmath>
+
+#include <sys/epoll.h>
+#include <sys/timerfd.h>
+
+#include "common/clock.hpp"
+#include "rpc/hub.hpp"
+
+namespace torsh::rpc {
+namespace {
+
+constexpr double tick = 500e-6;      // seconds
+constexpr unsigned calls_of_look = 8;  // after which who begins calls takes in what has come
+
+}  // namespace
+
+// Who is to lead when this thread no longer does.
+void Hub::pass_on() {
+  if (!resting_.empty() && !is_left_to_servers()) {
+    resting_.front()->notify_all();
+  } else {
+    note_turn();
+  }
+}
+
+// This thread has led, or may, and does not now.
+void Hub::note_turn() {
+  const double time = now();
+  if (calls_.size() > 1 || !requests_.empty()) many_ = time;
+  const bool is_frequent = time < turned_ + tick && time < many_ + 10 * tick && announced_ == 0;
+  turned_ = time;
+  ++turns_;
+  if (standing_by_ == 0) return;
+  if (is_frequent) {
+    disarm();
+    start_tick();
+  } else {
+    arm();
+  }
+}
+
+// Who begins many calls has their results taken in by nobody else meanwhile.
+void Hub::look_in(Lock& lock) {
+  if (has_leader()) return;
+  note_turn();
+  if (!armed_ && turns_ % calls_of_look == 0) take_in(lock, false);
+}
+
+void Hub::arm() {
+  if (armed_) return;
+  epoll_event event{};
+  event.events = EPOLLIN | EPOLLONESHOT;
+  event.data.fd = inner_.descriptor();
+  armed_ = epoll_ctl(outer_.number(), EPOLL_CTL_MOD, inner_.descriptor(), &event) == 0;
+}
+
+void Hub::disarm() {
+  if (!armed_) return;
+  epoll_event event{};
+  event.data.fd = inner_.descriptor();
+  epoll_ctl(outer_.number(), EPOLL_CTL_MOD, inner_.descriptor(), &event);
+  armed_ = false;
+}
+
+// Has a thread that stands by look when it is over whether others still come back to lead and to serve.
+void Hub::start_tick() {
+  if (ticking_) return;
+  itimerspec after{};
+  after.it_value.tv_nsec = static_cast<long>(tick * 1e9);
+  ticking_ = timerfd_settime(tick_.number(), 0, &after, nullptr) == 0;
+  turns_at_tick_ = turns_;
+  begun_at_tick_ = begun_;
+}
+
+void Hub::end_tick() {
+  ticking_ = false;
+  if (can_serve()) {
+    if (begun_ != begun_at_tick_) start_tick();
+  } else if (!has_leader()) {
+    turns_ != turns_at_tick_ ? start_tick() : arm();
+  }
+}
+
+void Hub::wake_server() {
+  if (leader_serves_ && leads()) return;
+  if (standing_by_ != 0) ring(standby_bell_);
+}
+
+// There are requests, for this thread if it leads to serve, for one that is back soon, or for one that stands by.
+void Hub::offer() {
+  if (leader_serves_ && leads()) return;
+  is_attended() ? start_tick() : wake_server();
+}
+
+// Sleeps in the kernel until something comes that nobody else takes, or that this thread is wanted for. Several may: the
+// kernel wakes one of them for each. Whether what has come is to be gone on with.
+bool Hub::stand_by(Lock& lock) {
+  ++standing_by_;
+  if (!has_leader() && !ticking_) arm();
+  const double seconds = look_at_deadlines();
+  epoll_event ready{};
+  int count = 0;
+  if (!can_serve() || is_attended()) {
+    lock.unlock();
+    if (garbage_items_ != 0) collect();
+    count = epoll_wait(outer_.number(), &ready, 1, static_cast<int>(std::ceil(std::min(seconds, 1.0) * 1000)));
+    lock.lock();
+  }
+  --standing_by_;
+  if (count != 1) return false;
+  if (ready.data.fd == tick_.number()) {
+    end_tick();
+    return can_serve() && !ticking_;
+  }
+  if (ready.data.fd == standby_bell_.number()) {
+    silence(standby_bell_);
+    return false;
+  }
+  armed_ = false;
+  return !has_leader() && take_in(lock, true);
+}
+
+// What is there, once. Whether there is a request, or a part of a message.
+bool Hub::take_in(Lock& lock, bool serves) {
+  leader_ = std::this_thread::get_id();
+  leader_serves_ = serves;
+  const std::uint64_t before = frames_;
+  inner_.wait(ready_, 0);
+  const std::vector<int> ready = ready_;
+  handle(lock, ready);
+  leader_serves_ = false;
+  if (leads()) leader_ = std::thread::id();
+  return frames_ == before || can_serve();
+}
+
+}  // namespace torsh::rpc
