@@ -474,7 +474,7 @@ _HOMES = {
         "StoreWatch",
     ),
 }
-_SUBPACKAGES = ("checkpoint", "compression", "elastic", "nn", "optim", "rpc")
+_SUBPACKAGES = ("checkpoint", "compression", "elastic", "monitoring", "nn", "optim", "rpc")
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [*_HOME_OF, *_SUBPACKAGES]

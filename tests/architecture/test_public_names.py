@@ -140,6 +140,7 @@ NAMES = {
     "is_xccl_available",
     "isend",
     "monitored_barrier",
+    "monitoring",
     "new_group",
     "new_subgroups",
     "new_subgroups_by_enumeration",

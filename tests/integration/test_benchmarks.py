@@ -217,6 +217,10 @@ def test_death_notice(tmp_path: Path) -> None:
     assert set(json.loads(record.read_text())["times"]) == {"all_reduce", "recv", "no group"}
 
 
+def test_recorder() -> None:
+    assert "all_reduce of 8 B: ns more" in run("recorder.py")
+
+
 def test_rpc_publish(tmp_path: Path) -> None:
     record = tmp_path / "record.json"
     assert "all readers have it" in run("rpc_publish.py", "--json", str(record))

@@ -116,6 +116,11 @@ def test_remote_calls(torshrun: Launcher) -> None:
     assert "[0 2 4]" in output(torshrun, script)
 
 
+def test_statistics(torshrun: Launcher) -> None:
+    (script,) = snippets("monitoring.md")
+    assert "10 80000" in output(torshrun, script)
+
+
 def test_an_agent_from_within_a_program(tmp_path: Path) -> None:
     _, script = snippets("elastic.md")
     (tmp_path / "agent.py").write_text(script)

@@ -17,6 +17,7 @@ from torshrun.agent.round import Round
 from torshrun.agent.sources import conditions, is_passing_through, with_sources
 from torshrun.config.job import OutputConfig
 from torshrun.health.pages import WorkerStatus
+from torshrun.health.recordings import save
 from torshrun.health.waits import Wait, wait_of
 from torshrun.procfs import UNREAD, blocked_writers, ended_badly, rank_of, read_stat, read_text
 from torshrun.safe_files import Folder
@@ -95,6 +96,8 @@ class Moment(NamedTuple):
     waits: Mapping[int, tuple[Wait, int]]
     """What each rank's main thread waits for in the kernel, and the rank that has it, -1 if none of
     this node is known to."""
+    operations: bytes
+    """A copy of the workers' recordings; b"" is none."""
 
 
 @dataclass
@@ -141,7 +144,9 @@ class Diagnosis:
         states = {rank: stat.state for rank, stat in alive.items() if stat}
         children = {each.rank: _child(each.pid) for each in group.workers if each.alive}
         statuses = dict(zip(ranks, pages, strict=False))
-        self.moment = Moment(now, statuses, states, children, _waits(group.workers))
+        operations = a_round.recordings.copy() if a_round and self.folder else b""
+        waits = _waits(group.workers)
+        self.moment = Moment(now, statuses, states, children, waits, operations)
 
     def wants_stacks(self, cause: Cause) -> bool:
         """Whether it matters where workers stand that are stopped for this."""
@@ -158,7 +163,22 @@ class Diagnosis:
         oom = a_round.memory.evidence() if a_round else None
         pages = a_round.pages.read() if a_round else ()
         initialised = any(each.initialised for each in pages)
-        return await _in_thread(partial(self._examine, endings, oom, initialised))
+        found = await _in_thread(partial(self._examine, endings, oom, initialised))
+        if a_round and self.folder and endings and (found.cause or self.hung or self.hang):
+            await _in_thread(partial(self._keep_operations, self.folder, endings, a_round))
+        return found
+
+    def _keep_operations(self, folder: Folder, endings: Sequence[Worker], a_round: Round) -> None:
+        """Beside the output, for torshctl flight: as they were before workers were stopped."""
+        now = time.monotonic()
+        copied, at = (self.moment.operations, self.moment.at) if self.moment else (b"", now)
+        if not copied:
+            copied, at = a_round.recordings.copy(), now
+        place = endings[0].assignment.worker
+        first = place.rank - place.local_rank
+        if copied:
+            with contextlib.suppress(OSError):  # of a full disk others tell
+                save(copied, folder, place.run_id, a_round.number, self.node_rank, first, at)
 
     async def standing(self, endings: Sequence[Worker]) -> Finding | None:
         """For whom workers waited that somebody stopped while they hung; None if nobody did."""

@@ -12,6 +12,7 @@ from torsh_runtime.errors import ConfigError
 from torshrun.config.job import LaunchConfig
 from torshrun.failure.memory import MemoryWatch
 from torshrun.health.pages import StatusPages
+from torshrun.health.recordings import Recordings
 from torshrun.rendezvous.base import Place
 from torshrun.rendezvous.served import ServedStore
 
@@ -23,11 +24,12 @@ ServeStore = Callable[[Place], Awaitable[ServedStore]]
 
 
 class Round(NamedTuple):
-    """A round's store, status pages and watch over memory."""
+    """A round's store, status pages, recordings and watch over memory."""
 
     number: int
     store: ServedStore
     pages: StatusPages
+    recordings: Recordings
     memory: MemoryWatch
 
     @classmethod
@@ -38,15 +40,18 @@ class Round(NamedTuple):
         except OSError as error:
             reason = error.strerror or str(error)
             raise ConfigError(f"cannot write in {scratch} (TMPDIR says where): {reason}") from None
+        recordings = Recordings.make(_status_file(scratch, place), workers)
         try:
-            return cls(place.round, await serve_store(place), pages, MemoryWatch())
+            return cls(place.round, await serve_store(place), pages, recordings, MemoryWatch())
         except BaseException:
             pages.close()
+            recordings.close()
             raise
 
     async def close(self) -> None:
         """Give everything back, within STORE_BOUND."""
         self.pages.close()
+        self.recordings.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STORE_BOUND):
                 await self.store.close()

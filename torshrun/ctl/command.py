@@ -179,6 +179,27 @@ def forget(run_id: str, **options: Any) -> None:
     _carry_out(options, lambda run: run.forget(), run_id, even_traces=True)
 
 
+@command.command(short_help="Show who never called what the others wait in.")
+@click.argument("place", metavar="[DIR|PID]", required=False)
+@click.option("--last", default="3", metavar="N", help="Show the last N calls. [default: 3]")
+@click.option("--json", "as_json", is_flag=True, help="All calls that are held, as one line.")
+def flight(place: str | None, last: str, as_json: bool) -> int:
+    """Show the last operations of each rank, as they were recorded, and which rank is out of step.
+
+    DIR is a directory that torshrun has made in --log-dir, or in TMPDIR, or one above it: the
+    newest attempt there that has failed or hung. PID is that of a torshrun that runs on this host;
+    without either, all of them. Nodes that wrote to other disks are not seen: copy their
+    directories into one.
+
+    Exit codes: 0 done; 1 there is nothing to show; 2 wrong usage.
+    """
+    from torshrun.ctl.flight import show
+
+    if not last.isdecimal():
+        raise click.UsageError(f"--last {last} must be a number, 0 or more")
+    return show(place, int(last), as_json=as_json)
+
+
 @command.command(short_help="Find what would keep jobs from running here.")
 @click.option("--json", "as_json", is_flag=True, help="As one line of JSON.")
 @click.option("--only", default="", metavar="AREA,...", help="Look at these areas alone.")

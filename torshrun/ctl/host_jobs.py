@@ -37,6 +37,8 @@ class HostWorker(NamedTuple):
     """Of its process, as in /proc."""
     waits: str
     """What its main thread waits for in the kernel; "" is unknown."""
+    place: tuple[str, int]
+    """The file of its status page, and its local rank."""
 
 
 def find_jobs() -> list[HostJob]:
@@ -65,7 +67,9 @@ def _workers(keeper: int) -> Iterator[HostWorker]:
         found, place = pages[path], int(local)
         status = found[place] if place < len(found) else WorkerStatus()
         wait = wait_of(pid)
-        yield HostWorker(int(rank), pid, status, stat.state, wait.what if wait else "")
+        yield HostWorker(
+            int(rank), pid, status, stat.state, wait.what if wait else "", (path, place)
+        )
 
 
 def _environ(pid: int) -> Mapping[str, str]:

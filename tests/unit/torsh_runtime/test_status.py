@@ -68,6 +68,8 @@ def native_group(
         strategy=0,
         limits=TUNING.limits(),
         record=record,
+        recording=None,
+        place=0,
         number=number,
         stage=stage_native,
         failure=partial(comm_error, Peers({}, ())),

@@ -53,6 +53,10 @@ class Completions:
     def __init__(self) -> None: ...
     def wait(self, seconds: float) -> list[int]: ...
 
+RECORDING_BYTES: int
+
+def open_recording(memory: memoryview) -> None: ...
+
 class Group:
     def __init__(
         self,
@@ -67,6 +71,8 @@ class Group:
         strategy: int,
         limits: Limits,
         record: memoryview | None,
+        recording: memoryview | None,
+        place: int,
         number: int,
         stage: Callable[[object, bool], tuple[Any, Callable[[], None] | None]],
         failure: Callable[..., BaseException],

@@ -21,6 +21,7 @@ from torsh_runtime.backends.native.staging import stage_native
 from torsh_runtime.backends.native.work import NativeWork
 from torsh_runtime.backends.work import COMPLETED
 from torsh_runtime.errors import BackendUnavailable, ConfigError
+from torsh_runtime.monitoring.recording import Recording, own_recording
 from torsh_runtime.status import number_of, own_page
 
 
@@ -95,7 +96,7 @@ def group_of(
     """The compiled group, over the links and the memory that the ranks agreed on. Raises
     BackendUnavailable.
     """
-    number, page = number_of(name), own_page()
+    number, page, recording = number_of(name), own_page(), _opened(own_recording())
     local = next(node for node in meeting.nodes if meeting.rank in node)
     links = meeting.take_links()
     with _refusals(meeting.rank):
@@ -111,6 +112,8 @@ def group_of(
             strategy=STRATEGIES.index(settings.strategy),
             limits=settings.tuning.limits(),
             record=page.next_record(number) if page is not None else None,
+            recording=recording.memory if recording is not None else None,
+            place=recording.next_place() if recording is not None else 0,
             number=number,
             numbers=peers.numbers,
             stage=stage_native,
@@ -124,6 +127,13 @@ def peers_of(meeting: Meeting) -> Peers:
     """The ranks that have met."""
     local = next(node for node in meeting.nodes if meeting.rank in node)
     return Peers(dict(zip(local, meeting.pids, strict=True)), meeting.numbers)
+
+
+def _opened(recording: Recording | None) -> Recording | None:
+    if recording is not None and not recording.is_open:
+        _native.open_recording(recording.memory)
+        recording.is_open = True
+    return recording
 
 
 @contextmanager

@@ -79,8 +79,8 @@ void bind_tuning(nb::module_& m) {
 
 void make_group(Rank* self, int rank, const std::vector<std::vector<int>>& nodes, const SegmentMemory& segment, const Tuning& tuning,
                 const std::vector<int>& pids, int neighbours, const std::vector<std::vector<int>>& links,
-                double heartbeat, int strategy, const Limits& limits, nb::handle record, std::uint32_t number,
-                const std::vector<int>& numbers, nb::object stage, nb::object failure,
+                double heartbeat, int strategy, const Limits& limits, nb::handle record, nb::handle recording,
+                std::size_t place, std::uint32_t number, const std::vector<int>& numbers, nb::object stage, nb::object failure,
                 nb::object complete, nb::object begun) {
   GroupSetup setup;
   for (const std::vector<int>& sockets : links) {
@@ -108,13 +108,15 @@ void make_group(Rank* self, int rank, const std::vector<std::vector<int>>& nodes
   setup.strategy = static_cast<Strategy>(strategy);
   setup.limits = limits;
   setup.interrupted = torsh::python::interrupted;
-  new (self) Rank(std::move(setup), record, std::move(stage), std::move(failure), std::move(complete), std::move(begun));
+  new (self) Rank(std::move(setup), {record, recording, place}, std::move(stage), std::move(failure), std::move(complete), std::move(begun));
 }
 
 void bind_group(nb::module_& m) {
+  m.attr("RECORDING_BYTES") = sizeof(torsh::Recording);
+  m.def("open_recording", [](nb::handle memory) { torsh::python::Notes<torsh::Recording>(memory).get()->open(); });
   auto group = nb::class_<Rank>(m, "Group")
       .def("__init__", &make_group, "rank"_a, "nodes"_a, "segment"_a, "tuning"_a, "pids"_a,
-           "neighbours"_a, "links"_a, "heartbeat"_a, "strategy"_a, "limits"_a, "record"_a.none(), "number"_a, "numbers"_a = std::vector<int>(), "stage"_a, "failure"_a,
+           "neighbours"_a, "links"_a, "heartbeat"_a, "strategy"_a, "limits"_a, "record"_a.none(), "recording"_a.none(), "place"_a, "number"_a, "numbers"_a = std::vector<int>(), "stage"_a, "failure"_a,
            "complete"_a, "begun"_a)
       .def("meet", &Rank::meet, "timeout"_a, "known_reach"_a.none() = nb::none())
       .def_prop_ro("has_reach", &Rank::has_reach)

@@ -38,30 +38,22 @@ nb::tuple facts(const Failure& failure) {
 
 }  // namespace
 
-Record::Record(nb::handle object) {
-  if (object.is_none()) return;
-  if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_WRITABLE) != 0) throw nb::python_error();
-  const bool aligned = reinterpret_cast<std::uintptr_t>(view_.buf) % alignof(Progress) == 0;
-  if (!aligned || static_cast<std::size_t>(view_.len) < sizeof(Progress)) {
-    PyBuffer_Release(&view_);
-    throw nb::value_error("the record of a status page is too small or not aligned");
-  }
-}
-
 void Rank::raise(const Failure& failure) const {
   const nb::object error = failure_(*facts(failure));
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
   throw nb::python_error();
 }
 
-Rank::Rank(GroupSetup setup, nb::handle record, nb::object stage, nb::object failure, nb::object complete, nb::object begun)
-    : record_(record),
+Rank::Rank(GroupSetup setup, const Noting& noting, nb::object stage, nb::object failure, nb::object complete, nb::object begun)
+    : record_(noting.record),
+      recording_(noting.recording),
       stage_(std::move(stage)),
       failure_(std::move(failure)),
       complete_(std::move(complete)),
       begun_(std::move(begun)),
       group_([&] {
-        setup.node.progress = record_.progress();
+        setup.node.progress = record_.get();
+        setup.node.recorder = Recorder(recording_.get(), noting.place);
         return std::make_unique<Group>(std::move(setup));
       }()) {}
 

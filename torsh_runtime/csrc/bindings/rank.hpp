@@ -8,29 +8,44 @@
 #include "bindings/gil.hpp"
 #include "bindings/pending.hpp"
 #include "common/progress.hpp"
+#include "common/recorder.hpp"
 #include "group/group.hpp"
 
 namespace torsh::python {
 
-// A record of the worker's status page, kept from going away; none of None.
-class Record {
+// Memory of Python's that notes go to, kept from going away; none of None.
+template <typename Noted>
+class Notes {
  public:
-  explicit Record(nb::handle object);
-  ~Record() { PyBuffer_Release(&view_); }  // does nothing for none
-  Record(const Record&) = delete;
-  Record& operator=(const Record&) = delete;
+  explicit Notes(nb::handle object) {
+    if (object.is_none()) return;
+    if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_WRITABLE) != 0) throw nb::python_error();
+    const bool aligned = reinterpret_cast<std::uintptr_t>(view_.buf) % alignof(Noted) == 0;
+    if (aligned && static_cast<std::size_t>(view_.len) >= sizeof(Noted)) return;
+    PyBuffer_Release(&view_);
+    throw nb::value_error("the record of a status page, or a recording, is too small or not aligned");
+  }
+  ~Notes() { PyBuffer_Release(&view_); }  // does nothing for none
+  Notes(const Notes&) = delete;
+  Notes& operator=(const Notes&) = delete;
 
-  Progress* progress() const { return static_cast<Progress*>(view_.buf); }
+  Noted* get() const { return static_cast<Noted*>(view_.buf); }
 
  private:
   Py_buffer view_{};
+};
+
+// Where a group's operations are noted: the last one, and all of them; the group's place among the tallies.
+struct Noting {
+  nb::handle record, recording;
+  std::size_t place = 0;
 };
 
 class Rank {
  public:
   // `stage` as in View; `failure(*facts) -> exception`; what collectives return: `complete` when they are
   // over, else `begun(Pending)`.
-  Rank(GroupSetup setup, nb::handle record, nb::object stage, nb::object failure, nb::object complete, nb::object begun);
+  Rank(GroupSetup setup, const Noting& noting, nb::object stage, nb::object failure, nb::object complete, nb::object begun);
   ~Rank();
   Rank(const Rank&) = delete;
   Rank& operator=(const Rank&) = delete;
@@ -79,7 +94,8 @@ class Rank {
  private:
   [[noreturn]] void raise(const Failure& failure) const;
 
-  const Record record_;
+  const Notes<Progress> record_;
+  const Notes<Recording> recording_;
   const nb::object stage_, failure_, complete_, begun_;
   std::unique_ptr<Group> group_;
   // Looked through now and then for what is over.

@@ -15,11 +15,7 @@ class Progress {
   void enter(std::uint64_t sequence, const Call& call, std::uint32_t group, std::uint32_t ranks) {
     turn_.store(sequence << 2 | writing, std::memory_order_relaxed);
     std::atomic_thread_fence(std::memory_order_release);
-    call_.store(static_cast<std::uint64_t>(call.kind) | static_cast<std::uint64_t>(call.dtype) << 8 |
-                    static_cast<std::uint64_t>(call.op) << 16 |
-                    static_cast<std::uint64_t>(call.is_of_list() ? call.dims : 0) << 24 |
-                    static_cast<std::uint64_t>(static_cast<std::uint32_t>(call.root)) << 32,
-                std::memory_order_relaxed);
+    call_.store(call.summary(), std::memory_order_relaxed);
     count_.store(call.count, std::memory_order_relaxed);
     group_.store(group | static_cast<std::uint64_t>(ranks) << 32, std::memory_order_relaxed);
     turn_.store(sequence << 2 | inside, std::memory_order_release);

@@ -92,6 +92,13 @@ struct Call {
 
   bool is_of_list() const { return root == of_list; }
 
+  // All but its size, in a word, for who reads it in the worker's memory (torsh_runtime/status.py).
+  std::uint64_t summary() const {
+    return static_cast<std::uint64_t>(kind) | static_cast<std::uint64_t>(dtype) << 8 | static_cast<std::uint64_t>(op) << 16 |
+           static_cast<std::uint64_t>(is_of_list() ? dims : 0) << 24 |
+           static_cast<std::uint64_t>(static_cast<std::uint32_t>(root)) << 32;
+  }
+
   // The same with an array of so many bytes, to show where calls differ that are otherwise alike.
   Call of_size(std::size_t bytes) const {
     Call sized = *this;

@@ -36,6 +36,7 @@ Channel::Channel(const Setup& setup, Hooks hooks)
       reach_(rank_, setup.pids),
       hooks_(std::move(hooks)),
       progress_(setup.progress != nullptr ? setup.progress : &unseen_),
+      recorder_(setup.recorder),
       group_(setup.group),
       world_(setup.world),
       cpus_(allowed_cpus(segment_.area(rank_).own.cpus)),
@@ -66,6 +67,7 @@ Channel::Operation::Operation(Channel& channel, const Call& call, double timeout
 }
 
 Channel::Operation::~Operation() {
+  channel_.recorder_.leave();
   channel_.progress_->leave(channel_.sequence_.load(std::memory_order_relaxed));
   channel_.owner_.store(std::thread::id(), std::memory_order_relaxed);
   channel_.busy_.unlock();
@@ -128,6 +130,13 @@ void Channel::begin(const Call& call, double timeout) {
   const std::uint64_t sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
   segment_.area(rank_).own.sequence.store(sequence, std::memory_order_release);
   progress_->enter(sequence, call, group_, world_);
+  recorder_.enter(sequence, call, group_, world_);
+}
+
+// A round in which this rank has waited for all others is over.
+void Channel::pass_round() {
+  passed_ = round_;
+  if (static_cast<std::uint32_t>(ranks_) == world_) recorder_.all_came();  // of other nodes it is not known
 }
 
 double Channel::deadline() {
@@ -151,7 +160,7 @@ void Channel::barrier() {
     post(nullptr, 0);
     await_release(leader);
   }
-  passed_ = round_;
+  pass_round();
 }
 
 void Channel::meet_squad() {
@@ -195,7 +204,7 @@ void Channel::hear(const void* payload, std::size_t bytes) {
 
 void Channel::meet_all() {
   for (int step = 1; step < ranks_; ++step) meet(rank_ + step < ranks_ ? rank_ + step : rank_ + step - ranks_);
-  passed_ = round_;
+  pass_round();
   // Ask for the next round's line now: the peers have read it, and the round after this one then
   // begins without waiting for it.
   prefetch_for_write(reinterpret_cast<const std::byte*>(&flag(rank_, round_ + 1)));

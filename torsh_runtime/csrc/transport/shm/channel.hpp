@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "common/progress.hpp"
+#include "common/recorder.hpp"
 #include "transport/shm/peers.hpp"
 #include "transport/shm/reach.hpp"
 #include "transport/shm/regions.hpp"
@@ -40,13 +41,14 @@ struct Hooks {
 
 // What a channel is made of. `names` are the group's numbers of its ranks, ascending; `pids` their
 // processes. `progress`, which must outlive the channel, is where it notes what it does, as the
-// group of this number; null is nowhere.
+// group of this number; null is nowhere. `recorder` keeps all operations.
 struct Setup {
   std::shared_ptr<std::byte> memory;  // the segment's
   int rank;
   std::vector<int> names, pids;
   Tuning tuning;
   Progress* progress = nullptr;
+  Recorder recorder;
   std::uint32_t group = 0;
   std::uint32_t world = 0;  // ranks of the whole group
   int neighbours = 0;       // ranks on this machine, which share its processors
@@ -182,6 +184,7 @@ class Channel {
   void begin(const Call& call, double timeout);
   Flag& flag(int peer, std::uint64_t round) { return segment_.flags(peer)[round & (num_flags_ - 1)]; }
   void begin_round(std::uint32_t ahead = 0);
+  void pass_round();
   void note_unchecked();
   void post(const void* payload, std::size_t bytes);
   void show(Flag& own, const void* payload, std::size_t bytes);
@@ -239,6 +242,7 @@ class Channel {
   const Hooks hooks_;
   Progress unseen_;
   Progress* const progress_;
+  Recorder recorder_;  // of the operation under way
   const std::uint32_t group_, world_;
   std::timed_mutex busy_;  // held by the operation under way
   std::atomic<std::thread::id> owner_{};  // the thread of that operation

@@ -1,0 +1,191 @@
+"""The recording of operations: what groups note, and how it is read."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torsh_runtime.backends.base import ReduceOp
+from torsh_runtime.backends.native import _native
+from torsh_runtime.backends.native.callbacks import Callbacks
+from torsh_runtime.backends.native.failures import Peers, comm_error
+from torsh_runtime.backends.native.staging import stage_native
+from torsh_runtime.backends.native.tuning import TuningFile
+from torsh_runtime.backends.native.work import NativeWork
+from torsh_runtime.backends.work import COMPLETED
+from torsh_runtime.errors import CommTimeout
+from torsh_runtime.monitoring import layout
+from torsh_runtime.monitoring.layout import Operation, operations_of, tallies_of, words_of
+from torshrun.health.recordings import Recordings, read_recordings
+
+SOON = 30.0
+TUNING = TuningFile({}, {})
+
+
+class Pair:
+    """Two ranks of this process that note their operations."""
+
+    def __init__(self, number: int = 0) -> None:
+        self.memory = [memoryview(mmap.mmap(-1, layout.RECORDING_BYTES)) for _ in range(2)]
+        self.descriptor = os.memfd_create("torsh-test")
+        os.ftruncate(self.descriptor, _native.segment_bytes(2, TUNING.tuning(2)))
+        for memory in self.memory:
+            _native.open_recording(memory)
+        self.groups = [self._group(rank, number) for rank in range(2)]
+        self.both("meet", last=())
+
+    def _group(self, rank: int, number: int) -> _native.Group:
+        return _native.Group(
+            rank=rank,
+            nodes=[[0, 1]],
+            segment=_native.map_segment(
+                self.descriptor, _native.segment_bytes(2, TUNING.tuning(2))
+            ),
+            tuning=TUNING.tuning(2),
+            pids=[os.getpid()] * 2,
+            neighbours=2,
+            links=[()] * 2,
+            heartbeat=10.0,
+            strategy=0,
+            limits=TUNING.limits(),
+            record=None,
+            recording=self.memory[rank],
+            place=0,
+            number=number,
+            stage=stage_native,
+            failure=partial(comm_error, Peers({}, ())),
+            complete=COMPLETED,
+            begun=partial(NativeWork, callbacks=Callbacks()),
+        )
+
+    def both(self, call: str, *arguments: object, last: tuple[object, ...] = (False,)) -> None:
+        """Call it on both ranks, each with copies of the arrays."""
+        threads = []
+        for group in self.groups:
+            own = [x.copy() if isinstance(x, np.ndarray) else x for x in arguments]
+            method = partial(getattr(group, call), *own, SOON, *last)
+            threads.append(threading.Thread(target=method))
+            threads[-1].start()
+        for thread in threads:
+            thread.join(SOON)
+
+    def read(self, rank: int) -> list[Operation]:
+        return operations_of(words_of(self.memory[rank]), words_of(self.memory[rank]))
+
+    def close(self) -> None:
+        for group in self.groups:
+            group.close()
+        self.groups.clear()
+        os.close(self.descriptor)
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    made = Pair(number=7)
+    yield made
+    made.close()
+
+
+def test_the_layout_is_that_of_the_compiled_library() -> None:
+    assert _native.RECORDING_BYTES == layout.RECORDING_BYTES
+
+
+def test_operations_are_noted_with_their_times(pair: Pair) -> None:
+    pair.both("all_reduce", np.ones(3, np.float32), ReduceOp.MAX)
+    pair.both("broadcast", np.ones(5), 1)
+    meeting, reduced, sent = pair.read(0)
+    assert (meeting.operation, meeting.sequence, meeting.group) == ("barrier", 0, 7)
+    assert reduced[:4] == (1, "all_reduce", "float32", "MAX")
+    assert (reduced.elements, reduced.nbytes, reduced.ranks, reduced.state) == (3, 12, 2, "done")
+    assert (sent.operation, sent.root, sent.elements, sent.sequence) == ("broadcast", 1, 5, 2)
+    for each in (meeting, reduced):
+        assert each.came is not None
+        assert each.left is not None
+        assert each.entered <= each.came <= each.left <= sent.entered
+
+
+def test_an_operation_that_nobody_else_calls_is_running_and_then_failed(pair: Pair) -> None:
+    seen: list[Operation] = []
+
+    def call() -> None:
+        with pytest.raises(CommTimeout):
+            pair.groups[0].all_reduce(np.ones(1), ReduceOp.SUM, 0.5, False)
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    while caller.is_alive() and not seen:
+        seen = [each for each in pair.read(0) if each.state == "running"]
+    caller.join(SOON)
+    assert (seen[0].operation, seen[0].came, seen[0].left) == ("all_reduce", None, None)
+    last = pair.read(0)[-1]
+    assert (last.state, last.came) == ("failed", None)
+    assert last.left is not None
+    assert last.left - last.entered >= 0.5
+
+
+def test_the_last_ones_are_held_and_all_are_counted(pair: Pair) -> None:
+    calls = layout.ENTRIES + 100
+
+    def call(group: _native.Group) -> None:
+        array = np.zeros(2)
+        for _ in range(calls):
+            group.all_reduce(array, ReduceOp.SUM, SOON, False)
+
+    other = threading.Thread(target=call, args=(pair.groups[1],))
+    other.start()
+    call(pair.groups[0])
+    other.join(SOON)
+    held = pair.read(0)
+    assert [each.number for each in held] == list(range(calls + 1 - layout.ENTRIES, calls + 1))
+    assert [each.sequence for each in held] == [each.number for each in held]
+    (reduced,) = (
+        each for each in tallies_of(words_of(pair.memory[0])) if each.operation == "all_reduce"
+    )
+    assert (reduced.calls, reduced.nbytes, reduced.size_class) == (calls, 16 * calls, 5)
+    assert 0 < reduced.waited <= reduced.seconds
+    durations = layout.durations_of(words_of(pair.memory[0]))["all_reduce"]
+    assert sum(number for _, number in durations) == calls
+
+
+@given(st.binary(min_size=1, max_size=64), st.integers(0, layout.RECORDING_BYTES - 64))
+def test_nonsense_is_read_without_an_error(noise: bytes, at: int) -> None:
+    content = bytearray(layout.RECORDING_BYTES)
+    content[:64] = struct.pack("=8Q", 2000, 2, 1, 1, 10**9, 10**9, 0, 0)
+    content[at : at + len(noise)] = noise
+    words = words_of(bytes(content))
+    assert len(operations_of(words, words)) <= layout.ENTRIES
+    list(tallies_of(words))
+    layout.durations_of(words)
+
+
+def test_a_count_of_nonsense_takes_no_time() -> None:
+    content = struct.pack("=8Q", 2**64 - 1, 2, 1, 1, 10**9, 10**9, 0, 0)
+    words = words_of(content)
+    assert operations_of(words, words) == []
+
+
+def test_the_agents_file_is_read_by_others_and_nonsense_is_none(tmp_path: Path) -> None:
+    status = str(tmp_path / "status")
+    made = Recordings.make(status, 2)
+    assert len(made.copy()) == layout.HEADER_BYTES + 2 * layout.STRIDE
+    assert read_recordings(status) == [[], []]
+    made.close()
+    Path(layout.file_beside(status)).write_bytes(b"nonsense")
+    assert read_recordings(status) == []
+    assert read_recordings(str(tmp_path / "nothing")) == []
+
+
+def test_without_room_nothing_is_recorded(tmp_path: Path) -> None:
+    made = Recordings.make(str(tmp_path / "missing" / "status"), 2)
+    assert made.copy() == b""
+    made.close()

@@ -1,0 +1,203 @@
+"""The recording of a worker's operations: its layout in memory, and how it is read.
+
+The agent makes a file for each round, beside that of the status pages; without an agent a worker
+keeps the recording in memory of its own. Words are native 64-bit integers, written by the compiled
+library (csrc/common/recorder.hpp) with plain stores.
+
+File: a header of HEADER_BYTES, then STRIDE bytes for each local rank, of which RECORDING_BYTES are
+its recording. In words:
+
+    header  0  MAGIC
+            1  VERSION
+            2  number of recordings
+    recording
+            0  how many operations were begun
+            1  looks at both clocks, times 2; odd while the last one is written
+            2  ticks of the processor's clock at the first look, 3 nanoseconds of CLOCK_MONOTONIC
+            4  the same at the last look
+            8  ENTRIES entries of ENTRY_WORDS words; the n-th operation is in entry n mod ENTRIES
+               TALLIES tallies, of a group each: the k-th group has tally k mod TALLIES
+    entry   0  mark: 4 × (1 + the operation's number), + FAILED, WRITING, INSIDE or LEFT; 0: unused
+            1  the call, as in the record of a status page (torsh_runtime/status.py)
+            2  number of elements, of a list in all
+            3  number of the group (32 bits), its size (32 bits)
+            4  number of the operation in its group
+            5  ticks when the rank entered it, 6 when it knew that all had, 7 when it left; 0 is
+               unknown
+    tally   for each operation, for each of SIZES: calls, bytes, ticks from entering to leaving,
+            ticks of them until all had entered; then for each operation, for each of DURATIONS:
+            calls. Of class k are those of 2^(k-1) to 2^k - 1 bytes, or ticks.
+
+What a recording holds may be nonsense: nobody keeps a worker from writing it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from torsh_runtime.status import DTYPES, OPERATIONS, REDUCTIONS
+
+MAGIC = int.from_bytes(b"torshrec", "little")
+VERSION = 1
+HEADER_BYTES = 4096
+ENTRIES, ENTRY_WORDS, FIRST_ENTRY = 1024, 8, 8
+TALLIES, SIZES, DURATIONS, CELL_WORDS = 7, 32, 32, 4
+FAILED, WRITING, INSIDE, LEFT = range(4)
+_CELLS = len(OPERATIONS) * SIZES
+_TALLY_WORDS = _CELLS * CELL_WORDS + len(OPERATIONS) * DURATIONS
+_FIRST_TALLY = FIRST_ENTRY + ENTRIES * ENTRY_WORDS
+RECORDING_BYTES = 8 * (_FIRST_TALLY + TALLIES * _TALLY_WORDS)
+STRIDE = -(-RECORDING_BYTES // HEADER_BYTES) * HEADER_BYTES
+_STATES = {FAILED: "failed", INSIDE: "running", LEFT: "done"}
+_ITEM_BYTES = (1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8, 8, 16)
+
+
+def file_beside(status_file: str) -> str:
+    """The file of a round's recordings, by that of its status pages."""
+    return f"{status_file}.operations"
+
+
+class Operation(NamedTuple):
+    """One operation of a worker, as it was noted."""
+
+    number: int
+    """How many the worker had begun before."""
+    operation: str
+    dtype: str
+    reduction: str
+    elements: int
+    """Of a list in all."""
+    nbytes: int
+    root: int
+    """Rank that it starts from; less than 0 is none."""
+    arrays: int
+    """Length of the list of arrays that it was given; 0 is an array that is no list's."""
+    group: int
+    """Number of the group, the same on all its ranks; 0 is the default group."""
+    ranks: int
+    """Size of the group."""
+    sequence: int
+    """Number of the operation in its group; 0 is the group's first meeting."""
+    state: str
+    """running, done or failed."""
+    entered: float
+    """Seconds of CLOCK_MONOTONIC, as the next two."""
+    came: float | None
+    """When this rank knew that all had entered it; None if it was not told."""
+    left: float | None
+    """None while it is running."""
+
+
+class Tallied(NamedTuple):
+    """What was counted of the operations of one kind and size."""
+
+    operation: str
+    size_class: int
+    """Of k: 2^(k-1) to 2^k - 1 bytes."""
+    calls: int
+    nbytes: int
+    seconds: float
+    waited: float
+    """Seconds of these until all ranks had entered, as far as that is known."""
+
+
+class Clock(NamedTuple):
+    """What a processor's ticks are in seconds of CLOCK_MONOTONIC."""
+
+    ticks: int
+    seconds: float
+    rate: float
+    """Ticks a second."""
+
+    def at(self, ticks: int) -> float:
+        """The time of so many ticks."""
+        return self.seconds + (ticks - self.ticks) / self.rate
+
+
+def words_of(memory: bytes | memoryview) -> memoryview:
+    """A recording's words; zeros for what is missing of it."""
+    content = bytes(memory[:RECORDING_BYTES]).ljust(RECORDING_BYTES, b"\0")
+    return memoryview(content).cast("Q")
+
+
+def clock_of(words: memoryview) -> Clock | None:
+    """None if there is none yet, or it is nonsense."""
+    looks, first_ticks, first, ticks, last = words[1:6]
+    if looks % 2 or ticks <= first_ticks or last <= first:
+        return None
+    return Clock(ticks, last / 1e9, (ticks - first_ticks) / (last - first) * 1e9)
+
+
+def operations_of(words: memoryview, later: memoryview) -> list[Operation]:
+    """The operations that are held, in the order in which they began. `later`: the same recording,
+    read again afterwards; an operation that was overwritten in between is left out.
+    """
+    clock = clock_of(later)
+    if clock is None:
+        return []
+    begun = words[0]
+    found = []
+    for number in range(max(begun - ENTRIES, 0), begun):
+        start = FIRST_ENTRY + number % ENTRIES * ENTRY_WORDS
+        entry = words[start : start + ENTRY_WORDS].tolist()
+        is_whole = entry[0] >> 2 == number + 1 == later[start] >> 2
+        if is_whole and WRITING not in (entry[0] & 3, later[start] & 3):
+            found.append(_operation(number, entry, clock))
+    return found
+
+
+def tallies_of(words: memoryview) -> Iterator[Tallied]:
+    """What was counted of all groups."""
+    clock = clock_of(words)
+    rate = clock.rate if clock is not None else float("inf")
+    for kind, operation in enumerate(OPERATIONS):
+        for size in range(SIZES):
+            total = [0] * CELL_WORDS
+            for tally in range(TALLIES):
+                start = _FIRST_TALLY + tally * _TALLY_WORDS + (kind * SIZES + size) * CELL_WORDS
+                total = [a + b for a, b in zip(total, words[start : start + 4], strict=True)]
+            calls, nbytes, ticks, waited = total
+            if calls:
+                yield Tallied(operation, size, calls, nbytes, ticks / rate, waited / rate)
+
+
+def durations_of(words: memoryview) -> dict[str, list[tuple[float, int]]]:
+    """By operation, how many calls took less than so many seconds and no less than half of that."""
+    clock = clock_of(words)
+    if clock is None:
+        return {}
+    found: dict[str, list[tuple[float, int]]] = {}
+    for kind, operation in enumerate(OPERATIONS):
+        first = _FIRST_TALLY + _CELLS * CELL_WORDS + kind * DURATIONS
+        for length in range(DURATIONS):
+            calls = sum(words[first + tally * _TALLY_WORDS + length] for tally in range(TALLIES))
+            if calls:
+                found.setdefault(operation, []).append((2**length / clock.rate, calls))
+    return found
+
+
+def _operation(number: int, entry: list[int], clock: Clock) -> Operation:
+    mark, call, count, group, sequence, entered, came, left = entry
+    kind, root = call >> 8 & 0xFF, call >> 32
+    return Operation(
+        number=number,
+        operation=_name(OPERATIONS, call & 0xFF, "operation"),
+        dtype=_name(DTYPES, kind, "dtype"),
+        reduction=_name(REDUCTIONS, call >> 16 & 0xFF, "reduction"),
+        elements=count,
+        nbytes=count * (_ITEM_BYTES[kind] if kind < len(_ITEM_BYTES) else 1),
+        root=root - (1 << 32) if root >> 31 else root,
+        arrays=call >> 24 & 0xFF,
+        group=group & 0xFFFFFFFF,
+        ranks=group >> 32,
+        sequence=sequence,
+        state=_STATES.get(mark & 3, "running"),
+        entered=clock.at(entered),
+        came=clock.at(came) if came else None,
+        left=clock.at(left) if left else None,
+    )
+
+
+def _name(names: tuple[str, ...], number: int, kind: str) -> str:
+    return names[number] if number < len(names) else f"{kind} {number}"

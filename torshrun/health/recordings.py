@@ -1,0 +1,171 @@
+"""The agent's side of the recordings: makes their file, and reads what workers noted in it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import struct
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from torsh_runtime.monitoring import layout
+from torshrun.safe_files import Folder
+from torshrun.text import printable
+
+_log = logging.getLogger("torshrun")
+_TOLD_AT = 64
+"""Where a file that is kept tells, in JSON, whose it is."""
+_MOST_BYTES = 1 << 30
+
+
+class Recordings:
+    """Those of one round's workers. Whoever makes them closes them."""
+
+    def __init__(self, descriptor: int | None, count: int) -> None:
+        """`descriptor` None: there is no file, and nothing is read."""
+        self._descriptor = descriptor
+        self._count = count
+
+    @classmethod
+    def make(cls, status_file: str, count: int) -> Recordings:
+        """Make the file beside that of the status pages, anew if it is there. Where there is no
+        room for it the workers keep their recordings to themselves, and a warning says so.
+        """
+        path = layout.file_beside(status_file)
+        try:
+            return cls(_made(path, count), count)
+        except OSError as error:
+            Path(path).unlink(missing_ok=True)
+            _log.warning(
+                "workers' operations are not recorded in %s: %s", path, error.strerror or error
+            )
+            return cls(None, count)
+
+    def copy(self) -> bytes:
+        """All that the workers have noted; b"" without a file, or if it cannot be read."""
+        if self._descriptor is None:
+            return b""
+        # Read, not mapped: a worker that cuts the file short must not be this process's death.
+        size = layout.HEADER_BYTES + self._count * layout.STRIDE
+        try:
+            return os.pread(self._descriptor, size, 0).ljust(size, b"\0")
+        except OSError:
+            return b""
+
+    def close(self) -> None:
+        """Let go of the file; it stays, and workers may go on writing to it."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def save(
+    copied: bytes, folder: Folder, run_id: str, number: int, node: int, first_rank: int, at: float
+) -> None:
+    """Keep what copy() gave, of round `number` and of that moment, as seconds of CLOCK_MONOTONIC.
+    OSError.
+    """
+    told = {
+        "run_id": run_id[:256],
+        "round": number,
+        "node": node,
+        "host": os.uname().nodename,
+        "first_rank": first_rank,
+        "at": at,
+    }
+    header = copied[:24].ljust(_TOLD_AT, b"\0") + json.dumps(told).encode()
+    path = f"{folder.path}/attempt_{number}/operations_{node}.bin"
+    with os.fdopen(folder.open_for_append(path), "wb") as file:
+        file.truncate(0)
+        file.write(header.ljust(layout.HEADER_BYTES, b"\0") + copied[layout.HEADER_BYTES :])
+
+
+class Dump(NamedTuple):
+    """The operations of one node's workers, of this moment or of one that was kept."""
+
+    run_id: str
+    round: int
+    node: int
+    """Rank of the node."""
+    host: str
+    records: Mapping[int, Sequence[layout.Operation]]
+    """By rank of the job. Times are in seconds before that moment: less than 0."""
+
+
+def load(path: str) -> Dump | None:
+    """A file of save()'s, or None if it is none. OSError."""
+    content = Path(path).read_bytes()
+    count = _count_of(content)
+    if not count:
+        return None
+    try:
+        told = json.loads(content[_TOLD_AT : layout.HEADER_BYTES].rstrip(b"\0"))
+        run_id, number, node = str(told["run_id"]), int(told["round"]), int(told["node"])
+        host, first, at = str(told["host"]), int(told["first_rank"]), float(told["at"])
+    except (ValueError, KeyError, TypeError):
+        return None
+    recordings = [layout.words_of(_part(content, place)) for place in range(count)]
+    records = {
+        first + place: before(layout.operations_of(words, words), at)
+        for place, words in enumerate(recordings)
+    }
+    return Dump(printable(run_id), number, node, printable(host), records)
+
+
+def read_recordings(status_file: str) -> list[list[layout.Operation]]:
+    """The last operations of each local rank, from files that somebody else has made; [] if there
+    is none. Times are in seconds before now.
+    """
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        descriptor = os.open(layout.file_beside(status_file), flags)
+    except OSError:
+        return []
+    with os.fdopen(descriptor, "rb", buffering=0) as file:
+        size = min(os.fstat(descriptor).st_size, _MOST_BYTES)
+        content, later = (os.pread(file.fileno(), size, 0) for _ in range(2))
+    now = time.monotonic()
+    return [
+        before(layout.operations_of(*map(layout.words_of, copies)), now)
+        for copies in ((_part(content, k), _part(later, k)) for k in range(_count_of(content)))
+    ]
+
+
+def before(operations: Sequence[layout.Operation], at: float) -> list[layout.Operation]:
+    """The same with times in seconds before that one."""
+    return [
+        each._replace(
+            entered=each.entered - at,
+            came=None if each.came is None else each.came - at,
+            left=None if each.left is None else each.left - at,
+        )
+        for each in operations
+    ]
+
+
+def _part(content: bytes, place: int) -> bytes:
+    begin = layout.HEADER_BYTES + place * layout.STRIDE
+    return content[begin : begin + layout.RECORDING_BYTES]
+
+
+def _count_of(content: bytes) -> int:
+    """How many recordings the file has; 0 if it is none."""
+    magic, version, count = struct.unpack("=3Q", content[:24].ljust(24, b"\0"))
+    has_all = layout.HEADER_BYTES + count * layout.STRIDE <= len(content)
+    return count if (magic, version) == (layout.MAGIC, layout.VERSION) and has_all else 0
+
+
+def _made(path: str, count: int) -> int:
+    Path(path).unlink(missing_ok=True)  # stragglers of the round before may have it mapped
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        # Room now: without it a worker's store would be its death by SIGBUS.
+        os.posix_fallocate(descriptor, 0, layout.HEADER_BYTES + count * layout.STRIDE)
+        os.pwrite(descriptor, struct.pack("=3Q", layout.MAGIC, layout.VERSION, count), 0)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
