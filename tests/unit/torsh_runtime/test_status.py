@@ -11,22 +11,15 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support.native_groups import native_group, segment
 from support.processes import soon
 
 from torsh_runtime import status
 from torsh_runtime.backends.base import ReduceOp
-from torsh_runtime.backends.native import _native
-from torsh_runtime.backends.native.callbacks import Callbacks
-from torsh_runtime.backends.native.failures import Peers, comm_error
-from torsh_runtime.backends.native.staging import stage_native
-from torsh_runtime.backends.native.tuning import TuningFile
-from torsh_runtime.backends.native.work import NativeWork
-from torsh_runtime.backends.work import COMPLETED
 from torsh_runtime.errors import CommMismatch, CommTimeout
 from torshrun.health.pages import Awaited, Collective, StatusPages, WorkerStatus
 
@@ -39,43 +32,6 @@ def pages(tmp_path: Path) -> Iterator[StatusPages]:
     made = StatusPages(str(tmp_path / "status"), 2)
     yield made
     made.close()
-
-
-TUNING = TuningFile({}, {})
-
-
-def segment(ranks: int) -> int:
-    """A descriptor of memory for so many ranks."""
-    descriptor = os.memfd_create("torsh-test")
-    os.ftruncate(descriptor, _native.segment_bytes(ranks, TUNING.tuning(ranks)))
-    return descriptor
-
-
-def native_group(
-    descriptor: int, rank: int, pids: list[int], record: memoryview, number: int = 0
-) -> _native.Group:
-    """One rank's end of a group on shared memory."""
-    ranks = len(pids)
-    return _native.Group(
-        rank=rank,
-        nodes=[list(range(ranks))],
-        segment=_native.map_segment(descriptor, _native.segment_bytes(ranks, TUNING.tuning(ranks))),
-        tuning=TUNING.tuning(ranks),
-        pids=pids,
-        neighbours=ranks,
-        links=[()] * ranks,
-        heartbeat=10.0,
-        strategy=0,
-        limits=TUNING.limits(),
-        record=record,
-        recording=None,
-        place=0,
-        number=number,
-        stage=stage_native,
-        failure=partial(comm_error, Peers({}, ())),
-        complete=COMPLETED,
-        begun=partial(NativeWork, callbacks=Callbacks()),
-    )
 
 
 class World:

@@ -14,22 +14,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.native_groups import native_group, segment
 
 from torsh_runtime.backends.base import ReduceOp
 from torsh_runtime.backends.native import _native
-from torsh_runtime.backends.native.callbacks import Callbacks
-from torsh_runtime.backends.native.failures import Peers, comm_error
-from torsh_runtime.backends.native.staging import stage_native
-from torsh_runtime.backends.native.tuning import TuningFile
-from torsh_runtime.backends.native.work import NativeWork
-from torsh_runtime.backends.work import COMPLETED
 from torsh_runtime.errors import CommTimeout
 from torsh_runtime.monitoring import layout
 from torsh_runtime.monitoring.layout import Operation, operations_of, tallies_of, words_of
 from torshrun.health.recordings import Recordings, read_recordings
 
 SOON = 30.0
-TUNING = TuningFile({}, {})
 
 
 class Pair:
@@ -37,36 +31,14 @@ class Pair:
 
     def __init__(self, number: int = 0) -> None:
         self.memory = [memoryview(mmap.mmap(-1, layout.RECORDING_BYTES)) for _ in range(2)]
-        self.descriptor = os.memfd_create("torsh-test")
-        os.ftruncate(self.descriptor, _native.segment_bytes(2, TUNING.tuning(2)))
+        self.descriptor = segment(2)
         for memory in self.memory:
             _native.open_recording(memory)
-        self.groups = [self._group(rank, number) for rank in range(2)]
+        self.groups = [
+            native_group(self.descriptor, rank, [os.getpid()] * 2, None, number, memory)
+            for rank, memory in enumerate(self.memory)
+        ]
         self.both("meet", last=())
-
-    def _group(self, rank: int, number: int) -> _native.Group:
-        return _native.Group(
-            rank=rank,
-            nodes=[[0, 1]],
-            segment=_native.map_segment(
-                self.descriptor, _native.segment_bytes(2, TUNING.tuning(2))
-            ),
-            tuning=TUNING.tuning(2),
-            pids=[os.getpid()] * 2,
-            neighbours=2,
-            links=[()] * 2,
-            heartbeat=10.0,
-            strategy=0,
-            limits=TUNING.limits(),
-            record=None,
-            recording=self.memory[rank],
-            place=0,
-            number=number,
-            stage=stage_native,
-            failure=partial(comm_error, Peers({}, ())),
-            complete=COMPLETED,
-            begun=partial(NativeWork, callbacks=Callbacks()),
-        )
 
     def both(self, call: str, *arguments: object, last: tuple[object, ...] = (False,)) -> None:
         """Call it on both ranks, each with copies of the arrays."""
