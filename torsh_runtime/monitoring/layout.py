@@ -151,15 +151,15 @@ def tallies_of(words: memoryview) -> Iterator[Tallied]:
     """What was counted of all groups."""
     clock = clock_of(words)
     rate = clock.rate if clock is not None else float("inf")
-    for kind, operation in enumerate(OPERATIONS):
-        for size in range(SIZES):
-            total = [0] * CELL_WORDS
-            for tally in range(TALLIES):
-                start = _FIRST_TALLY + tally * _TALLY_WORDS + (kind * SIZES + size) * CELL_WORDS
-                total = [a + b for a, b in zip(total, words[start : start + 4], strict=True)]
-            calls, nbytes, ticks, waited = total
-            if calls:
-                yield Tallied(operation, size, calls, nbytes, ticks / rate, waited / rate)
+    starts = range(_FIRST_TALLY, _FIRST_TALLY + TALLIES * _TALLY_WORDS, _TALLY_WORDS)
+    cells = (words[start : start + _CELLS * CELL_WORDS].tolist() for start in starts)
+    used = [each for each in cells if any(each)]
+    for cell in range(_CELLS):
+        total = [sum(each[cell * CELL_WORDS + word] for each in used) for word in range(CELL_WORDS)]
+        calls, nbytes, ticks, waited = total
+        if calls:
+            kind, size = divmod(cell, SIZES)
+            yield Tallied(OPERATIONS[kind], size, calls, nbytes, ticks / rate, waited / rate)
 
 
 def durations_of(words: memoryview) -> dict[str, list[tuple[float, int]]]:

@@ -340,6 +340,7 @@ class Agent:
             workers = config.nproc_per_node
             self._round = await Round.open(self.serve_store, self.scratch, place, workers)
             self._telemetry.pages = self._round.pages
+            self._telemetry.status_file = self._round.pages.path
             self._tell.round_started(place)
             store = self._round.store
             ends_at = self._time_limit.ends_at

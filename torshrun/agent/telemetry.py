@@ -30,6 +30,8 @@ class Telemetry:
         self._group = group
         self.pages: StatusPages | None = None
         """What the workers of the round have noted; None between rounds."""
+        self.status_file = ""
+        """Where they have; "" before the first round."""
         self.record: Callable[[Event], None] | None = None
         """Takes events; None if nobody wants any."""
         self.latest = Snapshot(
@@ -96,6 +98,7 @@ class Telemetry:
             heartbeat=time.monotonic(),
             pids=tuple(pids) or (0,) * self.latest.workers,
             steps=tuple(status.step for status in self.pages.read()) if self.pages else (),
+            status_file=self.status_file,
             output_bytes=self._pump.received,
             standbys=self._group.standbys.count if self._group.standbys else 0,
         )

@@ -115,6 +115,7 @@ class StatusPages:
 
     def __init__(self, path: str, count: int) -> None:
         """Make the file for `count` local ranks, anew if it is there. OSError if it cannot be."""
+        self.path = path
         self._count = count
         Path(path).unlink(missing_ok=True)  # stragglers of the round before may have it mapped
         # Read, not mapped: a worker that cuts the file short must not be this process's death.

@@ -119,19 +119,35 @@ def read_recordings(status_file: str) -> list[list[layout.Operation]]:
     """The last operations of each local rank, from files that somebody else has made; [] if there
     is none. Times are in seconds before now.
     """
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
-    try:
-        descriptor = os.open(layout.file_beside(status_file), flags)
-    except OSError:
-        return []
-    with os.fdopen(descriptor, "rb", buffering=0) as file:
-        size = min(os.fstat(descriptor).st_size, _MOST_BYTES)
-        content, later = (os.pread(file.fileno(), size, 0) for _ in range(2))
+    content, later = _contents(status_file, times=2)
     now = time.monotonic()
     return [
         before(layout.operations_of(*map(layout.words_of, copies)), now)
         for copies in ((_part(content, k), _part(later, k)) for k in range(_count_of(content)))
     ]
+
+
+def read_tallies(status_file: str) -> list[list[layout.Tallied]]:
+    """What was counted of each local rank; [] if there is no such file."""
+    (content,) = _contents(status_file, times=1)
+    parts = (_part(content, place) for place in range(_count_of(content)))
+    return [list(layout.tallies_of(layout.words_of(part))) for part in parts]
+
+
+def _contents(status_file: str, times: int) -> list[bytes]:
+    """Of the file beside it, read so many times; b"" if there is none."""
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        descriptor = os.open(layout.file_beside(status_file), flags)
+    except OSError:
+        return [b""] * times
+    try:
+        size = min(os.fstat(descriptor).st_size, _MOST_BYTES)
+        return [os.pread(descriptor, size, 0) for _ in range(times)]
+    except OSError:
+        return [b""] * times
+    finally:
+        os.close(descriptor)
 
 
 def before(operations: Sequence[layout.Operation], at: float) -> list[layout.Operation]:

@@ -13,8 +13,16 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from torshrun.health.recordings import read_tallies
 from torshrun.live.snapshot import JobState, Snapshot
 from torshrun.procfs import read_stat
+
+_OF_OPERATIONS = {
+    "operations": "Collectives that the worker has carried out.",
+    "operation_bytes": "Bytes of the worker's arrays in them.",
+    "operation_seconds": "Time that the worker has spent in them.",
+    "operation_wait_seconds": "Time of this until all ranks had entered, as far as it is known.",
+}
 
 
 class Exposition(Collector):
@@ -36,6 +44,7 @@ class Exposition(Collector):
         now = self._snapshot()
         yield from _of_job(now, self._epoch)
         yield from _of_workers(now)
+        yield from _of_operations(now)
 
 
 def _of_job(now: Snapshot, epoch: float) -> Iterator[Metric]:
@@ -72,6 +81,19 @@ def _of_workers(now: Snapshot) -> Iterator[Metric]:
     cpu = _by_rank(now, [each and each.cpu for each in used])
     text = "CPU time of the worker's process and of those children that it has waited for."
     yield _metric("worker_cpu_seconds_total", text, cpu, "rank")
+
+
+def _of_operations(now: Snapshot) -> Iterator[Metric]:
+    found: dict[tuple[str, str], list[float]] = {}
+    tallies = read_tallies(now.status_file) if now.status_file else []
+    for rank, of_rank in enumerate(tallies, now.first_rank):
+        for each in of_rank:
+            total = found.setdefault((str(rank), each.operation), [0.0] * 4)
+            counted = (each.calls, each.nbytes, each.seconds, each.waited)
+            total[:] = [one + more for one, more in zip(total, counted, strict=True)]
+    for index, (name, text) in enumerate(_OF_OPERATIONS.items()):
+        values = {of: total[index] for of, total in sorted(found.items())}
+        yield _metric(f"worker_{name}_total", text, values, "rank", "operation")
 
 
 def _by_rank(now: Snapshot, values: Sequence[float | None]) -> dict[str, float]:

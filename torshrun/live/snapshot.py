@@ -37,6 +37,8 @@ class Snapshot:
     """How many rounds have failed so far, by kind of their root cause."""
     last_failure: str = ""
     """The last failure in one line; "" if there was none."""
+    status_file: str = ""
+    """That of the round's status pages, beside which operations are recorded; "" is none."""
     standbys: int = 0
     """How many processes wait to be workers after a restart."""
     output_bytes: int = 0

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from array import array
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.processes import soon
 
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.monitoring import layout
+from torsh_runtime.status import OPERATIONS
+from torshrun.health.recordings import Recordings
 from torshrun.live import http_server
 from torshrun.live.http_pages import STALL_SECONDS, Pages, unhealthy
 from torshrun.live.http_server import HttpServer
@@ -153,6 +157,32 @@ def test_workers_in_numbers(endpoint: Endpoint, worker: subprocess.Popen[bytes])
     assert told["torsh_worker_cpu_seconds_total"]["6",] > 0
 
 
+def recorded(folder: Path) -> str:
+    """The status file beside which two workers' operations are: four broadcasts of the second."""
+    status = str(folder / "status")
+    Recordings.make(status, 2).close()
+    words = array("Q", bytes(layout.RECORDING_BYTES))
+    words[2:6] = array("Q", [0, 0, 2_000, 1_000])  # two ticks a nanosecond
+    kind = OPERATIONS.index("broadcast")
+    cell = layout.FIRST_ENTRY + layout.ENTRIES * layout.ENTRY_WORDS + kind * layout.SIZES * 4
+    words[cell : cell + 4] = array("Q", [3, 0, 8_000_000_000, 2_000_000_000])
+    words[cell + 4 : cell + 8] = array("Q", [1, 1, 0, 0])
+    with Path(layout.file_beside(status)).open("r+b") as file:
+        file.seek(layout.HEADER_BYTES + layout.STRIDE)
+        file.write(words.tobytes())
+    return status
+
+
+def test_what_workers_have_recorded(endpoint: Endpoint, tmp_path: Path) -> None:
+    endpoint.facts = {"status_file": recorded(tmp_path), "first_rank": 4}
+    told = endpoint.samples()
+    of = ("broadcast", "5")
+    assert told["torsh_worker_operations_total"] == {of: 4}
+    assert told["torsh_worker_operation_bytes_total"] == {of: 1}
+    assert told["torsh_worker_operation_seconds_total"] == {of: 4.0}
+    assert told["torsh_worker_operation_wait_seconds_total"] == {of: 1.0}
+
+
 def test_a_worker_that_has_just_gone_has_no_usage(
     endpoint: Endpoint, worker: subprocess.Popen[bytes]
 ) -> None:
@@ -186,9 +216,11 @@ def test_two_servers_do_not_share_their_numbers(endpoint: Endpoint) -> None:
         other.server.close()
 
 
-def test_names_follow_the_conventions_and_the_document_has_them() -> None:
+def test_names_follow_the_conventions_and_the_document_has_them(tmp_path: Path) -> None:
     rows = []
-    snapshot = a_snapshot(pids=(os.getpid(),), steps=(1,), failures={"exit code": 1})
+    snapshot = a_snapshot(
+        pids=(os.getpid(),), steps=(1,), failures={"exit code": 1}, status_file=recorded(tmp_path)
+    )
     for metric in Exposition(lambda: snapshot).collect():
         sample = metric.samples[0]
         assert sample.name.startswith("torsh_")
