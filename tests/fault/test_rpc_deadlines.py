@@ -219,3 +219,22 @@ def test_futures_of_calls_end_by_their_deadlines_without_anybody_who_waits(tmp_p
         return told, done, is_late(error_of(call.wait), 1)
 
     assert run_workers(2, body)[0] == ([True], True, True)
+
+
+def called_back(number: int) -> int:
+    """By worker 0, which serves meanwhile."""
+    return int(rpc.rpc_sync("worker0", double, args=(number,)))
+
+
+def test_a_callback_may_wait_for_a_call_that_calls_back() -> None:
+    def body(rank: int) -> Any:
+        if rank == 1:
+            return None
+        first = [rpc.rpc_async("worker1", double, args=(number,)) for number in range(4)]
+        then = [
+            each.then(lambda over: rpc.rpc_sync("worker1", called_back, args=(over.value(),)))
+            for each in first
+        ]
+        return [each.wait(PATIENCE) for each in then]
+
+    assert run_workers(2, body) == [[0, 4, 8, 12], None]

@@ -26,6 +26,7 @@ from torsh_runtime.store.client import StoreClient
 from torsh_runtime.store.wire import NONCE_BYTES
 
 LONGEST_NAME = 128
+_KNOWN_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,10 @@ class Directory:
         self._lock = threading.Lock()
         self._workers: dict[int, Worker] = {own.info.id: own}
         self._ids: dict[str, int] = {own.info.name: own.info.id}
+        self._is_known = threading.Event()
+        """Set once this worker knows the others, of a world size; calls may come before."""
+        if world_size is None:
+            self._is_known.set()
 
     @property
     def store(self) -> StoreClient:
@@ -136,6 +141,7 @@ class Directory:
             raise CommTimeout("init_rpc", 0, timeout, missing) from None
         for key in keys:
             self._learn(Worker.unpack(found[key].value))
+        self._is_known.set()
         if len(self._ids) < self.world_size:
             names = [worker.info.name for worker in self._workers.values()]
             twice = sorted({name for name in names if names.count(name) > 1})
@@ -170,6 +176,10 @@ class Directory:
         """The worker of this name or id, as it was last known. CallRefused if there is none."""
         with self._lock:
             known = self._known(to)
+        if known is None and not self._is_known.is_set():
+            self._is_known.wait(_KNOWN_SECONDS)
+            with self._lock:
+                known = self._known(to)
         if known is None and self.world_size is None:
             known = self._looked_up(to)
         if known is None:
@@ -190,6 +200,7 @@ class Directory:
         if self.world_size is None:
             there = [Worker.unpack(entry.value) for entry in self._client.list("worker/").items]
             return sorted(map(self._learn, there), key=lambda worker: worker.info.id)
+        self._is_known.wait(_KNOWN_SECONDS)
         with self._lock:
             return [worker for _, worker in sorted(self._workers.items())]
 

@@ -47,16 +47,25 @@ class Servers:
     def start(self) -> None:
         """One more thread."""
         thread = threading.Thread(target=self._run, name="torsh-rpc", daemon=True)
-        thread.start()
-        self._threads.add(thread)
+        self._threads.add(thread)  # before it runs: join() must not miss it
+        try:
+            thread.start()
+        except BaseException:
+            self._threads.discard(thread)
+            raise
 
     def join(self, seconds: float) -> None:
         """Wait for the threads, which end when the hub is closed: those that carry out a call do so
         when it is over, and are not waited for longer than that."""
         until = time.monotonic() + seconds
-        for thread in list(self._threads):
-            if thread is not threading.current_thread():
-                thread.join(max(until - time.monotonic(), 0.0))
+        own = threading.current_thread()
+        while (left := until - time.monotonic()) > 0:
+            others = [thread for thread in self._threads.copy() if thread is not own]
+            if not others:
+                return
+            others[0].join(left)  # it may have started another one before
+            if not others[0].is_alive():
+                self._threads.discard(others[0])
 
     def announce(self, call: Any, then: Callable[[], None]) -> bool:
         """Have `then` called when the call is over; False if it is already."""

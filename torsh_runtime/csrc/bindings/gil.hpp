@@ -4,28 +4,37 @@
 #include <Python.h>
 #include <unistd.h>
 
+#include <type_traits>
+
 namespace torsh::python {
 
-// While the interpreter is being taken down, threads other than the main one do not get the GIL.
-inline void wait_for_interpreter() {
-  const auto is_finalizing = [] {
-#if PY_VERSION_HEX >= 0x030D0000
-    return Py_IsFinalizing();
-#else
-    return _Py_IsFinalizing();
-#endif
-  };
-  while (is_finalizing() && gettid() != getpid()) pause();
+// Takes the GIL, by one of Python's functions. While the interpreter is being taken down, those end each thread but the
+// main one (pthread_exit, before Python 3.14): in the middle of C++ code, which would end the process badly. Such a
+// thread stays here, until the process has ended.
+template <typename Take>
+[[gnu::noinline]] auto take_gil(Take take) {
+  struct Guard {
+    bool is_left = true;
+    ~Guard() {
+      while (is_left) pause();
+    }
+  } guard;
+  if constexpr (std::is_void_v<decltype(take())>) {
+    take();
+    guard.is_left = false;
+  } else {
+    const auto state = take();
+    guard.is_left = false;
+    return state;
+  }
 }
 
-// Without the GIL for as long as it lives. A thread that wants it back when the interpreter is being
-// taken down would be ended in the middle of C++ code, which ends the process badly: it stays here.
+// Without the GIL for as long as it lives.
 class WithoutGil {
  public:
   WithoutGil() : state_(PyEval_SaveThread()) {}
   ~WithoutGil() {
-    wait_for_interpreter();
-    PyEval_RestoreThread(state_);
+    take_gil([this] { PyEval_RestoreThread(state_); });
   }
   WithoutGil(const WithoutGil&) = delete;
   WithoutGil& operator=(const WithoutGil&) = delete;
@@ -37,10 +46,7 @@ class WithoutGil {
 // With the GIL, on any thread.
 class WithGil {
  public:
-  WithGil() {
-    wait_for_interpreter();
-    state_ = PyGILState_Ensure();
-  }
+  WithGil() : state_(take_gil([] { return PyGILState_Ensure(); })) {}
   ~WithGil() { PyGILState_Release(state_); }
   WithGil(const WithGil&) = delete;
   WithGil& operator=(const WithGil&) = delete;

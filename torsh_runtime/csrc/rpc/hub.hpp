@@ -96,7 +96,8 @@ class Hub {
     std::span<const std::span<const std::byte>> buffers;
     std::shared_ptr<void> keep;  // whose memory that is
   };
-  // Never block. Throw Ended. No call is begun (null) if more is under way to the peer than may be.
+  // Never wait, but call() may take in what has come. Throw Ended. No call is begun (null) if more is under way to the
+  // peer than may be.
   CallPtr call(std::uint64_t connection, const Content& request, double deadline);
   void send(std::uint64_t connection, const Content& content);
 
@@ -130,6 +131,7 @@ class Hub {
 
  private:
   using Lock = std::unique_lock<std::mutex>;
+  static constexpr double short_request = 50e-6;  // seconds
   static constexpr std::size_t call_bytes = 512;  // that a call takes of this process's memory without its arguments
   struct Peer {
     Connection connection;
@@ -186,6 +188,7 @@ class Hub {
   // serving.cpp
   bool can_serve() const;
   bool is_attended() const;
+  bool looks_first() const;
   bool is_spare() const;
   std::optional<Item> due();
   void tell_begun(const Message& request);
@@ -221,6 +224,8 @@ class Hub {
   bool servers_lead_ = false;  // rather than threads that wait for calls
   bool leader_serves_ = false, armed_ = false, stopping_ = false;
   bool ticking_ = false;
+  bool is_stuck_ = false;  // few requests were begun in the last tick, and more wait
+  double looked_ = 0;      // when somebody looked last what has come
   std::uint64_t turns_ = 0, begun_ = 0;                // how often somebody led or called, and requests begun,
   std::uint64_t turns_at_tick_ = 0, begun_at_tick_ = 0;  // then, when the tick began
   struct Begun {
@@ -265,6 +270,7 @@ void Hub::lead(Lock& lock, double until, bool may_sleep, Finished finished) {
       spin(lock);
     }
   }
+  leader_serves_ = false;
   leader_ = std::thread::id();
   pass_on();
 }

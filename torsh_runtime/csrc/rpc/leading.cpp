@@ -191,6 +191,7 @@ void Hub::fetch(Lock& lock, std::uint64_t connection, const MessagePtr& message)
   std::size_t bytes = 0;
   for (const TableEntry& entry : message->table) bytes += entry.address != 0 ? entry.bytes : 0;
   if (leads() && bytes >= long_fetch) {
+    leader_serves_ = false;
     leader_ = std::thread::id();
     pass_on();
   }

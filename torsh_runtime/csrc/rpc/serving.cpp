@@ -10,17 +10,21 @@
 namespace torsh::rpc {
 namespace {
 
-constexpr double short_request = 50e-6;  // seconds
+constexpr double between_looks = 200e-6;  // seconds
 
 }  // namespace
 
 Item Hub::next(Item::What done) {
   Lock lock = access();
-  if (done == Item::What::request) --running_;
+  if (done == Item::What::request) {
+    --running_;
+    is_stuck_ = false;
+  }
   if (done != Item::What::stop) ++idle_servers_;
   bool is_warm = done == Item::What::request && !is_spare(), is_back = is_warm;
   if (done == Item::What::request && !is_warm) start_tick();
   while (true) {
+    if (is_back && looks_first()) take_in(lock, true);
     if (is_back || !is_attended()) {
       if (std::optional<Item> item = due()) return handed_out(*std::move(item));
     }
@@ -32,7 +36,6 @@ Item Hub::next(Item::What done) {
     if (is_warm && !has_leader()) {
       leader_serves_ = true;
       lead(lock, std::numeric_limits<double>::infinity(), false, [this] { return can_serve() || (!resting_.empty() && !servers_lead_); });
-      leader_serves_ = false;
       is_warm = false;
       if (!has_leader() && !can_serve()) arm();
     } else {
@@ -41,10 +44,13 @@ Item Hub::next(Item::What done) {
   }
 }
 
-bool Hub::can_serve() const { return stopping_ || !news_.empty() || (!requests_.empty() && running_ - waiting_ < setup_.threads); }
+bool Hub::can_serve() const { return stopping_ || !news_.empty() || (!requests_.empty() && running_ < setup_.threads + waiting_); }
 
 // Whether a thread that carries out a request is expected to be back soon for those that wait.
-bool Hub::is_attended() const { return running_ > waiting_ && news_.empty() && !stopping_; }
+bool Hub::is_attended() const { return running_ > waiting_ && news_.empty() && !stopping_ && !is_stuck_; }
+
+// Whether a thread that is back is to look for the answers that others wait for, before it takes the next request.
+bool Hub::looks_first() const { return !resting_.empty() && !has_leader() && now() > looked_ + between_looks; }
 
 // Whether the request that this thread has carried out was short, and another thread has begun one since: threads that
 // take turns at short ones only wait for Python's lock.

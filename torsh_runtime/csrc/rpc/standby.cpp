@@ -45,7 +45,9 @@ void Hub::note_turn() {
 void Hub::look_in(Lock& lock) {
   if (has_leader()) return;
   note_turn();
-  if (!armed_ && turns_ % calls_of_look == 0) take_in(lock, false);
+  if (armed_ || turns_ % calls_of_look != 0) return;
+  take_in(lock, false);
+  if (!has_leader()) pass_on();
 }
 
 void Hub::arm() {
@@ -77,7 +79,8 @@ void Hub::start_tick() {
 void Hub::end_tick() {
   ticking_ = false;
   if (can_serve()) {
-    if (begun_ != begun_at_tick_) start_tick();
+    is_stuck_ = static_cast<double>(begun_ - begun_at_tick_) * short_request < tick;
+    if (!is_stuck_) start_tick();
   } else if (!has_leader()) {
     turns_ != turns_at_tick_ ? start_tick() : arm();
   }
@@ -103,6 +106,7 @@ bool Hub::stand_by(Lock& lock) {
   epoll_event ready{};
   int count = 0;
   if (!can_serve() || is_attended()) {
+    if (can_serve()) start_tick();
     lock.unlock();
     if (garbage_items_ != 0) collect();
     count = epoll_wait(outer_.number(), &ready, 1, static_cast<int>(std::ceil(std::min(seconds, 1.0) * 1000)));
@@ -127,11 +131,14 @@ bool Hub::take_in(Lock& lock, bool serves) {
   leader_ = std::this_thread::get_id();
   leader_serves_ = serves;
   const std::uint64_t before = frames_;
+  looked_ = now();
   inner_.wait(ready_, 0);
   const std::vector<int> ready = ready_;
   handle(lock, ready);
-  leader_serves_ = false;
-  if (leads()) leader_ = std::thread::id();
+  if (leads()) {
+    leader_serves_ = false;
+    leader_ = std::thread::id();
+  }
   return frames_ == before || can_serve();
 }
 
