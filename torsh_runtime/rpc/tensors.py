@@ -28,6 +28,8 @@ def reduce_parameter(parameter: torch.nn.Parameter) -> tuple[Any, ...]:
     return _rebuild_parameter, (_buffer(plain), *facts)
 
 
+_OF_NUMPY = {torch.float64, torch.float32, torch.float16, torch.int64, torch.int32, torch.bool}
+"""Some of those that are numpy's, too."""
 REDUCERS: Mapping[type, Callable[[Any], tuple[Any, ...]]] = {
     torch.Tensor: reduce_tensor,
     torch.nn.Parameter: reduce_parameter,
@@ -44,9 +46,9 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor | None:
     its elements."""
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.__dict__:
         return None
-    if tensor.device.type not in ("cpu", "cuda"):
+    if not (tensor.is_cpu or tensor.is_cuda):
         return None
-    plain = tensor.detach()
+    plain = tensor.detach() if tensor.requires_grad else tensor
     if plain.is_conj() or plain.is_neg():
         plain = plain.resolve_conj().resolve_neg()
     return plain.cpu().contiguous()
@@ -55,7 +57,9 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor | None:
 def _buffer(plain: torch.Tensor) -> pickle.PickleBuffer | bytes:
     if plain.numel() == 0:
         return b""
-    elements: Any = plain.reshape(-1).view(torch.uint8).numpy()
+    if plain.dtype not in _OF_NUMPY:
+        plain = plain.reshape(-1).view(torch.uint8)
+    elements: Any = plain.numpy()
     return pickle.PickleBuffer(elements)
 
 
