@@ -38,12 +38,24 @@ def suspicions(records: Records) -> list[Suspicion]:
     """
     found = []
     for group in sorted({each.group for held in records.values() for each in held}):
-        of_group = {
-            rank: {each.sequence: each for each in held if each.group == group}
-            for rank, held in records.items()
-        }
-        found += _of_group({rank: held for rank, held in of_group.items() if held})
+        of_group = {rank: _calls(held, group) for rank, held in records.items()}
+        found += _of_group({rank: calls for rank, calls in of_group.items() if calls})
     return sorted(found, key=lambda each: each.since)
+
+
+def _calls(held: Sequence[Operation], group: int) -> dict[int, Operation]:
+    """Those in the group, by their number there; of a group that was made again, as by a second
+    init_process_group(), those since then."""
+    found: dict[int, Operation] = {}
+    last = -1
+    for each in held:
+        if each.group != group:
+            continue
+        if each.sequence <= last:
+            found.clear()
+        found[each.sequence] = each
+        last = each.sequence
+    return found
 
 
 def _of_group(held: Mapping[int, Mapping[int, Operation]]) -> list[Suspicion]:

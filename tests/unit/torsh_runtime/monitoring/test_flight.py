@@ -92,5 +92,12 @@ def test_the_first_of_two_groups_in_which_ranks_wait_crosswise() -> None:
     assert [(each.operation.group, each.ranks) for each in found] == [(2, (0,)), (1, (1,))]
 
 
+def test_a_group_that_was_made_again_begins_anew() -> None:
+    before = [call(0), call(1), call(2, state="failed"), call(0)]
+    records = {0: [*before, call(1, state="running")], 1: before, 2: [call(0), call(1), call(0)]}
+    (found,) = suspicions(records)
+    assert (found.ranks, found.operation.sequence) == ((1, 2), 1)
+
+
 def test_ranks_without_a_record_of_the_group_are_no_suspects() -> None:
     assert suspicions({0: [call(1, group=5, state="running")], 1: [call(1)]}) == []
