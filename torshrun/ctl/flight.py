@@ -80,7 +80,7 @@ def _kept(folder: Path) -> tuple[str, Records]:
     records = {
         rank: held for _, dump in sorted(nodes.items()) for rank, held in dump.records.items()
     }
-    hosts = ", ".join(dump.host for _, dump in sorted(nodes.items()))
+    hosts = ", ".join(dict.fromkeys(dump.host for _, dump in sorted(nodes.items())))
     return f"run {newest.run_id}, attempt {newest.round}, {len(records)} ranks of {hosts}", records
 
 

@@ -1,0 +1,109 @@
+"""torshctl flight, of what the nodes of a job have kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torsh_runtime.monitoring import layout
+from torsh_runtime.monitoring.layout import INSIDE, LEFT
+from torsh_runtime.status import OPERATIONS
+from torshrun.ctl.flight import Unfit, show
+from torshrun.health.recordings import save
+from torshrun.safe_files import Folder
+
+
+def recording(last: int, mark: int) -> bytes:
+    """A worker's that has begun barriers 0 to `last`, a second apart; the last one is so marked."""
+    words = array("Q", bytes(layout.STRIDE))
+    words[0] = last + 1
+    words[2:6] = array("Q", [0, 0, 10**12, 10**12])  # a tick is a nanosecond
+    for number in range(last + 1):
+        is_over = number < last or mark == LEFT
+        begin = layout.FIRST_ENTRY + number * layout.ENTRY_WORDS
+        entered = (number + 1) * 10**9
+        words[begin : begin + layout.ENTRY_WORDS] = array(
+            "Q",
+            [
+                (number + 1) << 2 | (LEFT if is_over else mark),
+                OPERATIONS.index("barrier") | 0xFFFFFFFF << 32,
+                0,
+                4 << 32,
+                number,
+                entered,
+                entered + 1000 if is_over else 0,
+                entered + 2000 if is_over else 0,
+            ],
+        )
+    return words.tobytes()
+
+
+def keep(folder: Path, node: int, recordings: list[bytes], *, run_id: str = "digits") -> Path:
+    """As an agent does, ten seconds after the workers' clocks began."""
+    made = Folder.make(str(folder))
+    try:
+        header = struct.pack("=3Q", layout.MAGIC, layout.VERSION, len(recordings))
+        content = header.ljust(layout.HEADER_BYTES, b"\0") + b"".join(recordings)
+        save(content, made, run_id, 1, node, 2 * node, 10.0)
+    finally:
+        made.close()
+    return folder / f"attempt_1/operations_{node}.bin"
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Path:
+    """Those of two nodes with two ranks each, of which rank 3 does not come, and older ones."""
+    waits, is_away = recording(5, INSIDE), recording(4, LEFT)
+    keep(tmp_path / "one", 0, [waits, waits])
+    keep(tmp_path / "two", 1, [waits, is_away])
+    os.utime(keep(tmp_path / "three", 2, [waits, is_away]), (1, 1))
+    os.utime(keep(tmp_path / "before", 1, [is_away, is_away]), (1, 1))
+    os.utime(keep(tmp_path / "other", 0, [is_away], run_id="other"), (2, 2))
+    (tmp_path / "operations_9.bin").write_bytes(b"nonsense")
+    return tmp_path
+
+
+def test_the_nodes_of_the_newest_attempt_are_joined(
+    logs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert show(str(logs), 1, as_json=False) == 0
+    host = os.uname().nodename
+    assert capsys.readouterr().out.splitlines() == [
+        f"run digits, attempt 1, 4 ranks of {host}",
+        "  rank 3 never entered barrier() #5 of the default group; ranks 0, 1, 2 wait in it since "
+        "4.0 s; rank 3 was last in barrier() #4 of the default group, 5.0 s ago",
+        "  rank 0: barrier() #5 of the default group, running since 4.0 s",
+        "  rank 1: barrier() #5 of the default group, running since 4.0 s",
+        "  rank 2: barrier() #5 of the default group, running since 4.0 s",
+        "  rank 3: barrier() #4 of the default group: took 0.002 ms, waited 0.001 ms, ended 5.0 s "
+        "ago",
+    ]
+
+
+def test_all_of_it_as_json(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert show(str(logs), 0, as_json=True) == 0
+    told: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert told["groups"] == [{"group": 0, "size": 4, "members": [0, 1, 2, 3], "first_sequence": 0}]
+    assert [len(held) for held in told["ranks"].values()] == [6, 6, 6, 5]
+    assert told["ranks"]["3"][-1]["left"] == pytest.approx(-5.0, abs=1e-3)
+
+
+def test_words_of_a_stranger_are_fit_for_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep(tmp_path / "one", 0, [recording(1, LEFT)], run_id="a\x1b[2Jb")
+    show(str(tmp_path), 0, as_json=False)
+    assert "\x1b" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("content", [b"", b"nonsense", bytes(200_000)])
+def test_where_there_is_nothing(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "operations_0.bin").write_bytes(content)
+    with pytest.raises(Unfit, match="there are no recorded operations"):
+        show(str(tmp_path), 1, as_json=False)
