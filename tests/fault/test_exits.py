@@ -24,6 +24,10 @@ time.sleep(0.02)
 def test_threads_that_come_back_to_python_as_it_ends_do_not_abort_it() -> None:
     for _ in range(TRIES):  # without the guard two of three are aborted
         done = subprocess.run(
-            [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60, check=False
+            [sys.executable, "-P", "-c", SCRIPT],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
         )
         assert (done.returncode, done.stderr) == (0, "")

@@ -47,7 +47,9 @@ def receives(rank: int) -> tuple[float, bool, bool]:
 
     import torsh_runtime as tr
 
+    torch.manual_seed(0)  # one of so many random weights may be 0
     layers = [torch.nn.Linear(512, 512, bias=False) for _ in range(4)]
+    assert all(bool(each.weight.all()) for each in layers)
     size = sum(each.weight.nbytes for each in layers)
     model: Any = tr.FullyShardedDataParallel(torch.nn.Sequential(*layers))
     memories = [memory for unit in model._passes.units for _, memory in unit.laid]

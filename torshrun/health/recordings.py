@@ -45,15 +45,17 @@ class Recordings:
             return cls(None, count)
 
     def copy(self) -> bytes:
-        """All that the workers have noted; b"" without a file, or if it cannot be read."""
+        """All that the workers have noted; b"" if that is nothing, or cannot be read."""
         if self._descriptor is None:
             return b""
         # Read, not mapped: a worker that cuts the file short must not be this process's death.
         size = layout.HEADER_BYTES + self._count * layout.STRIDE
         try:
-            return os.pread(self._descriptor, size, 0).ljust(size, b"\0")
+            copied = os.pread(self._descriptor, size, 0).ljust(size, b"\0")
         except OSError:
             return b""
+        begun = (_part(copied, place)[:8] for place in range(self._count))
+        return copied if any(map(any, begun)) else b""
 
     def close(self) -> None:
         """Let go of the file; it stays, and workers may go on writing to it."""

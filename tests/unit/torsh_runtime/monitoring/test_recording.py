@@ -149,6 +149,10 @@ def test_a_count_of_nonsense_takes_no_time() -> None:
 def test_the_agents_file_is_read_by_others_and_nonsense_is_none(tmp_path: Path) -> None:
     status = str(tmp_path / "status")
     made = Recordings.make(status, 2)
+    assert made.copy() == b""
+    with Path(layout.file_beside(status)).open("r+b") as file:
+        file.seek(layout.HEADER_BYTES + layout.STRIDE)
+        file.write(b"\1")
     assert len(made.copy()) == layout.HEADER_BYTES + 2 * layout.STRIDE
     assert read_recordings(status) == [[], []]
     made.close()
