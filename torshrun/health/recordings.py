@@ -98,8 +98,8 @@ class Dump(NamedTuple):
 
 
 def load(path: str) -> Dump | None:
-    """A file of save()'s, or None if it is none. OSError."""
-    content = Path(path).read_bytes()
+    """A file of save()'s, or None if it is none, or cannot be read."""
+    (content,) = _contents(path, times=1)
     count = _count_of(content)
     if not count:
         return None
@@ -121,7 +121,7 @@ def read_recordings(status_file: str) -> list[list[layout.Operation]]:
     """The last operations of each local rank, from files that somebody else has made; [] if there
     is none. Times are in seconds before now.
     """
-    content, later = _contents(status_file, times=2)
+    content, later = _contents(layout.file_beside(status_file), times=2)
     now = time.monotonic()
     return [
         before(layout.operations_of(*map(layout.words_of, copies)), now)
@@ -131,16 +131,16 @@ def read_recordings(status_file: str) -> list[list[layout.Operation]]:
 
 def read_tallies(status_file: str) -> list[list[layout.Tallied]]:
     """What was counted of each local rank; [] if there is no such file."""
-    (content,) = _contents(status_file, times=1)
+    (content,) = _contents(layout.file_beside(status_file), times=1)
     parts = (_part(content, place) for place in range(_count_of(content)))
     return [list(layout.tallies_of(layout.words_of(part))) for part in parts]
 
 
-def _contents(status_file: str, times: int) -> list[bytes]:
-    """Of the file beside it, read so many times; b"" if there is none."""
+def _contents(path: str, times: int) -> list[bytes]:
+    """Of the file, read so many times; b"" if there is none. Nobody is waited for, as at a pipe."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
-        descriptor = os.open(layout.file_beside(status_file), flags)
+        descriptor = os.open(path, flags)
     except OSError:
         return [b""] * times
     try:

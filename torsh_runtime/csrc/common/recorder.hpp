@@ -1,9 +1,8 @@
 // The last operations of a worker, noted in memory that its agent owns and reads: see
-// torsh_runtime/monitoring/layout.py for the layout and for how it is read. Only stores, in lines that no other process
-// writes, so what was noted is there whatever becomes of the worker.
+// torsh_runtime/monitoring/layout.py for the layout and for how it is read. No other process writes these
+// lines, and none is waited for, so what was noted is there whatever becomes of the worker.
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <bit>
 #include <cstdint>

@@ -56,7 +56,7 @@ bool Hub::looks_first() const { return !resting_.empty() && !has_leader() && now
 // take turns at short ones only wait for Python's lock.
 bool Hub::is_spare() const {
   const auto own = last_begun_.find(std::this_thread::get_id());
-  if (own == last_begun_.end() || running_ == waiting_) return false;
+  if (own == last_begun_.end() || running_ <= waiting_) return false;
   return own->second.number != begun_ && now() < own->second.time + short_request;
 }
 

@@ -94,6 +94,11 @@ def test_all_of_it_as_json(logs: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert told["ranks"]["3"][-1]["left"] == pytest.approx(-5.0, abs=1e-3)
 
 
+def test_a_pipe_of_that_name_is_not_waited_for(logs: Path) -> None:
+    os.mkfifo(logs / "operations_0.bin")
+    assert show(str(logs), 0, as_json=False) == 0
+
+
 def test_words_of_a_stranger_are_fit_for_a_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
