@@ -15,13 +15,19 @@ its recording. In words:
             1  looks at both clocks, times 2; odd while the last one is written
             2  ticks of the processor's clock at the first look, 3 nanoseconds of CLOCK_MONOTONIC
             4  the same at the last look
+            6  how many notes were begun (torsh_runtime/monitoring/notes.py)
+            7  how many names are taken
             8  ENTRIES entries of ENTRY_WORDS words; the n-th operation is in entry n mod ENTRIES
+               notes, names and groups, see notes.py
                TALLIES tallies, of a group each: the k-th group has tally k mod TALLIES
     entry   0  mark: 4 × (1 + the operation's number), + FAILED, WRITING, INSIDE or LEFT; 0: unused
-            1  the call, as in the record of a status page (torsh_runtime/status.py)
-            2  number of elements, of a list in all
-            3  number of the group (32 bits), its size (32 bits)
-            4  number of the operation in its group
+            1  the call, as in the record of a status page (torsh_runtime/status.py), where root is
+               the other rank of a message; operations are those of RECORDED
+            2  number of elements, of a list in all; of a wait 0
+            3  number of the group (32 bits), its size (24 bits), 1 + its place in PATHS (7 bits; 0
+               is unknown), whether a thread of the group's own carried it out (1 bit)
+            4  number of the operation in its group; of a message in its direction between the two
+               ranks of the group; of a wait that of the operation which was waited for
             5  ticks when the rank entered it, 6 when it knew that all had, 7 when it left; 0 is
                unknown
     tally   for each operation, for each of SIZES: calls, bytes, ticks from entering to leaving,
@@ -39,15 +45,22 @@ from typing import NamedTuple
 from torsh_runtime.status import DTYPES, OPERATIONS, REDUCTIONS
 
 MAGIC = int.from_bytes(b"torshrec", "little")
-VERSION = 1
+VERSION = 2
 HEADER_BYTES = 4096
+# In the order of the enumerations in csrc/common/types.hpp and recorder.hpp.
+RECORDED = (*OPERATIONS, "wait", "batch")
+PATHS = ("shared memory", "network", "both", "nccl", "mpi", "gloo")
 ENTRIES, ENTRY_WORDS, FIRST_ENTRY = 1024, 8, 8
+NOTES, NOTE_WORDS, FIRST_NOTE = 1024, 4, FIRST_ENTRY + ENTRIES * ENTRY_WORDS
+NAMES, NAME_WORDS, FIRST_NAME = 128, 8, FIRST_NOTE + NOTES * NOTE_WORDS
+GROUPS, GROUP_WORDS, FIRST_GROUP = 32, 32, FIRST_NAME + NAMES * NAME_WORDS
 TALLIES, SIZES, DURATIONS, CELL_WORDS = 7, 32, 32, 4
 FAILED, WRITING, INSIDE, LEFT = range(4)
-_CELLS = len(OPERATIONS) * SIZES
-_TALLY_WORDS = _CELLS * CELL_WORDS + len(OPERATIONS) * DURATIONS
-_FIRST_TALLY = FIRST_ENTRY + ENTRIES * ENTRY_WORDS
-RECORDING_BYTES = 8 * (_FIRST_TALLY + TALLIES * _TALLY_WORDS)
+NOTES_BEGUN, NAMES_TAKEN = 6, 7
+_CELLS = len(RECORDED) * SIZES
+_TALLY_WORDS = _CELLS * CELL_WORDS + len(RECORDED) * DURATIONS
+FIRST_TALLY = FIRST_GROUP + GROUPS * GROUP_WORDS
+RECORDING_BYTES = 8 * (FIRST_TALLY + TALLIES * _TALLY_WORDS)
 STRIDE = -(-RECORDING_BYTES // HEADER_BYTES) * HEADER_BYTES
 _STATES = {FAILED: "failed", INSIDE: "running", LEFT: "done"}
 _ITEM_BYTES = (1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8, 8, 16)
@@ -70,7 +83,8 @@ class Operation(NamedTuple):
     """Of a list in all."""
     nbytes: int
     root: int
-    """Rank that it starts from; less than 0 is none."""
+    """Rank of the group that it starts from, or at the other end of a message; less than 0 is
+    none."""
     arrays: int
     """Length of the list of arrays that it was given; 0 is an array that is no list's."""
     group: int
@@ -78,7 +92,8 @@ class Operation(NamedTuple):
     ranks: int
     """Size of the group."""
     sequence: int
-    """Number of the operation in its group; 0 is the group's first meeting."""
+    """Number of the operation in its group; 0 is the group's first meeting. Of a message its number
+    in its direction between the two ranks, of a wait that of the operation that was waited for."""
     state: str
     """running, done or failed."""
     entered: float
@@ -87,6 +102,10 @@ class Operation(NamedTuple):
     """When this rank knew that all had entered it; None if it was not told."""
     left: float | None
     """None while it is running."""
+    path: str = ""
+    """Which way its bytes went, one of PATHS; "" is unknown."""
+    in_background: bool = False
+    """Whether a thread of the group's own carried it out: its caller may wait in a `wait`."""
 
 
 class Tallied(NamedTuple):
@@ -151,7 +170,7 @@ def tallies_of(words: memoryview) -> Iterator[Tallied]:
     """What was counted of all groups."""
     clock = clock_of(words)
     rate = clock.rate if clock is not None else float("inf")
-    starts = range(_FIRST_TALLY, _FIRST_TALLY + TALLIES * _TALLY_WORDS, _TALLY_WORDS)
+    starts = range(FIRST_TALLY, FIRST_TALLY + TALLIES * _TALLY_WORDS, _TALLY_WORDS)
     cells = (words[start : start + _CELLS * CELL_WORDS].tolist() for start in starts)
     used = [each for each in cells if any(each)]
     for cell in range(_CELLS):
@@ -159,7 +178,7 @@ def tallies_of(words: memoryview) -> Iterator[Tallied]:
         calls, nbytes, ticks, waited = total
         if calls:
             kind, size = divmod(cell, SIZES)
-            yield Tallied(OPERATIONS[kind], size, calls, nbytes, ticks / rate, waited / rate)
+            yield Tallied(RECORDED[kind], size, calls, nbytes, ticks / rate, waited / rate)
 
 
 def durations_of(words: memoryview) -> dict[str, list[tuple[float, int]]]:
@@ -168,8 +187,8 @@ def durations_of(words: memoryview) -> dict[str, list[tuple[float, int]]]:
     if clock is None:
         return {}
     found: dict[str, list[tuple[float, int]]] = {}
-    for kind, operation in enumerate(OPERATIONS):
-        first = _FIRST_TALLY + _CELLS * CELL_WORDS + kind * DURATIONS
+    for kind, operation in enumerate(RECORDED):
+        first = FIRST_TALLY + _CELLS * CELL_WORDS + kind * DURATIONS
         for length in range(DURATIONS):
             calls = sum(words[first + tally * _TALLY_WORDS + length] for tally in range(TALLIES))
             if calls:
@@ -179,10 +198,10 @@ def durations_of(words: memoryview) -> dict[str, list[tuple[float, int]]]:
 
 def _operation(number: int, entry: list[int], clock: Clock) -> Operation:
     mark, call, count, group, sequence, entered, came, left = entry
-    kind, root = call >> 8 & 0xFF, call >> 32
+    kind, root, path = call >> 8 & 0xFF, call >> 32, group >> 56 & 0x7F
     return Operation(
         number=number,
-        operation=_name(OPERATIONS, call & 0xFF, "operation"),
+        operation=_name(RECORDED, call & 0xFF, "operation"),
         dtype=_name(DTYPES, kind, "dtype"),
         reduction=_name(REDUCTIONS, call >> 16 & 0xFF, "reduction"),
         elements=count,
@@ -190,12 +209,14 @@ def _operation(number: int, entry: list[int], clock: Clock) -> Operation:
         root=root - (1 << 32) if root >> 31 else root,
         arrays=call >> 24 & 0xFF,
         group=group & 0xFFFFFFFF,
-        ranks=group >> 32,
+        ranks=group >> 32 & 0xFFFFFF,
         sequence=sequence,
         state=_STATES.get(mark & 3, "running"),
         entered=clock.at(entered),
         came=clock.at(came) if came else None,
         left=clock.at(left) if left else None,
+        path=PATHS[path - 1] if 0 < path <= len(PATHS) else "",
+        in_background=bool(group >> 63),
     )
 
 

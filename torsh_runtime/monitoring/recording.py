@@ -19,6 +19,7 @@ from torsh_runtime.monitoring.layout import (
     file_beside,
     words_of,
 )
+from torsh_runtime.monitoring.notes import Notebook
 from torsh_runtime.status import own_page
 
 VARIABLE = "TORSH_RECORDER"
@@ -32,6 +33,7 @@ class Recording:
         self.memory = memory
         self.is_open = False
         """Whether the compiled library has begun to write to it."""
+        self.notebook = Notebook(memory)
         self._groups = 0
 
     def next_place(self) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from torsh_runtime.monitoring import layout
+from torsh_runtime.monitoring.notes import Group, Note, groups_of, notes_of
 from torshrun.safe_files import Folder
 from torshrun.text import printable
 
@@ -54,8 +55,8 @@ class Recordings:
             copied = os.pread(self._descriptor, size, 0).ljust(size, b"\0")
         except OSError:
             return b""
-        begun = (_part(copied, place)[:8] for place in range(self._count))
-        return copied if any(map(any, begun)) else b""
+        parts = (_part(copied, place) for place in range(self._count))
+        return copied if any(map(_has_any, parts)) else b""
 
     def close(self) -> None:
         """Let go of the file; it stays, and workers may go on writing to it."""
@@ -85,16 +86,38 @@ def save(
         file.write(header.ljust(layout.HEADER_BYTES, b"\0") + copied[layout.HEADER_BYTES :])
 
 
+class Record(NamedTuple):
+    """What a worker's recording held at one moment."""
+
+    operations: Sequence[layout.Operation] = ()
+    """In the order in which they began."""
+    notes: Sequence[Note] = ()
+    """Likewise."""
+    groups: Sequence[Group] = ()
+    tallies: Sequence[layout.Tallied] = ()
+
+
 class Dump(NamedTuple):
-    """The operations of one node's workers, of this moment or of one that was kept."""
+    """The recordings of one node's workers, of this moment or of one that was kept."""
 
     run_id: str
     round: int
     node: int
     """Rank of the node."""
     host: str
-    records: Mapping[int, Sequence[layout.Operation]]
+    at: float
+    """That moment, in seconds of CLOCK_MONOTONIC of the node."""
+    records: Mapping[int, Record]
     """By rank of the job. Times are in seconds before that moment: less than 0."""
+    offset: float | None = None
+    """Seconds to be added to `at` for the leader's CLOCK_MONOTONIC; None is unknown."""
+    bound: float = 0.0
+    """By how many seconds `offset` may be wrong."""
+
+    @property
+    def operations(self) -> Mapping[int, Sequence[layout.Operation]]:
+        """Of each rank."""
+        return {rank: record.operations for rank, record in self.records.items()}
 
 
 def load(path: str) -> Dump | None:
@@ -109,23 +132,33 @@ def load(path: str) -> Dump | None:
         host, first, at = str(told["host"]), int(told["first_rank"]), float(told["at"])
     except (ValueError, KeyError, TypeError):
         return None
-    recordings = [layout.words_of(_part(content, place)) for place in range(count)]
-    records = {
-        first + place: before(layout.operations_of(words, words), at)
-        for place, words in enumerate(recordings)
-    }
-    return Dump(printable(run_id), number, node, printable(host), records)
+    records = dict(enumerate(_records(content, content, at), first))
+    return Dump(printable(run_id), number, node, printable(host), at, records)
 
 
-def read_recordings(status_file: str) -> list[list[layout.Operation]]:
-    """The last operations of each local rank, from files that somebody else has made; [] if there
-    is none. Times are in seconds before now.
+def read_recordings(status_file: str) -> tuple[float, list[Record]]:
+    """What each local rank has noted, from a file that somebody else has made; [] if there is none.
+    Times are in seconds before now, which is the first part, in seconds of CLOCK_MONOTONIC.
     """
     content, later = _contents(layout.file_beside(status_file), times=2)
     now = time.monotonic()
+    return now, _records(content, later, now)
+
+
+def _records(content: bytes, later: bytes, at: float) -> list[Record]:
+    """Of the recordings in a file, read twice."""
+    pairs = (
+        (layout.words_of(_part(content, place)), layout.words_of(_part(later, place)))
+        for place in range(_count_of(content))
+    )
     return [
-        before(layout.operations_of(*map(layout.words_of, copies)), now)
-        for copies in ((_part(content, k), _part(later, k)) for k in range(_count_of(content)))
+        Record(
+            before(layout.operations_of(words, again), at),
+            [note._replace(time=note.time - at) for note in notes_of(words, again)],
+            groups_of(words),
+            list(layout.tallies_of(words)),
+        )
+        for words, again in pairs
     ]
 
 
@@ -162,6 +195,12 @@ def before(operations: Sequence[layout.Operation], at: float) -> list[layout.Ope
         )
         for each in operations
     ]
+
+
+def _has_any(part: bytes) -> bool:
+    """Whether the worker has begun an operation, or a note."""
+    words = layout.words_of(part[: 8 * layout.FIRST_ENTRY])
+    return bool(words[0] or words[layout.NOTES_BEGUN])
 
 
 def _part(content: bytes, place: int) -> bytes:

@@ -23,7 +23,7 @@ static_assert(sizeof(Entry) == 64);
 
 // Of all operations of one group: their number, bytes and times by kind and size, and how many took how long.
 struct Tally {
-  static constexpr std::size_t kinds = 11, sizes = 32, durations = 32;
+  static constexpr std::size_t kinds = 13, sizes = 32, durations = 32;
   struct Cell {
     Word calls, bytes, ticks, waited;
   };
@@ -40,7 +40,9 @@ struct Recording {
   alignas(64) Word begun;
   Word looks;  // odd while somebody writes the next four
   Word first_ticks, first_time, last_ticks, last_time;
+  Word notes_begun, names_taken;
   Entry entries[entries_held];
+  Word notes[1024][4], names[128][8], members[32][32];  // Python writes these: torsh_runtime/monitoring/notes.py
   Tally tallies[groups];
 
   // Once, before anything else.

@@ -154,11 +154,11 @@ def test_the_agents_file_is_read_by_others_and_nonsense_is_none(tmp_path: Path) 
         file.seek(layout.HEADER_BYTES + layout.STRIDE)
         file.write(b"\1")
     assert len(made.copy()) == layout.HEADER_BYTES + 2 * layout.STRIDE
-    assert read_recordings(status) == [[], []]
+    assert not any(any(record) for record in read_recordings(status)[1])
     made.close()
     Path(layout.file_beside(status)).write_bytes(b"nonsense")
-    assert read_recordings(status) == []
-    assert read_recordings(str(tmp_path / "nothing")) == []
+    assert read_recordings(status)[1] == []
+    assert read_recordings(str(tmp_path / "nothing"))[1] == []
 
 
 def test_without_room_nothing_is_recorded(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ import pytest
 from torsh_runtime.monitoring import layout
 from torsh_runtime.monitoring.layout import INSIDE, LEFT
 from torsh_runtime.status import OPERATIONS
-from torshrun.ctl.flight import Unfit, show
+from torshrun.ctl.flight import show
+from torshrun.ctl.recorded import Unfit
 from torshrun.health.recordings import save
 from torshrun.safe_files import Folder
 

@@ -164,7 +164,7 @@ def recorded(folder: Path) -> str:
     words = array("Q", bytes(layout.RECORDING_BYTES))
     words[2:6] = array("Q", [0, 0, 2_000, 1_000])  # two ticks a nanosecond
     kind = OPERATIONS.index("broadcast")
-    cell = layout.FIRST_ENTRY + layout.ENTRIES * layout.ENTRY_WORDS + kind * layout.SIZES * 4
+    cell = layout.FIRST_TALLY + kind * layout.SIZES * 4
     words[cell : cell + 4] = array("Q", [3, 0, 8_000_000_000, 2_000_000_000])
     words[cell + 4 : cell + 8] = array("Q", [1, 1, 0, 0])
     with Path(layout.file_beside(status)).open("r+b") as file:

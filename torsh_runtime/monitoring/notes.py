@@ -1,0 +1,179 @@
+"""Notes of a worker about itself, in its recording: steps, sections, numbers, names of its groups.
+
+A note is four words of the recording (torsh_runtime/monitoring/layout.py). In words:
+
+    note    0  mark: 4 × (1 + the note's number), + WRITING or LEFT; 0: unused
+            1  its kind in KINDS (8 bits), index of its name (16 bits), of its thread (16 bits; 0 is
+               the thread that made the first note)
+            2  nanoseconds of CLOCK_MONOTONIC
+            3  its value, a float64
+    name    64 bytes of UTF-8, padded with zeros
+    group   0  1 + its number; 0: unused
+            1  its size
+            2  its name, or the axis that it is along: 48 bytes of text
+            8  its ranks of the job, such as "0-3,8": 192 bytes of text; "" is unknown
+
+The n-th note is in place n mod NOTES; a name stays where it is once it is taken. What a recording
+holds may be nonsense: nobody keeps a worker from writing it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+import threading
+import time
+from typing import NamedTuple
+
+from torsh_runtime.monitoring.layout import (
+    FIRST_GROUP,
+    FIRST_NAME,
+    FIRST_NOTE,
+    GROUP_WORDS,
+    GROUPS,
+    LEFT,
+    NAME_WORDS,
+    NAMES,
+    NAMES_TAKEN,
+    NOTE_WORDS,
+    NOTES,
+    NOTES_BEGUN,
+    WRITING,
+)
+
+KINDS = ("step", "begin", "end", "scalar")
+"""A step begins, of the number `value`; a section begins, or ends; something has a value."""
+_VALUE, _BITS = struct.Struct("=d"), struct.Struct("=Q")
+OTHER = "other"
+"""The name of all notes for whose own there is no room."""
+
+
+class Note(NamedTuple):
+    """One note of a worker."""
+
+    number: int
+    """How many the worker had begun before."""
+    kind: str
+    """One of KINDS."""
+    name: str
+    time: float
+    """Seconds of CLOCK_MONOTONIC."""
+    value: float
+    thread: int
+    """0 is the thread that made the first note, which is the main one of most programs."""
+
+
+class Group(NamedTuple):
+    """One of a worker's groups."""
+
+    number: int
+    size: int
+    name: str
+    """Its name, or the axis of a mesh that it is along; "" is none."""
+    ranks: str
+    """Of the job, such as "0-3,8"; "" is unknown."""
+
+
+class Notebook:
+    """A worker's own notes. Any thread may write them; a note takes about a microsecond."""
+
+    def __init__(self, memory: memoryview) -> None:
+        """`memory` is a recording of RECORDING_BYTES, and must outlive this object."""
+        self._words = memory.cast("B").cast("Q")
+        self._bytes = memory.cast("B")
+        self._numbers = itertools.count()
+        self._names: dict[str, int] = {}
+        self._threads: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    def write(self, kind: str, name: str = "", value: float = 0.0) -> None:
+        """Note it now. A name is cut to 64 bytes; the 128th and all later ones become OTHER."""
+        index = self._names.get(name)
+        if index is None:
+            index = self._take(name)
+        thread = self._thread()
+        number = next(self._numbers)
+        start = FIRST_NOTE + number % NOTES * NOTE_WORDS
+        words, mark = self._words, (number + 1) << 2
+        words[start] = mark | WRITING
+        words[start + 1] = KINDS.index(kind) | index << 8 | thread << 24
+        words[start + 2] = time.monotonic_ns()
+        words[start + 3] = _BITS.unpack(_VALUE.pack(value))[0]
+        words[start] = mark | LEFT
+        words[NOTES_BEGUN] = number + 1
+
+    def name_group(self, group: Group) -> None:
+        """Tell what the group of this number is; the GROUPS-th and later ones are left out."""
+        with self._lock:
+            for place in range(GROUPS):
+                start = FIRST_GROUP + place * GROUP_WORDS
+                if self._words[start] in (0, group.number + 1):
+                    self._words[start + 1] = group.size
+                    self._write_text(start + 2, 48, group.name)
+                    fits = len(group.ranks) <= 192
+                    self._write_text(start + 8, 192, group.ranks if fits else "")
+                    self._words[start] = group.number + 1
+                    return
+
+    def _take(self, name: str) -> int:
+        with self._lock:
+            taken = len(self._names)
+            if name in self._names:
+                return self._names[name]
+            if taken == NAMES - 1 and name != OTHER:
+                return self._names.setdefault(OTHER, self._put(taken, OTHER))
+            if taken >= NAMES:
+                return self._names[OTHER]
+            return self._names.setdefault(name, self._put(taken, name))
+
+    def _put(self, place: int, name: str) -> int:
+        self._write_text(FIRST_NAME + place * NAME_WORDS, NAME_WORDS * 8, name)
+        self._words[NAMES_TAKEN] = place + 1
+        return place
+
+    def _thread(self) -> int:
+        own = threading.get_ident()
+        return self._threads.setdefault(own, len(self._threads)) & 0xFFFF
+
+    def _write_text(self, word: int, size: int, text: str) -> None:
+        content = text.encode("utf-8", "replace")[:size]
+        self._bytes[word * 8 : word * 8 + size] = content.ljust(size, b"\0")
+
+
+def notes_of(words: memoryview, later: memoryview) -> list[Note]:
+    """The notes that are held, in the order in which they were begun. `later`: the same recording,
+    read again afterwards; a note that was overwritten in between is left out.
+    """
+    names = [
+        _text(words, FIRST_NAME + place * NAME_WORDS, NAME_WORDS)
+        for place in range(min(words[NAMES_TAKEN], NAMES))
+    ]
+    begun = words[NOTES_BEGUN]
+    found = []
+    for number in range(max(begun - NOTES, 0), begun):
+        start = FIRST_NOTE + number % NOTES * NOTE_WORDS
+        mark, what, nanoseconds, value = words[start : start + NOTE_WORDS]
+        if not mark == later[start] == (number + 1) << 2 | LEFT:
+            continue
+        kind, name = what & 0xFF, what >> 8 & 0xFFFF
+        if kind < len(KINDS) and name < len(names):
+            (amount,) = _VALUE.unpack(_BITS.pack(value))
+            note = Note(number, KINDS[kind], names[name], nanoseconds / 1e9, amount, what >> 24)
+            found.append(note)
+    return found
+
+
+def groups_of(words: memoryview) -> list[Group]:
+    """Those that the worker has told of."""
+    found = []
+    for place in range(GROUPS):
+        start = FIRST_GROUP + place * GROUP_WORDS
+        if words[start]:
+            name, ranks = _text(words, start + 2, 6), _text(words, start + 8, GROUP_WORDS - 8)
+            found.append(Group(words[start] - 1, words[start + 1], name, ranks))
+    return found
+
+
+def _text(words: memoryview, start: int, count: int) -> str:
+    content = words[start : start + count].tobytes()
+    return content.partition(b"\0")[0].decode(errors="replace")
