@@ -153,6 +153,8 @@ class Agent:
             self._dead_man.grant(event.until)
         elif isinstance(event, base.StandingBy):
             self._tell.standing_by(event.reason)
+        elif isinstance(event, base.Summaries):
+            self._telemetry.summaries = event.by_node
         else:
             self._post(event)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -32,6 +32,8 @@ class Telemetry:
         """What the workers of the round have noted; None between rounds."""
         self.status_file = ""
         """Where they have; "" before the first round."""
+        self.summaries: Mapping[str, bytes] = {}
+        """What the agents of all nodes told this one last, by node id, if it leads."""
         self.record: Callable[[Event], None] | None = None
         """Takes events; None if nobody wants any."""
         self.latest = Snapshot(

@@ -8,7 +8,7 @@ reports the end of all its workers of a round before it is told of the next.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -150,9 +150,23 @@ class Granted:
     """Seconds of time.monotonic()."""
 
 
-RendezvousEvent = RoundFormed | RoundClosing | JobOver | StandingBy | Granted
+@dataclass(frozen=True, slots=True)
+class Summaries:
+    """The last thing that each agent told the leader, if that is this node: at every interval, and
+    once with none when there are none any more.
+    """
+
+    by_node: Mapping[str, bytes]
+    """Of the nodes that are there, this one among them, by node id."""
+
+
+RendezvousEvent = RoundFormed | RoundClosing | JobOver | StandingBy | Granted | Summaries
 Post = Callable[[RendezvousEvent], None]
 """Takes an event, in the loop's thread, without waiting."""
+
+
+SUMMARY_BYTES = 1024
+"""The longest summary."""
 
 
 class Rendezvous(ABC):
@@ -177,5 +191,19 @@ class Rendezvous(ABC):
         """How many processes wait here to be workers, for those who look at the job."""
 
     @abstractmethod
+    def tell_leader(self, summary: bytes) -> None:
+        """Send this to the agent that leads, past the store, with the next sign of life. It takes
+        the place of what was told before, and a new leader is told it, too: Summaries come of it.
+        ValueError if it is longer than SUMMARY_BYTES.
+        """
+
+    @abstractmethod
     async def close(self) -> None:
         """Give everything back, within a few seconds; leases too, so that nobody waits for them."""
+
+
+def check_summary(summary: bytes) -> bytes:
+    """The same. ValueError if it is too long."""
+    if len(summary) > SUMMARY_BYTES:
+        raise ValueError(f"a summary of {len(summary)} bytes: at most {SUMMARY_BYTES} are sent")
+    return summary

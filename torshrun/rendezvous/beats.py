@@ -5,9 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
+from torshrun.rendezvous.base import SUMMARY_BYTES
 from torshrun.rendezvous.rows import NodeId, RoundNumber, Token
+
+Summary = Annotated[bytes, lambda summary: len(summary) <= SUMMARY_BYTES]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,8 @@ class Beat:
     """Counts the sender's beats to this leader."""
     confirmed: int
     """The last of them that the sender saw an answer to; 0 for none."""
+    summary: Summary = b""
+    """What the sender tells the leader besides; b"" is nothing."""
 
 
 Answer = Literal["granted", "refused", "silent"]

@@ -151,6 +151,14 @@ class Election:
         if self._lead:
             self._lead.take_header(header, revision, as_of)
 
+    def summaries(self, own: bytes) -> Mapping[str, bytes]:
+        """What the nodes told last, if this one leads; `own` is what it tells itself."""
+        if not self._lead:
+            return {}
+        view = self._lead.view
+        view.note_summary(view.node, own)
+        return dict(view.summaries)
+
     def leads_until(self) -> float:
         """Until when this node may act as the leader; -inf if it is none."""
         if not self._lead or self.registration.lease != self._lease:
@@ -176,6 +184,7 @@ class Election:
         if lead is None:
             return False
         was_heard = lead.view.hears(beat.node)
+        lead.view.note_summary(beat.node, beat.summary)
         is_granted = lead.view.answer_beat(beat, self.asking.clock(), self.leads_until())
         if not was_heard:
             lead.news.set()

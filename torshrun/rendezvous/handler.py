@@ -12,7 +12,15 @@ from torsh_runtime.errors import StoreError
 from torsh_runtime.store.base import Listing
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.asking import Asking
-from torshrun.rendezvous.base import JobOver, Post, Rendezvous, RendezvousEvent, Report
+from torshrun.rendezvous.base import (
+    JobOver,
+    Post,
+    Rendezvous,
+    RendezvousEvent,
+    Report,
+    Summaries,
+    check_summary,
+)
 from torshrun.rendezvous.beats import Beats
 from torshrun.rendezvous.election import Election
 from torshrun.rendezvous.member import Member
@@ -63,6 +71,7 @@ class NodeRendezvous(Rendezvous):
         """Fence, number and whether it was closing, of the newest header seen."""
         self._started = 0.0
         self._over = False
+        self._has_summaries = False
 
     def _make_parts(self) -> None:
         """What each does is told in its own module."""
@@ -115,6 +124,9 @@ class NodeRendezvous(Rendezvous):
         """How many processes wait here to be workers."""
         self._member.note_standbys(count)
         self._tell(())
+
+    def tell_leader(self, summary: bytes) -> None:
+        self._pulse.summary = check_summary(summary)
 
     def leave(self, outcome: Literal["preempted", "stopped"], code: int, reason: str) -> None:
         self._tell(self._member.leave(outcome, code, reason))
@@ -354,9 +366,17 @@ class NodeRendezvous(Rendezvous):
                     await self._registration.renew()
                     await self._election.confirm()
                 self._pulse.extend()
+            self._share_summaries()
             self._give_up_in_time()
             if not self.is_proven:
                 self._doubt()
+
+    def _share_summaries(self) -> None:
+        """With the agent here, if this node leads; that there are none any more just once."""
+        summaries = self._election.summaries(self._pulse.summary)
+        if summaries or self._has_summaries:
+            self._tell((Summaries(summaries),))
+        self._has_summaries = bool(summaries)
 
     def _lease_lost(self) -> None:
         """The leases' end took the row with it: nobody counts on this node by the store now."""

@@ -15,11 +15,12 @@ from torsh_runtime.store.scoped import ScopedStore
 from torsh_runtime.store.server import StoreServer
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.address import is_loopback
+from torshrun.rendezvous.base import SUMMARY_BYTES
 from torshrun.rendezvous.beats import Answer, Beat, Beats, Judge
 from torshrun.rendezvous.epoch import Epoch
 from torshrun.rendezvous.served import ServedStore
 
-_LONGEST_BEAT = 1024  # bytes
+_LONGEST_BEAT = 1024 + 2 * SUMMARY_BYTES  # bytes
 _BEAT = "beat"
 """What is put under this key is a sign of life; the answer is 1 or 0, for granted or refused."""
 

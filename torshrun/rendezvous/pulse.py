@@ -51,6 +51,8 @@ class Pulse:
         self._granted = self._heard_until = -math.inf
         """Until when workers may run, and until when they may by what leaders answered."""
         self._warning: asyncio.TimerHandle | None = None
+        self.summary = b""
+        """What this node tells the leader with each beat."""
 
     # ---- beats
 
@@ -96,6 +98,7 @@ class Pulse:
             token=row.token if inside else "",
             number=self._number,
             confirmed=self._confirmed,
+            summary=self.summary,
         )
         sent, bound = self._clock(), self._settings.interval
         answer = await self.beats.beat(leader.node, leader.endpoint, fence, beat, bound)

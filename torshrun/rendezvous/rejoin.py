@@ -46,6 +46,7 @@ class EpochRendezvous(base.Rendezvous):
         self._leaving: base.JobOver | None = None  # how it ends, once this node has been told to go
         self._over = False
         self._standbys = 0
+        self._summary = b""
 
     def start(self, post: base.Post) -> None:
         self._post = post
@@ -65,6 +66,11 @@ class EpochRendezvous(base.Rendezvous):
         self._standbys = count
         if self._node:
             self._node.note_standbys(count)
+
+    def tell_leader(self, summary: bytes) -> None:
+        self._summary = base.check_summary(summary)
+        if self._node:
+            self._node.tell_leader(summary)
 
     def leave(self, outcome: Literal["preempted", "stopped"], code: int, reason: str) -> None:
         self._leaving = base.JobOver(base.Verdict(outcome=outcome, code=code, reason=reason))
@@ -103,6 +109,7 @@ class EpochRendezvous(base.Rendezvous):
             self._node = await self._join(store, epoch, listing, past)
             self._node.start(self._pass_on)
             self._node.note_standbys(self._standbys)
+            self._node.tell_leader(self._summary)
             was_away = await self._node.lost
             past = self._node.past
             last = epoch if self._node.is_proven else None

@@ -8,6 +8,7 @@ whoever wrote it: this is the one place where what comes from a store is checked
 
 from __future__ import annotations
 
+import binascii
 import json
 import re
 from collections.abc import Callable
@@ -260,7 +261,7 @@ def _check(is_sound: bool) -> None:
 def encode(record: Any) -> bytes:
     """A record as it is stored."""
     content = {name: getattr(record, name) for name in _shape(type(record))}
-    return json.dumps(content, separators=(",", ":")).encode()
+    return json.dumps(content, separators=(",", ":"), default=_in_base64).encode()
 
 
 def decode(kind: type[T], value: bytes | None) -> T | None:
@@ -293,7 +294,7 @@ def _reader(hint: Any) -> _Reader:
     """What returns a value that can stand in such a field, and raises ValueError if it cannot."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return _typed(parts[0], fits=parts[1])
+        return _from_base64(parts[1]) if parts[0] is bytes else _typed(parts[0], fits=parts[1])
     if origin is Literal:
         return _typed(str, fits=parts.__contains__)
     if origin is tuple:
@@ -309,6 +310,24 @@ def _typed(*kinds: type[Any], fits: Callable[[Any], object] = lambda value: True
         return value
 
     return read
+
+
+def _in_base64(value: object) -> str:
+    if not isinstance(value, bytes):
+        raise TypeError(f"a record cannot hold {type(value).__name__}")
+    return binascii.b2a_base64(value, newline=False).decode()
+
+
+def _from_base64(fits: Callable[[Any], object]) -> _Reader:
+    read = _typed(str)
+
+    def read_bytes(value: Any) -> bytes:
+        content = binascii.a2b_base64(read(value), strict_mode=True)  # its error is a ValueError
+        if not fits(content):
+            raise ValueError
+        return content
+
+    return read_bytes
 
 
 def _is_sound(text: str) -> bool:

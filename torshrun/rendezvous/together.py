@@ -72,6 +72,9 @@ class Together(Rendezvous):
     def note_standbys(self, count: int) -> None:
         self._part.note_standbys(count)
 
+    def tell_leader(self, summary: bytes) -> None:
+        self._part.tell_leader(summary)
+
     def _pass_on(self, event: RendezvousEvent) -> None:
         """Tell the agent. A node that was drained, and serves the store, takes the others along."""
         if isinstance(event, JobOver) and self._watching:

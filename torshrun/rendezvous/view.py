@@ -50,6 +50,8 @@ class View:
         self.forming: dict[str, tuple[str, ...]] = {}
         """The nodes of each round that this leader set out to form, by the round's token."""
         self.hosts = Hosts(settings)
+        self.summaries: dict[str, bytes] = {}
+        """What each node that has a row told last."""
         self._absent: dict[str, int] = {}
         """The row, by its sequence, of each node that did not enter the round it had a place in."""
         self.first_seen: dict[str, float] = {}
@@ -197,7 +199,7 @@ class View:
 
     def drop(self, node: str) -> None:
         """The node's row is gone."""
-        for known in (self.rows, self.revisions, self._sure):
+        for known in (self.rows, self.revisions, self.summaries, self._sure):
             known.pop(node, None)
         self._changed()
 
@@ -223,6 +225,13 @@ class View:
         return row is not None and self._absent.get(node) == row.sequence
 
     # ---- signs of life
+
+    def note_summary(self, node: str, summary: bytes) -> None:
+        """What the node tells. It is kept while the node has a row."""
+        if summary and node in self.rows:
+            self.summaries[node] = summary
+        else:
+            self.summaries.pop(node, None)
 
     def answer_beat(self, beat: Beat, now: float, grant_until: float) -> bool:
         """Whether to grant a beat, while the leader's own grant lasts until `grant_until`."""
