@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from torsh_runtime.backends.base import Backend, BackendKind, BackendType, ByDevice
 from torsh_runtime.backends.board import Board, give_up
 from torsh_runtime.backends.native.network import secret_of
+from torsh_runtime.backends.recorder import note_group
 from torsh_runtime.backends.registry import backend_class, is_available
 from torsh_runtime.backends.single import SingleBackend
 from torsh_runtime.comm.choosing import backend_type
@@ -64,6 +65,8 @@ class Job:
     """What only the job's ranks know; empty is none."""
     members: Sequence[int]
     """The ranks of the default group, as the job's launcher has numbered them."""
+    is_whole: bool = True
+    """Whether all members are of that job."""
 
     @classmethod
     def connect(cls, env: WorkerEnv, timeout: float) -> Job:
@@ -162,10 +165,20 @@ class Job:
             if isinstance(agreed, ByDevice):
                 return self._by_device(agreed, store, name, rank, ranks, left, parent)
             is_parent = parent is None
-            return _make_backend(agreed, store, rank, len(ranks), left, name, is_parent, strategy)
+            made = _make_backend(agreed, store, rank, len(ranks), left, name, is_parent, strategy)
         except BaseException as error:
             give_up(store, rank, error)
             raise
+        if agreed is not BackendType.NATIVE:  # which tells of itself
+            note_group(name, len(ranks), self._job_ranks(ranks, parent))
+            made.note_as(name)
+        return made
+
+    def _job_ranks(self, ranks: Sequence[int], parent: Backend | None) -> Sequence[int]:
+        """The members of a group as ranks of the job; () if that is unknown."""
+        if not self.is_whole:
+            return ()
+        return self.members if parent is None else [self.members[rank] for rank in ranks]
 
     def _by_device(
         self,

@@ -13,6 +13,7 @@ from typing import cast
 from torsh_runtime.backends.base import Backend
 from torsh_runtime.backends.configuring import StoreOfTurn, Turn, check_first
 from torsh_runtime.backends.native.network import secret_of
+from torsh_runtime.backends.recorder import DEFAULT, note_title
 from torsh_runtime.comm.choosing import backend_type
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.comm.session import Footing, Plan
@@ -35,6 +36,7 @@ class JobGroup(ProcessGroup):
         session = job.session(backend, partial(configured, job))
         super().__init__(backend, timeout, name=own, session=session)
         self._job = job
+        note_title(own, DEFAULT)
 
     @property
     def job(self) -> Job | LateJob:
@@ -101,7 +103,8 @@ def configured(home: Job | LateJob, plan: Plan, turn: Turn, timeout: float) -> F
             local_world_size=0,
             store_endpoint=store.endpoint,
         )
-        job = Job(place, cast(StoreClient, StoreOfTurn(store, turn)), None, 1, b"", ranks)
+        client = cast(StoreClient, StoreOfTurn(store, turn))
+        job = Job(place, client, None, 1, b"", ranks, is_whole=False)
         left = max(deadline - time.monotonic(), 0.001)
         backend = job.make_backend(plan.kind, name, plan.rank, ranks, left)
         held.push(lambda kind, *_: backend.close() if kind else None)

@@ -26,6 +26,7 @@
 #include "calls.hpp"
 #include "pool.hpp"
 #include "process.hpp"
+#include "recorded.hpp"
 #include "slots.hpp"
 #include "vitals.hpp"
 #include "world.hpp"
@@ -351,6 +352,7 @@ const std::vector<Scene>& scenes() {
     for (const Scene& each : vitals_scenes()) made.push_back(each);
     for (const Scene& each : endings_scenes()) made.push_back(each);
     for (const Scene& each : slot_scenes()) made.push_back(each);
+    for (const Scene& each : recorded_scenes()) made.push_back(each);
     return made;
   }();
   return all;

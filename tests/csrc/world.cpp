@@ -13,6 +13,8 @@
 #include <system_error>
 #include <thread>
 
+#include "recorded.hpp"
+
 namespace torsh::test {
 namespace {
 
@@ -120,6 +122,10 @@ World::World(Shape shape)
     mapped_.push_back(std::make_unique<Page[]>(pages));
   }
   const auto ranks = static_cast<std::size_t>(shape_.ranks());
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    recordings_.push_back(std::make_unique<Recording>());
+    recordings_.back()->open();
+  }
   links_.resize(ranks);
   for (auto& of_rank : links_) of_rank.resize(ranks);
   for (std::size_t node = 0; node < layout_.size(); ++node) {
@@ -174,6 +180,7 @@ GroupSetup World::setup(int rank) {
   made.node.tuning = shape_.tuning;
   made.node.world = static_cast<std::uint32_t>(shape_.ranks());
   made.node.neighbours = shape_.ranks();
+  made.node.recorder = Recorder(recordings_[static_cast<std::size_t>(rank)].get(), 0, 0, made.node.world);
   made.links = std::move(links_[static_cast<std::size_t>(rank)]);
   made.strategy = shape_.strategy;
   made.limits = shape_.limits;
@@ -195,7 +202,7 @@ void World::be(int rank, const std::function<void(Member&)>& body, std::barrier<
   group.meet(patience);
   const std::span<std::byte> mapped = shape_.regions ? share_memory(group) : std::span<std::byte>();
   met.arrive_and_wait();  // else the first one's fault may find others in their meeting
-  Member member{rank, shape_.ranks(), group, mapped, interrupt};
+  Member member{rank, shape_.ranks(), group, mapped, interrupt, *recordings_[static_cast<std::size_t>(rank)]};
   body(member);
 }
 
@@ -223,6 +230,8 @@ void World::run(const std::function<void(Member&)>& body) {
   }
   for (std::thread& thread : threads) thread.join();
   throw_worst(errors);
+  const bool are_threads = std::none_of(processes_.begin(), processes_.end(), [](const auto& each) { return each != nullptr; });
+  if (are_threads) check(recordings_);  // what stands for a process may set flags that are not so
 }
 
 }  // namespace torsh::test

@@ -55,6 +55,7 @@ struct Member {
   Group& group;
   std::span<std::byte> mapped;   // this rank's part of the memory that all of its node have mapped
   std::atomic<bool>& interrupt;  // whether its waits are to end with Interrupted
+  const Recording& recording;    // of its operations
 };
 
 class World {
@@ -70,7 +71,8 @@ class World {
   void kill(int rank);
 
   // Makes the group, lets its ranks meet, calls body(member) on a thread for each, and closes the
-  // group. Throws what one of them threw, rather what it found wrong than what came of that.
+  // group. Throws what one of them threw, rather what it found wrong than what came of that; and if they have noted
+  // what is not true.
   void run(const std::function<void(Member&)>& body);
 
  private:
@@ -90,6 +92,7 @@ class World {
   std::vector<std::vector<std::vector<Descriptor>>> links_;  // by rank, by peer
   std::vector<std::unique_ptr<Process>> processes_;          // by rank; null is this process
   std::vector<Descriptor> connections_;                      // of the rank that has a process
+  std::vector<std::unique_ptr<Recording>> recordings_;       // by rank
 };
 
 }  // namespace torsh::test

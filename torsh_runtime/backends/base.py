@@ -165,6 +165,9 @@ class Backend(ABC):
         """What errors are to call the ranks, and the axis of a mesh that they are along, "" if of
         none. Backends whose errors name no ranks do nothing."""
 
+    def note_as(self, name: str) -> None:  # noqa: B027  (others note what they do by themselves)
+        """Note its operations in the recording from now on, as those of the group of this name."""
+
     @property
     def job_ranks(self) -> Sequence[int]:
         """Its ranks as the launched job numbers them, -1 for who is of another job; () where that

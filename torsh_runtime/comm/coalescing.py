@@ -38,7 +38,7 @@ def coalesce(group: ProcessGroup | None = None, async_op: bool = False) -> Itera
     batch = _Batch(async_op)
     with group.intercepted(lambda backend: cast(Backend, _Recorder(backend, batch))):
         yield batch
-    with group.launching_together():
+    with group.launching_together(batch.count):
         batch.launch()
     if not async_op:
         batch.wait()
@@ -128,6 +128,11 @@ class _Batch(Work):
     def add(self, call: _Call) -> Work:
         self._calls.append(call)
         return self
+
+    @property
+    def count(self) -> int:
+        """How many operations it has, before they are launched."""
+        return len(self._calls)
 
     def launch(self) -> None:
         """Begin all of them, reductions in a row perhaps as one. Messages cross, so none of them

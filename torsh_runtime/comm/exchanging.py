@@ -39,7 +39,7 @@ def sendrecv(
         copy_into(output, input)
         return group.global_rank(here)
     is_together = is_on_gpu(output)
-    with group.launching_together() if is_together else nullcontext():
+    with group.launching_together(2) if is_together else nullcontext():
         sending = group.send(input, there, tag, async_op=True)
         coming = group.recv(output, here, tag, async_op=is_together)
     coming.wait()
@@ -62,7 +62,8 @@ def crossing(
     before, all are launched together.
     """
     are_on_gpu = any(map(is_on_gpu, (*sent, *received)))
-    with group.launching_together() if are_on_gpu else nullcontext():
+    count = len(received) + len(sent)
+    with group.launching_together(count) if are_on_gpu else nullcontext():
         works = [group.recv(each, here, tag, async_op=True) for each in received]
         works += [group.send(each, there, tag, async_op=True) for each in sent]
     return works

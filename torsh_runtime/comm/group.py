@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from torsh_runtime.backends.base import Backend, BackendType, Envelope, Reduce, ReduceOp
 from torsh_runtime.backends.configuring import Configuring, check_plan
+from torsh_runtime.backends.recorder import GroupRecorder
 from torsh_runtime.backends.work import Work
 from torsh_runtime.comm.timeouts import Timeout, seconds
 from torsh_runtime.errors import ConfigError
@@ -58,6 +59,7 @@ class ProcessGroup:
         self._places: dict[object, int] = {rank: at for at, rank in enumerate(self._ranks)}
         self._name = name
         self._rank_names: Sequence[str] = ()
+        self._batches: GroupRecorder | None = None
 
     def _put(self, backend: Backend) -> None:
         self._own_backend = backend
@@ -281,10 +283,15 @@ class ProcessGroup:
         seconds = self._timeout if timeout is None else timeout
         return self._backend.barrier(seconds, async_op)
 
-    def launching_together(self) -> AbstractContextManager[object]:
-        """A block at whose end the operations begun in it are launched, where the backend gains
-        by that."""
-        return self._backend.coalescing()
+    @contextmanager
+    def launching_together(self, count: int) -> Iterator[None]:
+        """A block at whose end the operations begun in it, `count`, are launched, where the backend
+        gains by that."""
+        if self._batches is None and self._own_backend.type is not BackendType.SINGLE:
+            self._batches = GroupRecorder.of_batches(self._name, self._own_backend.world_size)
+        batch = nullcontext() if self._batches is None else self._batches.batch(count)
+        with batch, self._backend.coalescing():
+            yield
 
     @contextmanager
     def intercepted(self, wrap: Callable[[Backend], Backend]) -> Iterator[None]:

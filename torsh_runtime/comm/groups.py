@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from torsh_runtime.backends.base import BackendType
+from torsh_runtime.backends.recorder import note_title
 from torsh_runtime.backends.registry import is_available
 from torsh_runtime.comm.choosing import backend_type, by_device, check_no_options, use_device
 from torsh_runtime.comm.default import default_group, has_default_group
@@ -78,7 +79,7 @@ def new_group(
     no difference. Members that make several groups of the same ranks make them in the same order.
 
     timeout, backend: as in init_process_group; None is the default group's. pg_options must be
-    None; group_desc makes no difference. device_id: as in init_process_group. sort_ranks: False
+    None; group_desc is what torshctl calls the group. device_id: as in init_process_group. sort_ranks: False
     numbers the group's ranks in the order of `ranks`.
 
     Raises ConfigError, BackendUnavailable, and CommTimeout naming members that did not come.
@@ -88,12 +89,14 @@ def new_group(
     members = list(parent.ranks if ranks is None else ranks)
     kind = backend_type(parent.backend if backend is None else backend)
     use_device(device_id, kind)
-    return parent.session.group(
+    made = parent.session.group(
         parent.name,
         sorted(members) if sort_ranks else members,
         kind,
         seconds(timeout, parent.timeout),
     )
+    note_title(made.name, group_desc or "")
+    return made
 
 
 def split(

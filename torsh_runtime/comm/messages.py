@@ -133,7 +133,7 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
     group = p2p_op_list[0].group or default_group()
     if any((op.group or default_group()) is not group for op in p2p_op_list):
         raise ValueError("all messages of a batch must be of one group")
-    with group.launching_together():
+    with group.launching_together(len(p2p_op_list)):
         return [_begin(op, group) for op in p2p_op_list]
 
 

@@ -17,17 +17,21 @@ its recording. In words:
             4  the same at the last look
             6  how many notes were begun (torsh_runtime/monitoring/notes.py)
             7  how many names are taken
-            8  ENTRIES entries of ENTRY_WORDS words; the n-th operation is in entry n mod ENTRIES
+            8  ENTRIES entries of ENTRY_WORDS words; the n-th operation is in entry n mod ENTRIES.
+               Those that are still under way keep their entries: a later operation passes them
+               over, and has a later number
                notes, names and groups, see notes.py
-               TALLIES tallies, of a group each: the k-th group has tally k mod TALLIES
+               TALLIES tallies, of a group each; the last one is that of all later groups
     entry   0  mark: 4 × (1 + the operation's number), + FAILED, WRITING, INSIDE or LEFT; 0: unused
             1  the call, as in the record of a status page (torsh_runtime/status.py), where root is
                the other rank of a message; operations are those of RECORDED
-            2  number of elements, of a list in all; of a wait 0
+            2  number of elements, of a list in all; of a batch, of operations; of a wait 1 + the number
+               of the operation that was waited for, 0 is unknown
             3  number of the group (32 bits), its size (24 bits), 1 + its place in PATHS (7 bits; 0
                is unknown), whether a thread of the group's own carried it out (1 bit)
             4  number of the operation in its group; of a message in its direction between the two
-               ranks of the group; of a wait that of the operation which was waited for
+               ranks of the group, from 1 on; of a wait that of the operation which was waited for;
+               0 is unknown, or the group's first meeting
             5  ticks when the rank entered it, 6 when it knew that all had, 7 when it left; 0 is
                unknown
     tally   for each operation, for each of SIZES: calls, bytes, ticks from entering to leaving,
@@ -49,6 +53,9 @@ VERSION = 2
 HEADER_BYTES = 4096
 # In the order of the enumerations in csrc/common/types.hpp and recorder.hpp.
 RECORDED = (*OPERATIONS, "wait", "batch")
+MESSAGES = ("send", "recv")
+NO_OPERATIONS = ("wait", "batch")
+"""What is recorded beside operations, which are recorded themselves."""
 PATHS = ("shared memory", "network", "both", "nccl", "mpi", "gloo")
 ENTRIES, ENTRY_WORDS, FIRST_ENTRY = 1024, 8, 8
 NOTES, NOTE_WORDS, FIRST_NOTE = 1024, 4, FIRST_ENTRY + ENTRIES * ENTRY_WORDS
@@ -75,12 +82,13 @@ class Operation(NamedTuple):
     """One operation of a worker, as it was noted."""
 
     number: int
-    """How many the worker had begun before."""
+    """It grows from one operation of the worker to the next, by 1 where nothing is skipped."""
     operation: str
+    """One of RECORDED."""
     dtype: str
     reduction: str
     elements: int
-    """Of a list in all."""
+    """Of a list in all; of a batch, the operations that were launched together."""
     nbytes: int
     root: int
     """Rank of the group that it starts from, or at the other end of a message; less than 0 is
@@ -93,19 +101,23 @@ class Operation(NamedTuple):
     """Size of the group."""
     sequence: int
     """Number of the operation in its group; 0 is the group's first meeting. Of a message its number
-    in its direction between the two ranks, of a wait that of the operation that was waited for."""
+    in its direction between the two ranks, from 1 on, which is 0 for a receiver as long as nothing
+    has come. Of a wait that of the operation that is waited for, 0 as long as that has not begun."""
     state: str
     """running, done or failed."""
     entered: float
     """Seconds of CLOCK_MONOTONIC, as the next two."""
     came: float | None
-    """When this rank knew that all had entered it; None if it was not told."""
+    """When this rank knew that all had entered it, a receiver that its sender had; None if it was
+    not told."""
     left: float | None
     """None while it is running."""
     path: str = ""
     """Which way its bytes went, one of PATHS; "" is unknown."""
     in_background: bool = False
-    """Whether a thread of the group's own carried it out: its caller may wait in a `wait`."""
+    """Whether it went on by itself after its call: its caller may wait in a `wait`."""
+    awaited: int | None = None
+    """Of a wait the `number` of the operation that is waited for; None of others, or if unknown."""
 
 
 class Tallied(NamedTuple):
@@ -157,13 +169,16 @@ def operations_of(words: memoryview, later: memoryview) -> list[Operation]:
         return []
     begun = words[0]
     found = []
-    for number in range(max(begun - ENTRIES, 0), begun):
-        start = FIRST_ENTRY + number % ENTRIES * ENTRY_WORDS
-        entry = words[start : start + ENTRY_WORDS].tolist()
-        is_whole = entry[0] >> 2 == number + 1 == later[start] >> 2
-        if is_whole and WRITING not in (entry[0] & 3, later[start] & 3):
+    for place in range(ENTRIES):
+        start = FIRST_ENTRY + place * ENTRY_WORDS
+        mark, again = words[start], later[start]
+        number = (mark >> 2) - 1
+        is_whole = mark >> 2 == again >> 2 and WRITING not in (mark & 3, again & 3)
+        is_held = begun - ENTRIES <= number or mark & 3 == INSIDE
+        if is_whole and is_held and 0 <= number < begun and number % ENTRIES == place:
+            entry = words[start : start + ENTRY_WORDS].tolist()
             found.append(_operation(number, entry, clock))
-    return found
+    return sorted(found)  # by their numbers
 
 
 def tallies_of(words: memoryview) -> Iterator[Tallied]:
@@ -199,13 +214,18 @@ def durations_of(words: memoryview) -> dict[str, list[tuple[float, int]]]:
 def _operation(number: int, entry: list[int], clock: Clock) -> Operation:
     mark, call, count, group, sequence, entered, came, left = entry
     kind, root, path = call >> 8 & 0xFF, call >> 32, group >> 56 & 0x7F
+    operation = _name(RECORDED, call & 0xFF, "operation")
+    awaited = count - 1 if operation == "wait" and count else None
+    if operation == "wait":
+        count = 0
+    has_bytes = operation not in NO_OPERATIONS
     return Operation(
         number=number,
-        operation=_name(RECORDED, call & 0xFF, "operation"),
+        operation=operation,
         dtype=_name(DTYPES, kind, "dtype"),
         reduction=_name(REDUCTIONS, call >> 16 & 0xFF, "reduction"),
         elements=count,
-        nbytes=count * (_ITEM_BYTES[kind] if kind < len(_ITEM_BYTES) else 1),
+        nbytes=count * (_ITEM_BYTES[kind] if kind < len(_ITEM_BYTES) else 1) * has_bytes,
         root=root - (1 << 32) if root >> 31 else root,
         arrays=call >> 24 & 0xFF,
         group=group & 0xFFFFFFFF,
@@ -217,6 +237,7 @@ def _operation(number: int, entry: list[int], clock: Clock) -> Operation:
         left=clock.at(left) if left else None,
         path=PATHS[path - 1] if 0 < path <= len(PATHS) else "",
         in_background=bool(group >> 63),
+        awaited=awaited,
     )
 
 

@@ -7,7 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
-from torsh_runtime.monitoring.layout import Operation, Tallied, operations_of, tallies_of
+from torsh_runtime.monitoring.layout import (
+    NO_OPERATIONS,
+    Operation,
+    Tallied,
+    operations_of,
+    tallies_of,
+)
 from torsh_runtime.monitoring.recording import own_recording
 
 
@@ -21,8 +27,8 @@ class OperationStatistics:
     seconds: float = 0.0
     """From entering the calls to leaving them, with waiting for others."""
     waited: float = 0.0
-    """Seconds of these until all ranks had entered. Operations between nodes do not know it, and
-    count 0."""
+    """Seconds of these until all ranks had entered, of a recv until its sender had; 0 where that is
+    not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +46,8 @@ class CommunicationStatistics:
     bandwidth_gbps: float
     """10^9 bits a second, of the time in which bytes moved: waiting for others is left out."""
     operations: Mapping[str, OperationStatistics]
-    """By the operations' names."""
+    """By the operations' names. The totals count neither "wait", for operations that go on by
+    themselves, nor "batch", which launches several together."""
 
 
 class DistributedMonitor:
@@ -128,8 +135,9 @@ def _difference(later: OperationStatistics, before: OperationStatistics) -> Oper
 
 def _summary(found: Mapping[str, OperationStatistics]) -> CommunicationStatistics:
     total = OperationStatistics()
-    for each in found.values():
-        total = _sum(total, each)
+    for name, each in found.items():
+        if name not in NO_OPERATIONS:
+            total = _sum(total, each)
     moving = total.seconds - total.waited
     return CommunicationStatistics(
         total_communications=total.calls,

@@ -11,7 +11,8 @@ A note is four words of the recording (torsh_runtime/monitoring/layout.py). In w
     group   0  1 + its number; 0: unused
             1  its size
             2  its name, or the axis that it is along: 48 bytes of text
-            8  its ranks of the job, such as "0-3,8": 192 bytes of text; "" is unknown
+            8  its members as ranks of the job, in order of their ranks in the group, such as
+               "0-3,8": 192 bytes of text; "" is unknown
 
 The n-th note is in place n mod NOTES; a name stays where it is once it is taken. What a recording
 holds may be nonsense: nobody keeps a worker from writing it.
@@ -20,9 +21,11 @@ holds may be nonsense: nobody keeps a worker from writing it.
 from __future__ import annotations
 
 import itertools
+import re
 import struct
 import threading
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from torsh_runtime.monitoring.layout import (
@@ -44,6 +47,8 @@ from torsh_runtime.monitoring.layout import (
 KINDS = ("step", "begin", "end", "scalar")
 """A step begins, of the number `value`; a section begins, or ends; something has a value."""
 _VALUE, _BITS = struct.Struct("=d"), struct.Struct("=Q")
+_RANGES = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
+_ALL_RANGES = re.compile(rf"{_RANGES.pattern}(?:,{_RANGES.pattern})*")
 OTHER = "other"
 """The name of all notes for whose own there is no room."""
 
@@ -71,7 +76,32 @@ class Group(NamedTuple):
     name: str
     """Its name, or the axis of a mesh that it is along; "" is none."""
     ranks: str
-    """Of the job, such as "0-3,8"; "" is unknown."""
+    """Its members as ranks of the job, in order of their ranks in the group, such as "0-3,8"; "" is
+    unknown."""
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The same as numbers; () if that is unknown, or nonsense."""
+        found: list[int] = []
+        for each in _RANGES.findall(self.ranks) if _ALL_RANGES.fullmatch(self.ranks) else ():
+            first, last = int(each[0]), int(each[1] or each[0])
+            if last - first >= self.size - len(found):
+                return ()
+            found += range(first, last + 1)
+        return tuple(found) if len(found) == self.size else ()
+
+
+def ranges(ranks: Sequence[int]) -> str:
+    """Such as "0-3,8"; "" if one of them is less than 0, which is of another job."""
+    if any(rank < 0 for rank in ranks):
+        return ""
+    runs: list[tuple[int, int]] = []
+    for rank in ranks:
+        if runs and runs[-1][1] + 1 == rank:
+            runs[-1] = runs[-1][0], rank
+        else:
+            runs.append((rank, rank))
+    return ",".join(f"{first}-{last}" if first != last else f"{first}" for first, last in runs)
 
 
 class Notebook:
@@ -85,6 +115,7 @@ class Notebook:
         self._names: dict[str, int] = {}
         self._threads: dict[int, int] = {}
         self._lock = threading.Lock()
+        self._groups: dict[int, Group] = {}
 
     def write(self, kind: str, name: str = "", value: float = 0.0) -> None:
         """Note it now. A name is cut to 64 bytes; the 128th and all later ones become OTHER."""
@@ -105,6 +136,7 @@ class Notebook:
     def name_group(self, group: Group) -> None:
         """Tell what the group of this number is; the GROUPS-th and later ones are left out."""
         with self._lock:
+            self._groups[group.number] = group
             for place in range(GROUPS):
                 start = FIRST_GROUP + place * GROUP_WORDS
                 if self._words[start] in (0, group.number + 1):
@@ -114,6 +146,12 @@ class Notebook:
                     self._write_text(start + 8, 192, group.ranks if fits else "")
                     self._words[start] = group.number + 1
                     return
+
+    def title_group(self, number: int, name: str) -> None:
+        """Tell the name of the group of this number, if name_group() has told what it is."""
+        known = self._groups.get(number)
+        if known is not None:
+            self.name_group(known._replace(name=name))
 
     def _take(self, name: str) -> int:
         with self._lock:

@@ -41,7 +41,7 @@ class HostBackend(StepwiseBackend):
                 encoding(values.dtype, op, self._world_size)  # refuses what is not defined
                 return (yield from self._all_reduce(values, op))
 
-        return self._collective("all_reduce", steps(), timeout, async_op)
+        return self._collective("all_reduce", steps(), timeout, async_op, array, -1, op)
 
     def reduce(
         self, array: object, root: int, op: Reduce, timeout: float, async_op: bool = False
@@ -52,7 +52,7 @@ class HostBackend(StepwiseBackend):
                 encoding(values.dtype, op, self._world_size)  # refuses what is not defined
                 return (yield from self._reduce(values, root, op))
 
-        return self._collective("reduce", steps(), timeout, async_op)
+        return self._collective("reduce", steps(), timeout, async_op, array, root, op)
 
     def broadcast(self, array: object, root: int, timeout: float, async_op: bool = False) -> Work:
         def steps() -> Steps:
@@ -60,7 +60,7 @@ class HostBackend(StepwiseBackend):
             with flat(array, writable=root != self._rank) as values:
                 return (yield from self._broadcast(values, root))
 
-        return self._collective("broadcast", steps(), timeout, async_op)
+        return self._collective("broadcast", steps(), timeout, async_op, array, root)
 
     def all_gather(
         self, outputs: object, array: object, timeout: float, async_op: bool = False
@@ -72,7 +72,7 @@ class HostBackend(StepwiseBackend):
             ):
                 return (yield from self._all_gather(targets, source))
 
-        return self._collective("all_gather", steps(), timeout, async_op)
+        return self._collective("all_gather", steps(), timeout, async_op, array)
 
     def gather(
         self, outputs: object, array: object, root: int, timeout: float, async_op: bool = False
@@ -84,7 +84,7 @@ class HostBackend(StepwiseBackend):
             ):
                 return (yield from self._gather(targets, source, root))
 
-        return self._collective("gather", steps(), timeout, async_op)
+        return self._collective("gather", steps(), timeout, async_op, array, root)
 
     def scatter(
         self, array: object, inputs: object, root: int, timeout: float, async_op: bool = False
@@ -96,7 +96,7 @@ class HostBackend(StepwiseBackend):
             ):
                 return (yield from self._scatter(target, sources, root))
 
-        return self._collective("scatter", steps(), timeout, async_op)
+        return self._collective("scatter", steps(), timeout, async_op, array, root)
 
     def reduce_scatter(
         self, output: object, inputs: object, op: Reduce, timeout: float, async_op: bool = False
@@ -109,7 +109,7 @@ class HostBackend(StepwiseBackend):
                 encoding(target.dtype, op, self._world_size)
                 return (yield from self._reduce_scatter(target, sources, op))
 
-        return self._collective("reduce_scatter", steps(), timeout, async_op)
+        return self._collective("reduce_scatter", steps(), timeout, async_op, output, -1, op)
 
     def all_to_all(
         self, outputs: object, inputs: object, timeout: float, async_op: bool = False
@@ -124,7 +124,7 @@ class HostBackend(StepwiseBackend):
                 operands.check_part("outputs", targets, own, sources, sources.sizes[own])
                 return (yield from self._all_to_all(targets, sources))
 
-        return self._collective("all_to_all", steps(), timeout, async_op)
+        return self._collective("all_to_all", steps(), timeout, async_op, inputs)
 
     def send(
         self, array: object, dst: int, tag: int, timeout: float, async_op: bool = False
@@ -135,7 +135,7 @@ class HostBackend(StepwiseBackend):
             with flat(array, writable=False) as source:
                 return (yield from self._send(source, dst, tag))
 
-        return self._message("send", dst, steps(), timeout, async_op)
+        return self._message("send", dst, steps(), timeout, async_op, array)
 
     def recv(
         self,
@@ -151,7 +151,7 @@ class HostBackend(StepwiseBackend):
             with flat(array, writable=True) as target:
                 return (yield from self._recv(target, src, number))
 
-        return self._message("recv", src, steps(), timeout, async_op)
+        return self._message("recv", src, steps(), timeout, async_op, array)
 
     # An object is a message of its size and then one of its bytes, whose tag is in the first, so
     # that threads which receive at the same time get one object each.
@@ -167,7 +167,7 @@ class HostBackend(StepwiseBackend):
                 yield from self._send(head, dst, self._object_tag(tag))
                 return (yield from self._send(source, dst, self._content_tag(number)))
 
-        return self._message("send", dst, steps(), timeout, async_op)
+        return self._message("send", dst, steps(), timeout, async_op, content)
 
     def recv_object(
         self, src: int | None, tag: int, timeout: float, async_op: bool = False
@@ -183,7 +183,7 @@ class HostBackend(StepwiseBackend):
             room.append(content)
             return source
 
-        return ObjectWork(self._message("recv", src, steps(), timeout, async_op), room)
+        return ObjectWork(self._message("recv", src, steps(), timeout, async_op, ()), room)
 
     def barrier(self, timeout: float, async_op: bool = False) -> Work:
         return self._collective("barrier", self._barrier(), timeout, async_op)

@@ -21,6 +21,7 @@ import msgpack
 
 from torsh_runtime.backends.base import BackendKind
 from torsh_runtime.backends.board import Board
+from torsh_runtime.backends.recorder import NotedOperation
 from torsh_runtime.errors import (
     CommAborted,
     CommError,
@@ -67,6 +68,8 @@ class Call:
     peer: int | None = None
     """The one rank that a message needs; None of a collective and of a receive from anyone."""
     message: bool = False
+    noted: NotedOperation | None = None
+    """In the recording, if it is noted there."""
     suspects: set[int] = field(default_factory=set)
     """The ranks that seemed gone when this operation was last looked after."""
 

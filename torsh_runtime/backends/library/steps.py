@@ -10,6 +10,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Generator
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Protocol
 
@@ -89,6 +90,19 @@ class StepWork(Work):
         began = time.monotonic()
         seconds = in_seconds(timeout)
         limit = math.inf if seconds is None else began + seconds
+        if self.done():
+            return self._ended_well()
+        noted = self.call.noted
+        with noted.waited_for() if noted is not None else nullcontext():
+            self._drive(began, limit)
+        return self._ended_well()
+
+    def _ended_well(self) -> bool:
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def _drive(self, began: float, limit: float) -> None:
         while not self.done():
             now = time.monotonic()
             if now >= limit:
@@ -97,9 +111,6 @@ class StepWork(Work):
             deadline = self._began + self._timeout
             self._request.rest(max(0.0, min(limit, deadline, now + _REST) - now), now - began)
             self._group.get_on()
-        if self._error is not None:
-            raise self._error
-        return True
 
     def done(self) -> bool:
         with self._lock:
@@ -134,6 +145,8 @@ class StepWork(Work):
         except StopIteration as end:
             self._source = end.value
             self._over = True
+            if self.call.noted is not None:
+                self.call.noted.leave(False, self._source)
             self._group.completed(self)
         except Exception as error:
             self._fail(self._group.broke(self.call, error))
@@ -154,3 +167,5 @@ class StepWork(Work):
     def _fail(self, cause: Cause) -> None:
         self._error = cause.error()
         self._over = True
+        if self.call.noted is not None:
+            self.call.noted.leave(True)

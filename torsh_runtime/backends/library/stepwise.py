@@ -7,9 +7,10 @@ import time
 from abc import abstractmethod
 from typing import ClassVar
 
-from torsh_runtime.backends.base import Backend
+from torsh_runtime.backends.base import Backend, Reduce, ReduceOp
 from torsh_runtime.backends.library.news import Call, Cause, News
 from torsh_runtime.backends.library.steps import Steps, StepWork
+from torsh_runtime.backends.recorder import GroupRecorder
 from torsh_runtime.backends.work import CompletedWork, Work
 from torsh_runtime.errors import CommError
 
@@ -38,6 +39,10 @@ class StepwiseBackend(Backend):
         self._turn = threading.Lock()  # so that threads begin one after the other
         self._under_way: set[StepWork] = set()
         self._look_every = max(_LOOK, _LOOK_PER_RANK * world_size)
+        self._recorder: GroupRecorder | None = None
+
+    def note_as(self, name: str) -> None:
+        self._recorder = GroupRecorder.of(name, self._world_size, str(self.type))
 
     @property
     def failed(self) -> bool:
@@ -69,26 +74,65 @@ class StepwiseBackend(Backend):
     def _release(self) -> None:
         """Give back what the library holds for the group, which may have failed."""
 
-    def _collective(self, op: str, steps: Steps, timeout: float, async_op: bool) -> Work:
+    def _collective(
+        self,
+        op: str,
+        steps: Steps,
+        timeout: float,
+        async_op: bool,
+        arrays: object = (),
+        root: int = -1,
+        reduction: Reduce = ReduceOp.SUM,
+    ) -> Work:
+        """The last three: for the recording."""
         self.get_on()
         with self._turn:
             call = Call(op, self._sequence + 1)
-            work = self._begin(call, steps, timeout)
+            if self._recorder is not None:
+                self._check_usable()
+                sequence = call.sequence
+                call.noted = self._recorder.enter(op, arrays, sequence, root, reduction, async_op)
+            work = self._begin_noted(call, steps, timeout)
             self._sequence = call.sequence
         return self._result(work, async_op)
 
     def _message(
-        self, op: str, peer: int | None, steps: Steps, timeout: float, async_op: bool
+        self,
+        op: str,
+        peer: int | None,
+        steps: Steps,
+        timeout: float,
+        async_op: bool,
+        array: object = None,
     ) -> Work:
+        """`array`: for the recording, which leaves out what has None."""
         self.get_on()
         with self._turn:
-            work = self._begin(Call(op, self._sequence, peer, True), steps, timeout)
+            call = Call(op, self._sequence, peer, True)
+            if self._recorder is not None and array is not None:
+                self._check_usable()
+                call.noted = self._recorder.enter_message(op, array, peer, async_op)
+            work = self._begin_noted(call, steps, timeout)
         return self._result(work, async_op)
 
     def get_on(self) -> None:
         """Advance what is under way, and let go of what is complete, whoever waits for it."""
         for earlier in tuple(self._under_way):
             earlier.done()
+
+    def _begin_noted(self, call: Call, steps: Steps, timeout: float) -> Work:
+        noted = call.noted
+        if noted is None:
+            return self._begin(call, steps, timeout)
+        try:
+            work = self._begin(call, steps, timeout)
+        except BaseException:
+            # What is refused, as arguments are, has not begun.
+            noted.leave(True) if self.failed else noted.cancel()
+            raise
+        if not isinstance(work, StepWork):
+            noted.leave(False, work.source)
+        return work
 
     def _begin(self, call: Call, steps: Steps, timeout: float) -> Work:
         self._check_usable()

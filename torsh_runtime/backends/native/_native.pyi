@@ -57,6 +57,30 @@ RECORDING_BYTES: int
 
 def open_recording(memory: memoryview) -> None: ...
 
+class LibraryRecorder:
+    def __init__(
+        self, recording: memoryview, place: int, group: int, ranks: int, path: int
+    ) -> None: ...
+
+class LibraryOperation:
+    def __init__(
+        self,
+        recorder: LibraryRecorder,
+        kind: int,
+        dtype: int,
+        op: int,
+        root: int,
+        count: int,
+        bytes: int,
+        sequence: int,
+        in_background: bool,
+    ) -> None: ...
+    def tell(self, root: int, sequence: int) -> None: ...
+    def cancel(self) -> None: ...
+    def leave(self, has_failed: bool) -> None: ...
+    @property
+    def entry(self) -> int: ...
+
 class Group:
     def __init__(
         self,

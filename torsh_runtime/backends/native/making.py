@@ -19,9 +19,9 @@ from torsh_runtime.backends.native.node_file import NodeFile, may_map_all
 from torsh_runtime.backends.native.settings import STRATEGIES, Settings
 from torsh_runtime.backends.native.staging import stage_native
 from torsh_runtime.backends.native.work import NativeWork
+from torsh_runtime.backends.recorder import note_group, opened
 from torsh_runtime.backends.work import COMPLETED
 from torsh_runtime.errors import BackendUnavailable, ConfigError
-from torsh_runtime.monitoring.recording import Recording, own_recording
 from torsh_runtime.status import number_of, own_page
 
 
@@ -96,7 +96,8 @@ def group_of(
     """The compiled group, over the links and the memory that the ranks agreed on. Raises
     BackendUnavailable.
     """
-    number, page, recording = number_of(name), own_page(), _opened(own_recording())
+    number, page, recording = number_of(name), own_page(), opened()
+    note_group(name, world_size, peers.numbers)
     local = next(node for node in meeting.nodes if meeting.rank in node)
     links = meeting.take_links()
     with _refusals(meeting.rank):
@@ -127,13 +128,6 @@ def peers_of(meeting: Meeting) -> Peers:
     """The ranks that have met."""
     local = next(node for node in meeting.nodes if meeting.rank in node)
     return Peers(dict(zip(local, meeting.pids, strict=True)), meeting.numbers)
-
-
-def _opened(recording: Recording | None) -> Recording | None:
-    if recording is not None and not recording.is_open:
-        _native.open_recording(recording.memory)
-        recording.is_open = True
-    return recording
 
 
 @contextmanager

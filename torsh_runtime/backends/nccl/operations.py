@@ -60,7 +60,7 @@ class NcclOperations(StepwiseBackend):
 
         finish = _finishing(reduction, values, wire)
         steps = self._steps([values], begin, finish)
-        return self._collective("all_reduce", steps, timeout, async_op)
+        return self._collective("all_reduce", steps, timeout, async_op, array, -1, op)
 
     def reduce(
         self, array: object, root: int, op: Reduce, timeout: float, async_op: bool = False
@@ -75,7 +75,7 @@ class NcclOperations(StepwiseBackend):
                 nccl.reduce(wire, wire, how, root=root, stream=stream)
 
         finish = _finishing(reduction, values, wire) if root == self._rank else None
-        return self._collective("reduce", self._steps([values], begin, finish), timeout, async_op)
+        return self._collective("reduce", self._steps([values], begin, finish), timeout, async_op, array, root, op)
 
     def broadcast(self, array: object, root: int, timeout: float, async_op: bool = False) -> Work:
         check_rank("root", root, self._world_size)
@@ -85,7 +85,7 @@ class NcclOperations(StepwiseBackend):
             nccl.broadcast(values.bytes, values.bytes, root, stream=stream)
 
         steps = self._steps([values], begin, _copying([values]))
-        return self._collective("broadcast", steps, timeout, async_op)
+        return self._collective("broadcast", steps, timeout, async_op, array, root)
 
     def all_gather(
         self, outputs: object, array: object, timeout: float, async_op: bool = False
@@ -102,7 +102,7 @@ class NcclOperations(StepwiseBackend):
                 nccl.allgather(source.bytes, target.bytes, stream=stream)
 
             steps = self._steps([source, target], begin, _copying([target]))
-        return self._collective("all_gather", steps, timeout, async_op)
+        return self._collective("all_gather", steps, timeout, async_op, array)
 
     def gather(
         self, outputs: object, array: object, root: int, timeout: float, async_op: bool = False
@@ -110,7 +110,7 @@ class NcclOperations(StepwiseBackend):
         source = Operand(array)
         targets = self._parts_at(root, "outputs", outputs, source)
         steps = self._exchange(self._only(root, source), targets)
-        return self._collective("gather", steps, timeout, async_op)
+        return self._collective("gather", steps, timeout, async_op, array, root)
 
     def scatter(
         self, array: object, inputs: object, root: int, timeout: float, async_op: bool = False
@@ -118,7 +118,7 @@ class NcclOperations(StepwiseBackend):
         target = Operand(array)
         sources = self._parts_at(root, "inputs", inputs, target)
         steps = self._exchange(sources, self._only(root, target))
-        return self._collective("scatter", steps, timeout, async_op)
+        return self._collective("scatter", steps, timeout, async_op, array, root)
 
     def reduce_scatter(
         self, output: object, inputs: object, op: Reduce, timeout: float, async_op: bool = False
@@ -139,7 +139,7 @@ class NcclOperations(StepwiseBackend):
 
         operands = [target, *sources.arrays]
         steps = self._steps(operands, begin, _finishing(reduction, target, room))
-        return self._collective("reduce_scatter", steps, timeout, async_op)
+        return self._collective("reduce_scatter", steps, timeout, async_op, output, -1, op)
 
     def all_to_all(
         self, outputs: object, inputs: object, timeout: float, async_op: bool = False
@@ -150,7 +150,7 @@ class NcclOperations(StepwiseBackend):
         targets = parts_of("outputs", outputs, self._world_size, Operand)
         check_part("outputs", targets, self._rank, sources, sources.sizes[self._rank])
         steps = self._exchange(sources, targets)
-        return self._collective("all_to_all", steps, timeout, async_op)
+        return self._collective("all_to_all", steps, timeout, async_op, inputs)
 
     def send(
         self, array: object, dst: int, tag: int, timeout: float, async_op: bool = False
@@ -162,7 +162,7 @@ class NcclOperations(StepwiseBackend):
         def begin(nccl: Any, stream: Any) -> None:
             nccl.send(source.bytes, dst, stream=stream)
 
-        return self._message("send", dst, self._steps([source], begin), timeout, async_op)
+        return self._message("send", dst, self._steps([source], begin), timeout, async_op, array)
 
     def recv(
         self,
@@ -182,7 +182,7 @@ class NcclOperations(StepwiseBackend):
             nccl.recv(target.bytes, src, stream=stream)
 
         steps = self._steps([target], begin, _copying([target]), src)
-        return self._message("recv", src, steps, timeout, async_op)
+        return self._message("recv", src, steps, timeout, async_op, array)
 
     def barrier(self, timeout: float, async_op: bool = False) -> Work:
         token = Operand(loaded_framework().uploaded(np.zeros(1, np.uint8), self._device))

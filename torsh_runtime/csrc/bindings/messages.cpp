@@ -9,6 +9,8 @@ namespace {
 
 using Tag = std::optional<std::uint64_t>;  // none: any
 
+Awaited awaited(bool async_op) { return async_op ? Awaited::later : Awaited::at_once; }
+
 template <class... Views>
 nb::object message(Rank& rank, TransferPtr transfer, double timeout, bool async_op, Views&&... views) {
   auto kept = std::make_shared<KeptViews<Views...>>(std::move(views)...);
@@ -32,7 +34,7 @@ nb::object send(Rank& rank, nb::handle array, int dst, std::uint64_t tag, double
   rank.check_rank("dst", dst);
   if (dst == rank.group().rank()) throw nb::value_error("dst is this rank itself");
   View view(array, false, rank.stage());
-  const Label label{.purpose = purpose, .tag = tag, .call = view.call(OpKind::send)};
+  const Label label{.purpose = purpose, .tag = tag, .call = view.call(OpKind::send), .awaited = awaited(async_op)};
   TransferPtr transfer = rank.guarded([&] { return rank.group().send(dst, label, view.piece()); });
   return message(rank, std::move(transfer), timeout, async_op, std::move(view));
 }
@@ -40,14 +42,14 @@ nb::object send(Rank& rank, nb::handle array, int dst, std::uint64_t tag, double
 nb::object recv(Rank& rank, nb::handle array, int src, Tag tag, double timeout, bool async_op) {
   check_source(rank, src);
   View view(array, true, rank.stage());
-  const Label label{.tag = tag.value_or(0), .call = view.call(OpKind::recv), .any_tag = !tag};
+  const Label label{.tag = tag.value_or(0), .call = view.call(OpKind::recv), .any_tag = !tag, .awaited = awaited(async_op)};
   TransferPtr transfer = rank.guarded([&] { return rank.group().receive(src, label, view.piece()); });
   return message(rank, std::move(transfer), timeout, async_op, std::move(view));
 }
 
 nb::object take_object(Rank& rank, int src, std::uint64_t tag, double timeout, bool async_op) {
   check_source(rank, src);
-  const Label label{.purpose = Purpose::object, .tag = tag, .call = {.kind = OpKind::recv}};
+  const Label label{.purpose = Purpose::object, .tag = tag, .call = {.kind = OpKind::recv}, .awaited = awaited(async_op)};
   return message(rank, rank.guarded([&] { return rank.group().take(src, label); }), timeout, async_op);
 }
 

@@ -10,6 +10,7 @@
 #include "bindings/arrays.hpp"
 #include "bindings/ndarray.hpp"
 #include "bindings/rank.hpp"
+#include "bindings/recorder.hpp"
 #include "bindings/rpc.hpp"
 #include "bindings/segments.hpp"
 #include "bindings/signals.hpp"
@@ -112,8 +113,6 @@ void make_group(Rank* self, int rank, const std::vector<std::vector<int>>& nodes
 }
 
 void bind_group(nb::module_& m) {
-  m.attr("RECORDING_BYTES") = sizeof(torsh::Recording);
-  m.def("open_recording", [](nb::handle memory) { torsh::python::Notes<torsh::Recording>(memory).get()->open(); });
   auto group = nb::class_<Rank>(m, "Group")
       .def("__init__", &make_group, "rank"_a, "nodes"_a, "segment"_a, "tuning"_a, "pids"_a,
            "neighbours"_a, "links"_a, "heartbeat"_a, "strategy"_a, "limits"_a, "record"_a.none(), "recording"_a.none(), "place"_a, "number"_a, "numbers"_a = std::vector<int>(), "stage"_a, "failure"_a,
@@ -172,6 +171,7 @@ NB_MODULE(_native, m) {
   nb::class_<Completions>(m, "Completions").def(nb::init<>()).def("wait", &Completions::wait);
   torsh::python::bind_segments(m);
   torsh::python::bind_slots(m);
+  torsh::python::bind_recorder(m);
   bind_group(m);
   bind_arrays(m);
   torsh::python::bind_rpc(m);

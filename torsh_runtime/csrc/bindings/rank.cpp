@@ -53,7 +53,7 @@ Rank::Rank(GroupSetup setup, const Noting& noting, nb::object stage, nb::object 
       begun_(std::move(begun)),
       group_([&] {
         setup.node.progress = record_.get();
-        setup.node.recorder = Recorder(recording_.get(), noting.place);
+        setup.node.recorder = Recorder(recording_.get(), noting.place, setup.node.group, setup.node.world);
         return std::make_unique<Group>(std::move(setup));
       }()) {}
 

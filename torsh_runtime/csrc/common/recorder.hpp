@@ -6,7 +6,6 @@
 #include <atomic>
 #include <bit>
 #include <cstdint>
-#include <exception>
 
 #include "common/ticks.hpp"
 #include "common/types.hpp"
@@ -15,6 +14,13 @@ namespace torsh {
 
 using Word = std::atomic<std::uint64_t>;
 static_assert(Word::is_always_lock_free);
+
+// What is noted beside the operations of OpKind, behind them: a wait for one that goes on by itself, and the launch
+// of several together.
+constexpr std::uint64_t noted_wait = 11, noted_batch = 12;
+
+// In the order of PATHS in layout.py.
+enum class Path : std::uint8_t { unknown, shared_memory, network, both, nccl, mpi, gloo };
 
 struct alignas(64) Entry {
   Word mark, call, count, group, place, entered, came, left;
@@ -35,7 +41,9 @@ struct Tally {
 // All that a worker has for it.
 struct Recording {
   static constexpr std::size_t entries_held = 1024, groups = 7;
+  static constexpr int most_passed = 16;  // operations under way that are spared in a row
   static constexpr std::uint64_t first_look = 1 << 16, last_look = std::uint64_t{1} << 31;  // ticks between two looks at both clocks
+  enum : std::uint64_t { failed, writing, inside, left };  // in an entry's mark
 
   alignas(64) Word begun;
   Word looks;  // odd while somebody writes the next four
@@ -52,6 +60,25 @@ struct Recording {
     first_time.store(last_time.load());
   }
 
+  // The number of an operation that begins, whose entry is its own from now on. Operations that are still under way
+  // keep theirs, however many have begun since.
+  std::uint64_t claim() {
+    std::uint64_t number = begun.fetch_add(1, std::memory_order_relaxed);
+    for (int passed = 0; passed < most_passed && is_inside(entries[number % entries_held]); ++passed) {
+      number = begun.fetch_add(1, std::memory_order_relaxed);
+    }
+    return number;
+  }
+
+  void look_if_due(std::uint64_t time) {
+    const std::uint64_t last = last_ticks.load(std::memory_order_relaxed);
+    const std::uint64_t span = (last - first_ticks.load(std::memory_order_relaxed)) / 8 + first_look;
+    if (time > last + (span < last_look ? span : last_look)) look();
+  }
+
+ private:
+  static bool is_inside(const Entry& entry) { return (entry.mark.load(std::memory_order_relaxed) & 3) == inside; }
+
   // Looks at both clocks, unless another thread does.
   void look() {
     std::uint64_t seen = looks.load(std::memory_order_relaxed);
@@ -61,82 +88,136 @@ struct Recording {
     last_time.store(time, std::memory_order_relaxed);
     looks.store(seen + 2, std::memory_order_release);
   }
+};
 
-  void look_if_due(std::uint64_t time) {
-    const std::uint64_t last = last_ticks.load(std::memory_order_relaxed);
-    const std::uint64_t span = (last - first_ticks.load(std::memory_order_relaxed)) / 8 + first_look;
-    if (time > last + (span < last_look ? span : last_look)) look();
+// What is known of an operation when it begins.
+struct Beginning {
+  std::uint64_t call;  // Call::summary(), or the like
+  std::uint64_t count, bytes, sequence;
+  Path path;
+  bool in_background;
+
+  static Beginning of(const Call& call, std::uint64_t sequence, Path path, bool in_background) {
+    return {call.summary(), call.count, call.count * size_of(call.dtype), sequence, path, in_background};
   }
 };
 
-// One group's part in it: its operations follow each other.
+// One group's part in it.
 class Recorder {
  public:
   Recorder() = default;
-  // Null: nothing is recorded.
-  Recorder(Recording* recording, std::size_t group) : recording_(recording), tally_(recording ? &recording->tallies[group % Recording::groups] : nullptr) {}
+  // Null: nothing is recorded. `place`: how many groups the process had before. `has_alone`: nobody else enters
+  // operations of the same kind of this group at the same time; those behind OpKind aside.
+  Recorder(Recording* recording, std::size_t place, std::uint32_t group, std::uint32_t ranks, bool has_alone = true)
+      : recording_(recording),
+        tally_(recording ? &recording->tallies[place < last ? place : last] : nullptr),
+        group_(group | static_cast<std::uint64_t>(ranks & 0xFFFFFF) << 32),
+        is_shared_(place >= last || !has_alone) {}
 
-  void enter(std::uint64_t sequence, const Call& call, std::uint32_t group, std::uint32_t ranks) {
-    if (recording_ == nullptr) return;
-    const std::uint64_t number = recording_->begun.fetch_add(1, std::memory_order_relaxed);
-    Entry& entry = recording_->entries[number % Recording::entries_held];
-    unwinding_ = std::uncaught_exceptions();
-    kind_ = static_cast<std::size_t>(call.kind);
-    bytes_ = call.count * size_of(call.dtype);
-    number_ = (number + 1) << 2;  // no mark is 0, that of an entry that was never used
+  bool is_on() const { return recording_ != nullptr; }
+
+ private:
+  friend class Recorded;
+  static constexpr std::size_t last = Recording::groups - 1;  // the tally of all groups from this one on
+
+  Recording* recording_ = nullptr;
+  Tally* tally_ = nullptr;
+  std::uint64_t group_ = 0;
+  bool is_shared_ = false;
+};
+
+// An operation under way: from enter() to leave() it has an entry, if anything is recorded.
+class Recorded {
+ public:
+  void enter(const Recorder& recorder, const Beginning& beginning) {
+    if (!recorder.is_on()) return;
+    recorder_ = &recorder;
+    number_ = recorder.recording_->claim();
+    Entry& entry = recorder.recording_->entries[number_ % Recording::entries_held];
+    kind_ = beginning.call & 0xFF;
+    bytes_ = beginning.bytes;
     came_ = 0;
     entered_ = ticks();
-    entry.mark.store(number_ | writing, std::memory_order_relaxed);
+    entry.mark.store(mark(Recording::writing), std::memory_order_relaxed);
     std::atomic_thread_fence(std::memory_order_release);
-    entry.call.store(call.summary(), std::memory_order_relaxed);
-    entry.count.store(call.count, std::memory_order_relaxed);
-    entry.group.store(group | static_cast<std::uint64_t>(ranks) << 32, std::memory_order_relaxed);
-    entry.place.store(sequence, std::memory_order_relaxed);
+    entry.call.store(beginning.call, std::memory_order_relaxed);
+    entry.count.store(beginning.count, std::memory_order_relaxed);
+    entry.group.store(recorder.group_ | static_cast<std::uint64_t>(beginning.path) << 56 |
+                          static_cast<std::uint64_t>(beginning.in_background) << 63,
+                      std::memory_order_relaxed);
+    entry.place.store(beginning.sequence, std::memory_order_relaxed);
     entry.entered.store(entered_, std::memory_order_relaxed);
     entry.came.store(0, std::memory_order_relaxed);
     entry.left.store(0, std::memory_order_relaxed);
-    entry.mark.store(number_ | inside, std::memory_order_release);
+    entry.mark.store(mark(Recording::inside), std::memory_order_release);
     entry_ = &entry;
   }
 
-  // All ranks of the group have entered; the first time counts.
+  // 1 + its number; 0 if it is none.
+  std::uint64_t number() const { return recorder_ != nullptr ? number_ + 1 : 0; }
+  bool is_under_way() const { return entry_ != nullptr; }
+
+  // All ranks of the group have entered; the first time counts. Of a message the other rank has.
   void all_came() {
+    if (entry_ != nullptr && came_ == 0) all_came(ticks());
+  }
+  // The same, which was known at that time, or before this rank entered.
+  void all_came(std::uint64_t time) {
     if (entry_ == nullptr || came_ != 0) return;
-    came_ = ticks();
+    came_ = time > entered_ ? time : entered_;
     if (is_own()) entry_->came.store(came_, std::memory_order_relaxed);
   }
 
-  void leave() {
+  // What was not known when it began.
+  void tell(std::uint64_t call, std::uint64_t count, std::uint64_t bytes, std::uint64_t sequence) {
+    if (entry_ == nullptr || !is_own()) return;
+    bytes_ = bytes;
+    entry_->mark.store(mark(Recording::writing), std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_release);
+    entry_->call.store(call, std::memory_order_relaxed);
+    entry_->count.store(count, std::memory_order_relaxed);
+    entry_->place.store(sequence, std::memory_order_relaxed);
+    entry_->mark.store(mark(Recording::inside), std::memory_order_release);
+  }
+
+  // It was refused before anything was begun.
+  void cancel() {
+    if (entry_ != nullptr && is_own()) entry_->mark.store(0, std::memory_order_relaxed);
+    entry_ = nullptr;
+  }
+
+  void leave(bool has_failed) {
     if (entry_ == nullptr) return;
-    const std::uint64_t time = ticks(), took = time - entered_;
-    const bool has_failed = std::uncaught_exceptions() > unwinding_;
+    const std::uint64_t time = ticks();
     if (is_own()) {
       entry_->left.store(time, std::memory_order_relaxed);
-      entry_->mark.store(number_ | (has_failed ? failed : left), std::memory_order_release);
+      entry_->mark.store(mark(has_failed ? Recording::failed : Recording::left), std::memory_order_release);
     }
     entry_ = nullptr;
-    if (!has_failed) count(took);
-    recording_->look_if_due(time);
+    if (!has_failed) count(time - entered_);
+    recorder_->recording_->look_if_due(time);
   }
 
  private:
-  enum : std::uint64_t { failed, writing, inside, left };
+  // No mark is 0, that of an entry that was never used.
+  std::uint64_t mark(std::uint64_t state) const { return (number_ + 1) << 2 | state; }
 
-  // An operation that takes long may be overwritten by those of other groups.
-  bool is_own() const { return entry_->mark.load(std::memory_order_relaxed) >> 2 == number_ >> 2; }
+  // Where very many are under way at a time they may overwrite each other.
+  bool is_own() const { return entry_->mark.load(std::memory_order_relaxed) >> 2 == number_ + 1; }
 
-  static void add(Word& word, std::uint64_t value) {
-    word.store(word.load(std::memory_order_relaxed) + value, std::memory_order_relaxed);
-  }
-
-  void count(std::uint64_t took) {
+  void count(std::uint64_t took) const {
     if (kind_ >= Tally::kinds) return;
-    Tally::Cell& cell = tally_->cells[kind_][width(bytes_, Tally::sizes)];
+    const bool is_shared = recorder_->is_shared_ || kind_ >= noted_wait;
+    const auto add = [is_shared](Word& word, std::uint64_t value) {
+      if (is_shared) word.fetch_add(value, std::memory_order_relaxed);
+      else word.store(word.load(std::memory_order_relaxed) + value, std::memory_order_relaxed);
+    };
+    Tally::Cell& cell = recorder_->tally_->cells[kind_][width(bytes_, Tally::sizes)];
     add(cell.calls, 1);
     add(cell.bytes, bytes_);
     add(cell.ticks, took);
     if (came_ != 0) add(cell.waited, came_ - entered_);
-    add(tally_->took[kind_][width(took, Tally::durations)], 1);
+    add(recorder_->tally_->took[kind_][width(took, Tally::durations)], 1);
   }
 
   static std::size_t width(std::uint64_t value, std::size_t limit) {
@@ -144,12 +225,9 @@ class Recorder {
     return bits < limit ? bits : limit - 1;
   }
 
-  Recording* recording_ = nullptr;
-  Tally* tally_ = nullptr;
-  Entry* entry_ = nullptr;  // of the operation under way
-  std::uint64_t number_ = 0, bytes_ = 0, entered_ = 0, came_ = 0;
-  std::size_t kind_ = 0;
-  int unwinding_ = 0;
+  const Recorder* recorder_ = nullptr;  // null: it never began
+  Entry* entry_ = nullptr;              // while it is under way
+  std::uint64_t number_ = 0, kind_ = 0, bytes_ = 0, entered_ = 0, came_ = 0;
 };
 
 }  // namespace torsh

@@ -99,6 +99,11 @@ struct Call {
            static_cast<std::uint64_t>(static_cast<std::uint32_t>(root)) << 32;
   }
 
+  // Of a message to or from that rank; less than 0 is unknown.
+  std::uint64_t summary_to(int peer) const {
+    return (summary() & 0xFFFFFFFF) | static_cast<std::uint64_t>(static_cast<std::uint32_t>(peer)) << 32;
+  }
+
   // The same with an array of so many bytes, to show where calls differ that are otherwise alike.
   Call of_size(std::size_t bytes) const {
     Call sized = *this;

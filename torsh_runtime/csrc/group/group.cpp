@@ -21,7 +21,57 @@ bool contains(const std::vector<int>& ranks, int rank) {
   return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
 }
 
+bool is_in_nodes(across::Strategy strategy) {
+  return strategy == across::Strategy::adaptive || strategy == across::Strategy::hierarchical;
+}
+
+// Which way the bytes of a group's collectives go.
+Path path_of(const Layout& layout) {
+  if (layout.num_nodes() == 1) return Path::shared_memory;
+  return layout.is_flat() ? Path::network : Path::both;
+}
+
+shm::Setup node_of(const GroupSetup& setup) {
+  shm::Setup node = setup.node;
+  node.path = path_of(setup.layout);
+  return node;
+}
+
 }  // namespace
+
+class Group::Wait {
+ public:
+  explicit Wait(Group& group) : recorder_(group.channel_.recorder()), in_background_(group.queue_.is_here()) {}
+  ~Wait() { recorded_.leave(std::uncaught_exceptions() > unwinding_); }
+  Wait(const Wait&) = delete;
+  Wait& operator=(const Wait&) = delete;
+
+  void enter(const Job& job) { enter(job.sequence(), job.entry(), -1); }
+  void enter(const Transfer& transfer) { enter(transfer.sequence(), transfer.entry(), transfer.peer()); }
+  // What it waits for may be known only now.
+  void tell(const Job& job) { tell(job.sequence(), job.entry(), -1); }
+  void tell(const Transfer& transfer) { tell(transfer.sequence(), transfer.entry(), transfer.peer()); }
+
+ private:
+  static std::uint64_t call(int peer) {
+    return noted_wait | static_cast<std::uint64_t>(static_cast<std::uint32_t>(peer)) << 32;
+  }
+  void enter(std::uint64_t sequence, std::uint64_t entry, int peer) {
+    recorded_.enter(recorder_, {call(peer), entry, 0, sequence, Path::unknown, in_background_});
+    sequence_ = sequence;
+  }
+  void tell(std::uint64_t sequence, std::uint64_t entry, int peer) {
+    if (sequence == sequence_) return;
+    recorded_.tell(call(peer), entry, 0, sequence);
+    sequence_ = sequence;
+  }
+
+  const Recorder& recorder_;
+  const bool in_background_;
+  const int unwinding_ = std::uncaught_exceptions();
+  Recorded recorded_;
+  std::uint64_t sequence_ = 0;
+};
 
 Group::Group(GroupSetup setup)
     : layout_(setup.layout),
@@ -29,9 +79,10 @@ Group::Group(GroupSetup setup)
       interrupted_(setup.interrupted),
       numbers_(setup.numbers),
       control_(control(setup)),
-      channel_(setup.node, hooks()),
+      channel_(node_of(setup), hooks()),
       messages_(messenger(setup)),
-      team_{layout_, channel_, *messages_, setup.strategy, setup.limits, {}, 0, 0, scratch_} {
+      team_{layout_, channel_, *messages_, setup.strategy, setup.limits, {}, 0, 0, scratch_,
+            {layout_, !is_in_nodes(setup.strategy)}} {
   watch_neighbours();
 }
 
@@ -69,6 +120,10 @@ std::unique_ptr<Messenger> Group::messenger(GroupSetup& setup) {
       made.streams[peer].push_back(std::make_unique<tcp::SocketStream>(std::move(setup.links[peer][lane])));
     }
   }
+  made.recorder = setup.node.recorder;
+  made.paths.assign(static_cast<std::size_t>(ranks_), Path::network);
+  for (const int peer : layout_.local()) made.paths[static_cast<std::size_t>(peer)] = Path::shared_memory;
+  if (!in_node()) made.paths[static_cast<std::size_t>(layout_.rank)] = layout_.is_flat() ? Path::network : Path::unknown;
   made.idling = [this] { return idling(); };
   made.threads_have_cpus = [this] { return channel_.threads_have_cpus(); };
   made.alarm = control_ ? control_->descriptor() : -1;
@@ -98,7 +153,9 @@ void Group::begin(std::optional<shm::Channel::Operation>& under_way, const Call&
 }
 
 across::Team& Group::team() {
-  team_.label = {.purpose = Purpose::collective, .tag = channel_.sequence(), .call = *call_};
+  const bool is_recorded = channel_.recorded().is_under_way();
+  team_.label = {.purpose = Purpose::collective, .tag = channel_.sequence(), .call = *call_, .is_recorded = is_recorded};
+  team_.attendance.begin();
   team_.deadline = channel_.deadline();
   team_.timeout = channel_.timeout();
   messages_->begin(team_.label);
@@ -145,19 +202,25 @@ void Group::check_message(int peer, const Label& label) {
   guarded_message(peer, label, [&] { channel_.check_abort(); });
 }
 
+Label Group::labelled(const Label& label) const {
+  Label found = label;
+  if (label.awaited == Awaited::at_once && queue_.is_here()) found.awaited = Awaited::on_queue;
+  return found;
+}
+
 TransferPtr Group::send(int peer, const Label& label, Piece data) {
   check_message(peer, label);
-  return messages_->send(peer, label, {data.data, data.bytes});
+  return messages_->send(peer, labelled(label), {data.data, data.bytes});
 }
 
 TransferPtr Group::receive(int peer, const Label& label, Piece room) {
   check_message(peer, label);
-  return messages_->receive(peer, label, {room.data, room.bytes});
+  return messages_->receive(peer, labelled(label), {room.data, room.bytes});
 }
 
 TransferPtr Group::take(int peer, const Label& label) {
   check_message(peer, label);
-  return messages_->take(peer, label);
+  return messages_->take(peer, labelled(label));
 }
 
 TransferPtr Group::probe(int peer, const Label& label, bool only_now) {
@@ -171,9 +234,12 @@ void Group::when_over(const TransferPtr& transfer, std::function<void()> then) {
 
 void Group::wait(const TransferPtr& transfer, double deadline, double timeout) {
   if (!transfer->done()) check_message(transfer->peer(), transfer->label());
+  Wait wait(*this);
+  if (transfer->label().awaited == Awaited::later && !transfer->over()) wait.enter(*transfer);
   guarded_message(transfer->peer(), transfer->label(), [&] {
     if (!is_over(transfer, deadline)) messages_->wait({&transfer, 1}, deadline, timeout);
   });
+  wait.tell(*transfer);
 }
 
 // Whether it is done in time; notes a wait that takes long, for who looks at the status page.
@@ -210,8 +276,12 @@ void Group::note_wait(const Transfer& transfer) {
 bool Group::wait_for(const TransferPtr& transfer, double until) {
   if (!transfer->done()) check_message(transfer->peer(), transfer->label());
   bool is_done = false;
+  Wait wait(*this);
+  const bool is_wait = transfer->label().awaited == Awaited::later && now() < until;
+  if (is_wait && !transfer->over()) wait.enter(*transfer);
   guarded_message(transfer->peer(), transfer->label(),
                   [&] { is_done = is_over(transfer, until); });
+  wait.tell(*transfer);
   return is_done;
 }
 
@@ -223,10 +293,14 @@ bool Group::wait_for(const JobPtr& job, double until) {
   channel_.check_fork();
   if (queue_.is_here() && !job->over()) throw bare(FailureKind::nested);
   const Queue::Awaiting here(queue_);
+  Wait wait(*this);
+  if (!job->over() && now() < until) wait.enter(*job);
   while (!job->wait_until(std::min(until, now() + nap))) {
     if (interrupted_()) throw Interrupted();
     if (now() >= until) return false;
+    wait.tell(*job);
   }
+  wait.tell(*job);
   return true;
 }
 

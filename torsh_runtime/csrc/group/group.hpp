@@ -108,10 +108,14 @@ class Group {
   bool is_within_run() const { return queue_.is_here(); }
 
  private:
+  // In the recording, a wait for an operation that goes on by itself.
+  class Wait;
+
   template <class Operation>
   void execute(const Call& call, const Operation& operation, double timeout, bool background) {
     std::optional<shm::Channel::Operation> under_way;
     begin(under_way, call, timeout, background);
+    if (background) queue_.note(channel_.sequence(), channel_.recorded().number());
     call_ = &call;
     guarded([&] { operation(*this); });
   }
@@ -154,6 +158,7 @@ class Group {
 
   bool is_over(const TransferPtr& transfer, double until);
   void note_wait(const Transfer& transfer);
+  Label labelled(const Label& label) const;
   void begin(std::optional<shm::Channel::Operation>& under_way, const Call& call, double timeout, bool background);
   void check_message(int peer, const Label& label);
   Idling idling() const;

@@ -67,6 +67,12 @@ JobPtr Queue::submit(std::function<void()> body) {
   return job;
 }
 
+void Queue::note(std::uint64_t sequence, std::uint64_t entry) {
+  if (!is_here()) return;
+  under_way_->sequence_.store(sequence, std::memory_order_relaxed);
+  under_way_->entry_.store(entry, std::memory_order_relaxed);
+}
+
 void Queue::close() {
   std::thread thread;
   {
@@ -87,7 +93,9 @@ void Queue::work() {
     const JobPtr job = std::move(jobs_.front());
     jobs_.pop_front();
     lock.unlock();
+    under_way_ = job.get();
     job->run();
+    under_way_ = nullptr;
     --pending_;  // before anybody can see that it is over: what comes next need not queue then
     job->finish();
     lock.lock();

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <cstdint>
 #include <deque>
 #include <exception>
 #include <functional>
@@ -23,6 +24,9 @@ class Job {
   void when_over(std::function<void()> then);
   // Throws what it ended with, if it ended badly. Only when it is over.
   void result() const;
+  // Of the last operation that it is of: its number in the group, and 1 + its number in the recording; 0 is unknown.
+  std::uint64_t sequence() const { return sequence_.load(std::memory_order_relaxed); }
+  std::uint64_t entry() const { return entry_.load(std::memory_order_relaxed); }
 
  private:
   friend class Queue;
@@ -34,6 +38,7 @@ class Job {
   std::vector<std::function<void()>> then_;
   std::exception_ptr error_;
   std::atomic<bool> over_{false};
+  std::atomic<std::uint64_t> sequence_{0}, entry_{0};
   std::mutex mutex_;
   std::condition_variable changed_;
 };
@@ -65,6 +70,8 @@ class Queue {
   };
   // The thread starts with the first job. After close() the job is carried out at once, by the caller.
   JobPtr submit(std::function<void()> body);
+  // Only for what that thread carries out: what its job is of.
+  void note(std::uint64_t sequence, std::uint64_t entry);
   // Returns when everything submitted is over and the thread has ended.
   void close();
 
@@ -78,6 +85,7 @@ class Queue {
   std::deque<JobPtr> jobs_;
   std::thread thread_;
   std::atomic<std::thread::id> worker_{};
+  Job* under_way_ = nullptr;  // that thread's
   bool closing_ = false;
 };
 

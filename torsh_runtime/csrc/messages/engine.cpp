@@ -17,6 +17,7 @@ Engine::Engine(MessengerSetup setup)
       process_(getpid()),
       box_(setup_.rank, static_cast<int>(setup_.streams.size())),
       listed_(setup_.streams.size()),
+      sent_(setup_.streams.size()),
       ended_(setup_.streams.size()) {
   if (!setup_.bell) throw std::invalid_argument("a messenger needs a bell");
   for (std::size_t peer = 0; peer < setup_.streams.size(); ++peer) {
@@ -55,6 +56,7 @@ TransferPtr Engine::send(int peer, const Label& label, std::span<const std::byte
   Lock lock = access();
   demand_alive(lock);
   Link& link = link_to(peer);
+  if (label.purpose != Purpose::collective) record(*transfer, ++sent_[static_cast<std::size_t>(peer)]);
   link.send(transfer);
   link.push();
   if (link.end() != nullptr) alarmed_ = true;
@@ -77,6 +79,18 @@ TransferPtr Engine::posted(TransferPtr receive) {
   return receive;
 }
 
+void Engine::record(Transfer& transfer, std::uint64_t sequence) {
+  if (!setup_.recorder.is_on()) return;
+  const Label& label = transfer.label();
+  const int peer = transfer.peer();
+  const Path path = setup_.paths[static_cast<std::size_t>(peer == any_source ? rank_ : peer)];
+  Beginning beginning = Beginning::of(label.call, sequence, path, label.awaited != Awaited::at_once);
+  beginning.call = label.call.summary_to(peer);
+  transfer.recorded_.enter(setup_.recorder, beginning);
+  transfer.entry_.store(transfer.recorded_.number(), std::memory_order_relaxed);
+  transfer.sequence_.store(sequence, std::memory_order_relaxed);
+}
+
 TransferPtr Engine::probe_now(int peer, const Label& label) {
   const auto transfer = std::make_shared<Transfer>(peer, label, Transfer::Kind::probe);
   Lock lock = access();
@@ -93,12 +107,14 @@ TransferPtr Engine::probe_now(int peer, const Label& label) {
 void Engine::post(Lock& lock, const TransferPtr& receive) {
   demand_alive(lock);
   if (receive->peer() != any_source) link_to(receive->peer());
+  if (receive->label().purpose != Purpose::collective && !receive->probing()) record(*receive, 0);
   try {
     box_.post(receive);
   } catch (const Failure& found) {
     die(found);
     demand_alive(lock);
   } catch (...) {  // no memory for what comes
+    receive->recorded_.leave(true);
     die(failure(FailureKind::aborted, rank_, receive.get()));
     tell(lock);
     throw;

@@ -73,6 +73,7 @@ class Engine {
   Link& link_to(int peer);
   TransferPtr posted(TransferPtr receive);
   void post(Lock& lock, const TransferPtr& receive);
+  void record(Transfer& transfer, std::uint64_t sequence);
   void demand_alive(Lock& lock);
   void rest(Lock& lock, double until);
   void settle();
@@ -105,6 +106,7 @@ class Engine {
   Postbox box_;
   std::vector<Link*> busy_;  // that something is to be written to, or read from, now
   std::vector<bool> listed_;  // there, by rank
+  std::vector<std::uint64_t> sent_;  // messages that are no collective's, by rank
   std::optional<Failure> failure_;
   bool untold_ = false;
   std::atomic<bool> alarmed_{false};  // somebody should look around at once

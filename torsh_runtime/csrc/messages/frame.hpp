@@ -18,7 +18,7 @@ enum class Purpose : std::uint8_t { user, collective, object };
 
 // In the byte order of the machine: a rank of another order is told by the magic number.
 struct Header {
-  static constexpr std::uint32_t valid_magic = 0x3148534D;  // with the version of the layout
+  static constexpr std::uint32_t valid_magic = 0x3248534D;  // with the version of the layout
   static constexpr std::uint64_t max_bytes = std::uint64_t{1} << 46;
   static constexpr std::size_t max_lanes = 255;
 
@@ -28,6 +28,7 @@ struct Header {
   std::uint16_t unused = 0;
   std::uint64_t tag = 0;
   std::uint64_t bytes = 0;
+  std::uint64_t seen = 0;  // of a collective's: who has entered it, see Attendance; 0 is unknown
   Call call{};
 
   // Whether a rank of this library can have sent it over a link of so many lanes.
@@ -39,7 +40,7 @@ struct Header {
     return purpose == Purpose::collective || bytes == call.count * size_of(call.dtype);
   }
 };
-static_assert(std::is_trivially_copyable_v<Header> && sizeof(Header) == 88);
+static_assert(std::is_trivially_copyable_v<Header> && sizeof(Header) == 96);
 
 // The part of a message that goes over one of its lanes.
 struct Part {

@@ -31,6 +31,7 @@ void Link::send(const TransferPtr& transfer) {
   header.tag = transfer->label().tag;
   header.bytes = transfer->data_.size();
   header.call = transfer->label().call;
+  header.seen = transfer->label().seen;
   for (std::size_t lane = 0; lane < lanes; ++lane) {
     const Part part = part_of(header.bytes, lane, lanes);
     const auto head = lane == 0 ? std::as_bytes(std::span(&header, 1)) : std::span<const std::byte>();

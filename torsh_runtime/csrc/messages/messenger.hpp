@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "common/failure.hpp"
+#include "common/recorder.hpp"
 #include "common/types.hpp"
 #include "messages/transfer.hpp"
 #include "transport/shm/bell.hpp"
@@ -40,6 +41,10 @@ struct MessengerSetup {
   std::function<Standing(int peer)> standing = [](int) { return Standing::present; };
   // Told once, by whichever thread finds out, why the group is dead; not after close().
   std::function<void(const Failure&)> failed = [](const Failure&) {};
+  // Where messages that are no collective's are noted, and by rank which way they go; in this rank's place, those from
+  // any source.
+  Recorder recorder;
+  std::vector<Path> paths;
 };
 
 class Engine;

@@ -58,6 +58,7 @@ void Postbox::post(const TransferPtr& receive) {
 
 void Postbox::arrive(const ArrivalPtr& arrival) {
   arrival->order = ++arrivals_;
+  if (arrival->header.purpose != Purpose::collective) arrival->sequence = ++box(arrival->peer).arrived;
   compare(*arrival);
   if (const TransferPtr receive = take_receiver(*arrival)) return join(receive, *arrival);
   Box& from = box(arrival->peer);
@@ -119,6 +120,7 @@ void Postbox::join(const TransferPtr& receive, Arrival& arrival) {
   }
   receive->header_ = arrival.header;
   receive->peer_.store(arrival.peer, std::memory_order_release);
+  receive->meet(arrival.sequence);
   arrival.receiver = receive;
   if (arrival.target == nullptr) arrival.target = receive->room_for(arrival.header.bytes);
   if (arrival.parts == 0) deliver(arrival);

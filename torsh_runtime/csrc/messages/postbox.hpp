@@ -19,6 +19,7 @@ struct Arrival {
   int peer;
   Header header;
   std::uint64_t order = 0;              // among all arrivals
+  std::uint64_t sequence = 0;           // among those of its sender that are no collective's, from 1 on
   unsigned parts = 0;                   // that have not come completely
   TransferPtr receiver;                 // none while nobody has asked for it
   std::byte* target = nullptr;          // where its bytes go; null: it has to wait outside
@@ -58,6 +59,7 @@ class Postbox {
     std::deque<TransferPtr> posted;
     std::list<ArrivalPtr> unexpected;
     std::size_t buffered = 0;
+    std::uint64_t arrived = 0;  // messages that are no collective's
   };
 
   // One of this rank's last collectives.

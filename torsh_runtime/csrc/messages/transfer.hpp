@@ -11,11 +11,15 @@
 #include <vector>
 
 #include "common/copy.hpp"
+#include "common/recorder.hpp"
 #include "messages/frame.hpp"
 
 namespace torsh {
 
 constexpr int any_source = -1;
+
+// Who waits for a message of the user: its caller at once, what the group's queue carries out at once, or somebody later.
+enum class Awaited : std::uint8_t { at_once, on_queue, later };
 
 // What a message is for, and what the sender, or the receiver, is doing: they must agree.
 struct Label {
@@ -23,6 +27,9 @@ struct Label {
   std::uint64_t tag = 0;  // the user's; a collective's sequence number
   Call call{};
   bool any_tag = false;  // of a receiver, whom messages of all tags suit
+  std::uint64_t seen = 0;  // of a collective's, if that is recorded: Header::seen
+  bool is_recorded = false;
+  Awaited awaited = Awaited::at_once;
 
   // Of the group's operations; 0 for a message of the user.
   std::uint64_t sequence() const { return purpose == Purpose::collective ? tag : 0; }
@@ -55,6 +62,12 @@ class Transfer {
   const Label& label() const { return label_; }
   // Of a receive, a take or a probe that is done: of the message that came.
   const Header& header() const { return header_; }
+  // The same of a collective's, which records that: when it was known to come, in ticks.
+  std::uint64_t met() const { return met_; }
+  // Its place in the recording: 1 + its number, 0 if it has none; and among those in its direction between the two
+  // ranks, from 1 on, 0 if that is not known. Any thread.
+  std::uint64_t entry() const { return entry_.load(std::memory_order_relaxed); }
+  std::uint64_t sequence() const { return sequence_.load(std::memory_order_relaxed); }
   // Of a take that is done: what came, once.
   std::unique_ptr<std::byte[]> content() { return std::move(content_); }
 
@@ -78,6 +91,16 @@ class Transfer {
       copy_bytes(room_.data(), buffer.get(), header_.bytes);
     }
   }
+  // The message is there, or comes; header_ says what it is.
+  void meet(std::uint64_t sequence) {
+    if (label_.is_recorded) met_ = ticks();
+    if (!recorded_.is_under_way()) return;
+    Call call = header_.call;
+    call.kind = OpKind::recv;
+    sequence_.store(sequence, std::memory_order_relaxed);
+    recorded_.tell(call.summary_to(peer()), call.count, header_.bytes, sequence);
+    recorded_.all_came();
+  }
   // What a probe looked for is there.
   void find(int peer, const Header& header) {
     header_ = header;
@@ -86,6 +109,7 @@ class Transfer {
   }
   void finish(State state) {
     if (over()) return;
+    recorded_.leave(state == State::failed);
     state_.store(state, std::memory_order_release);
     for (const auto& call : std::exchange(then_, {})) call();
   }
@@ -100,6 +124,9 @@ class Transfer {
   std::uint64_t order_ = 0;  // of a receive among all that were posted
   unsigned parts_ = 0;       // of a send, that are not yet written
   Header header_{};
+  Recorded recorded_;
+  std::uint64_t met_ = 0;
+  std::atomic<std::uint64_t> entry_{0}, sequence_{0};
   std::vector<std::function<void()>> then_;  // called once when it is over, with the engine's lock held
 };
 using TransferPtr = std::shared_ptr<Transfer>;

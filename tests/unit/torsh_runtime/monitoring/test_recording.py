@@ -105,6 +105,101 @@ def test_an_operation_that_nobody_else_calls_is_running_and_then_failed(pair: Pa
     assert last.left - last.entered >= 0.5
 
 
+def test_messages_are_noted_with_their_number_in_each_direction(pair: Pair) -> None:
+    one, other = pair.groups
+    for count in (3, 5):
+        one.send(np.ones(count), 1, 9, SOON, False)
+    other.recv(np.ones(3), 0, 9, SOON, False)
+    other.recv(np.ones(5), _native.ANY_SOURCE, None, SOON, False)
+    other.send_object(np.zeros(7, np.uint8), 0, 1, SOON, False)
+    one.take_object(1, 1, SOON, False)
+    sent, received = pair.read(0)[1:], pair.read(1)[1:]
+    expected = [("send", 1, 1, 3, 24), ("send", 1, 2, 5, 40), ("recv", 1, 1, 7, 7)]
+    assert list(map(message, sent)) == expected
+    expected = [("recv", 0, 1, 3, 24), ("recv", 0, 2, 5, 40), ("send", 0, 1, 7, 7)]
+    assert list(map(message, received)) == expected
+    for each in (*sent, *received):
+        told = (each.state, each.path, each.in_background, each.group, each.ranks)
+        assert told == ("done", "shared memory", False, 7, 2)
+        assert (each.came is not None) == (each.operation == "recv")
+    (counted,) = (
+        each for each in tallies_of(words_of(pair.memory[1])) if each.nbytes == 40
+    )
+    assert (counted.operation, counted.calls) == ("recv", 1)
+    assert 0 <= counted.waited <= counted.seconds
+
+
+def message(operation: Operation) -> tuple[object, ...]:
+    return (
+        operation.operation,
+        operation.root,
+        operation.sequence,
+        operation.elements,
+        operation.nbytes,
+    )
+
+
+def test_waits_say_what_is_waited_for(pair: Pair) -> None:
+    one, other = pair.groups
+    room = np.zeros(1)
+    coming = one.recv(room, 1, 0, SOON, True)
+    late = threading.Timer(0.1, other.send, (np.ones(1), 0, 0, SOON, False))
+    late.start()
+    assert coming.wait(None)
+    late.join(SOON)
+    reduced = one.all_reduce(room, ReduceOp.SUM, SOON, True)
+    late = threading.Timer(0.1, other.all_reduce, (np.ones(1), ReduceOp.SUM, SOON, False))
+    late.start()
+    assert reduced.wait(None)
+    late.join(SOON)
+    assert one.recv(room, 1, 1, SOON, True).wait(0.0) is False  # a look is no wait
+    received, for_message, operation, for_operation, _ = pair.read(0)[1:]
+    for wait, awaited in ((for_message, received), (for_operation, operation)):
+        assert (wait.operation, wait.state, wait.elements, wait.nbytes) == ("wait", "done", 0, 0)
+        assert (wait.awaited, wait.sequence) == (awaited.number, awaited.sequence)
+        assert awaited.in_background
+        assert not wait.in_background
+        assert wait.left is not None
+        assert awaited.left is not None
+        assert awaited.left <= wait.left
+    assert (for_message.root, for_operation.root) == (1, -1)
+    assert (received.sequence, operation.sequence) == (1, 1)
+
+
+def test_what_is_still_under_way_stays_whatever_begins(pair: Pair) -> None:
+    one, other = pair.groups
+    pending = one.recv(np.zeros(1), 1, 5, SOON, True)
+    for _ in range(2 * layout.ENTRIES):
+        one.send(np.zeros(1), 1, 0, SOON, False)
+        other.recv(np.zeros(1), 0, 0, SOON, False)
+    held = pair.read(0)
+    assert (held[0].operation, held[0].state, held[0].number) == ("recv", "running", 1)
+    assert len(held) == layout.ENTRIES
+    assert [each.sequence for each in held[-2:]] == [2 * layout.ENTRIES - 1, 2 * layout.ENTRIES]
+    other.send(np.zeros(1), 0, 5, SOON, False)
+    pending.wait(None)
+    assert pair.read(0)[0].number > 1
+
+
+def test_very_many_under_way_leave_room_for_later_ones(pair: Pair) -> None:
+    one, other = pair.groups
+    rooms = [one.recv(np.zeros(1), 1, 5, SOON, True) for _ in range(layout.ENTRIES + 50)]
+    one.send(np.zeros(1), 1, 0, SOON, False)
+    assert pair.read(0)[-1].operation == "send"
+    for _ in rooms:
+        other.send(np.zeros(1), 0, 5, SOON, False)
+    for each in rooms:
+        each.wait(None)
+    assert [each.state for each in pair.read(0)].count("running") == 0
+
+
+def test_a_message_that_fails_is_told(pair: Pair) -> None:
+    with pytest.raises(CommTimeout):
+        pair.groups[0].recv(np.zeros(1), 1, 0, 0.1, False)
+    last = pair.read(0)[-1]
+    assert (last.operation, last.state, last.root, last.sequence) == ("recv", "failed", 1, 0)
+
+
 def test_the_last_ones_are_held_and_all_are_counted(pair: Pair) -> None:
     calls = layout.ENTRIES + 100
 

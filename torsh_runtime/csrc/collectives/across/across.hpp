@@ -27,6 +27,7 @@
 // infinite where its sum is.
 #pragma once
 
+#include "collectives/across/attendance.hpp"
 #include "collectives/in_node/in_node.hpp"
 #include "collectives/layout.hpp"
 #include "collectives/scratch.hpp"
@@ -54,6 +55,7 @@ struct Team {
   Label label;            // of this operation's messages
   double deadline, timeout;
   Scratch& scratch;       // the group's
+  Attendance attendance;  // of this operation, if it is recorded
 };
 
 // What the user asked to be reduced, before it is cut into steps.

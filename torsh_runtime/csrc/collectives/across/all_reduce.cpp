@@ -81,6 +81,8 @@ void by_leaders(Team& team, const View& view, const Sum& sum, const Piece& data)
   if (view.shared()) in_node::reduce(team.local, within, data.data, data.bytes / within.element(), 0);
   if (view->index() == 0) between(team, view.column(0), sum, data);
   if (view.shared()) in_node::broadcast(team.local, data, 0);
+  // Whom the leader speaks for know it by the result, which comes as soon if it is small.
+  if (data.bytes <= team.limits.leader) team.local.all_came();
 }
 
 // Every rank speaks for its shard. Ranks beyond the smallest node's number have none.

@@ -99,6 +99,7 @@ void barrier(Team& team) {
     mail.wait(std::array{heard, mail.start_send(party.rank(party.own + distance), nothing)});
   }
   if (view.shared()) in_node::barrier(team.local);
+  team.local.all_came();
 }
 
 }  // namespace torsh::across

@@ -11,6 +11,25 @@ std::optional<Layout> flattened(const Team& team) {
 
 }  // namespace
 
+void Mail::tell_attendance() {
+  if (!team_.local.recorded().is_under_way()) return;
+  meet_neighbours();
+  team_.label.seen = team_.attendance.known();
+}
+
+void Mail::note_attendance(std::span<const TransferPtr> transfers) {
+  for (const TransferPtr& each : transfers) {
+    if (each->sending() || team_.attendance.is_complete()) continue;
+    team_.attendance.hear(each->header().seen, each->met());
+    meet_neighbours();
+    if (team_.attendance.is_complete()) team_.local.all_came(team_.attendance.time());
+  }
+}
+
+void Mail::meet_neighbours() {
+  if (const std::uint64_t time = team_.local.neighbours_came()) team_.attendance.meet_neighbours(time);
+}
+
 View::View(const Team& team) : flat_(flattened(team)), layout_(flat_ ? *flat_ : team.layout) {}
 
 Party View::column(int index) const {

@@ -58,12 +58,16 @@ class Mail {
   // The bytes must stay until flush().
   void send(int peer, const Piece& data) { sent_.push_back(start_send(peer, data)); }
   TransferPtr start_send(int peer, const Piece& data) {
+    tell_attendance();
     return team_.messages.send(peer, team_.label, {data.data, data.bytes});
   }
   TransferPtr receive(int peer, const Piece& room) {
     return team_.messages.receive(peer, team_.label, {room.data, room.bytes});
   }
-  void wait(std::span<const TransferPtr> transfers) { team_.messages.wait(transfers, team_.deadline, team_.timeout); }
+  void wait(std::span<const TransferPtr> transfers) {
+    team_.messages.wait(transfers, team_.deadline, team_.timeout);
+    if (team_.local.recorded().is_under_way()) note_attendance(transfers);
+  }
   void wait(const TransferPtr& transfer) { wait({&transfer, 1}); }
   // Until all that was sent may be changed again.
   void flush() {
@@ -72,6 +76,10 @@ class Mail {
   }
 
  private:
+  void tell_attendance();
+  void note_attendance(std::span<const TransferPtr> transfers);
+  void meet_neighbours();
+
   Team& team_;
   std::vector<TransferPtr> sent_;
 };

@@ -37,6 +37,7 @@ Channel::Channel(const Setup& setup, Hooks hooks)
       hooks_(std::move(hooks)),
       progress_(setup.progress != nullptr ? setup.progress : &unseen_),
       recorder_(setup.recorder),
+      path_(setup.path),
       group_(setup.group),
       world_(setup.world),
       cpus_(allowed_cpus(segment_.area(rank_).own.cpus)),
@@ -56,7 +57,7 @@ Channel::Operation::Operation(Channel& channel, const Call& call, double timeout
   channel.check_fork();
   if (!channel.busy_.try_lock()) acquire(timeout);
   try {
-    channel.begin(call, timeout);
+    channel.begin(call, timeout, background);
   } catch (...) {
     channel.busy_.unlock();
     throw;
@@ -67,7 +68,7 @@ Channel::Operation::Operation(Channel& channel, const Call& call, double timeout
 }
 
 Channel::Operation::~Operation() {
-  channel_.recorder_.leave();
+  channel_.recorded_.leave(std::uncaught_exceptions() > unwinding_);
   channel_.progress_->leave(channel_.sequence_.load(std::memory_order_relaxed));
   channel_.owner_.store(std::thread::id(), std::memory_order_relaxed);
   channel_.busy_.unlock();
@@ -119,7 +120,7 @@ int Channel::cpus_by_quota() {
   return static_cast<int>(least);
 }
 
-void Channel::begin(const Call& call, double timeout) {
+void Channel::begin(const Call& call, double timeout, bool background) {
   if (closed_.load(std::memory_order_relaxed)) throw bare(FailureKind::closed);
   check_abort();
   timeout_ = timeout;
@@ -130,13 +131,16 @@ void Channel::begin(const Call& call, double timeout) {
   const std::uint64_t sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
   segment_.area(rank_).own.sequence.store(sequence, std::memory_order_release);
   progress_->enter(sequence, call, group_, world_);
-  recorder_.enter(sequence, call, group_, world_);
+  neighbours_came_ = ranks_ == 1;
+  recorded_.enter(recorder_, Beginning::of(call, sequence, path_, background));
 }
 
 // A round in which this rank has waited for all others is over.
 void Channel::pass_round() {
   passed_ = round_;
-  if (static_cast<std::uint32_t>(ranks_) == world_) recorder_.all_came();  // of other nodes it is not known
+  if (!recorded_.is_under_way()) return;
+  if (static_cast<std::uint32_t>(ranks_) == world_) recorded_.all_came();
+  else if (neighbours_came_ == 0) neighbours_came_ = ticks();
 }
 
 double Channel::deadline() {

@@ -9,6 +9,7 @@
 // A flag's line is written again num_flags_ rounds later, when all have posted a flag after it.
 #pragma once
 
+#include <exception>
 #include <functional>
 #include <mutex>
 #include <optional>
@@ -41,7 +42,7 @@ struct Hooks {
 
 // What a channel is made of. `names` are the group's numbers of its ranks, ascending; `pids` their
 // processes. `progress`, which must outlive the channel, is where it notes what it does, as the
-// group of this number; null is nowhere. `recorder` keeps all operations.
+// group of this number; null is nowhere. `recorder` keeps all operations, whose bytes go by `path`.
 struct Setup {
   std::shared_ptr<std::byte> memory;  // the segment's
   int rank;
@@ -49,6 +50,7 @@ struct Setup {
   Tuning tuning;
   Progress* progress = nullptr;
   Recorder recorder;
+  Path path = Path::unknown;
   std::uint32_t group = 0;
   std::uint32_t world = 0;  // ranks of the whole group
   int neighbours = 0;       // ranks on this machine, which share its processors
@@ -78,6 +80,13 @@ class Channel {
   // When the operation under way has to be over, as of now().
   double deadline();
   double timeout() const { return timeout_; }
+  // Of the operation under way, for the recording: since when all ranks of this node are known to have entered it, in
+  // ticks, 0 if they are not; and that all of the group have, as was known at that time.
+  std::uint64_t neighbours_came() const { return neighbours_came_; }
+  const Recorder& recorder() const { return recorder_; }
+  const Recorded& recorded() const { return recorded_; }
+  void all_came(std::uint64_t time) { recorded_.all_came(time); }
+  void all_came() { recorded_.all_came(); }
 
   // Says that this rank is about to call the next operation. Whether all the others have said so, or
   // begun it, within so many seconds: then it needs no more of anybody's program.
@@ -97,6 +106,7 @@ class Channel {
     void acquire(double timeout);
 
     Channel& channel_;
+    const int unwinding_ = std::uncaught_exceptions();
   };
 
   // Posts, with at most tiny_bytes of payload, and waits for everybody. Throws Failure or
@@ -181,7 +191,7 @@ class Channel {
  private:
   int cpus_by_quota();
   int ranks_by_cache();
-  void begin(const Call& call, double timeout);
+  void begin(const Call& call, double timeout, bool background);
   Flag& flag(int peer, std::uint64_t round) { return segment_.flags(peer)[round & (num_flags_ - 1)]; }
   void begin_round(std::uint32_t ahead = 0);
   void pass_round();
@@ -242,7 +252,10 @@ class Channel {
   const Hooks hooks_;
   Progress unseen_;
   Progress* const progress_;
-  Recorder recorder_;  // of the operation under way
+  const Recorder recorder_;
+  const Path path_;
+  Recorded recorded_;  // the operation under way
+  std::uint64_t neighbours_came_ = 0;
   const std::uint32_t group_, world_;
   std::timed_mutex busy_;  // held by the operation under way
   std::atomic<std::thread::id> owner_{};  // the thread of that operation

@@ -1,0 +1,200 @@
+"""What groups note in the recording of operations (torsh_runtime/monitoring) beside the compiled
+groups' own operations: those of other libraries, launches of several together, and who is in a
+group."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Final
+
+from torsh_runtime.backends.base import PremulSum, Reduce, ReduceOp
+from torsh_runtime.errors import BackendUnavailable
+from torsh_runtime.monitoring.layout import PATHS, RECORDED
+from torsh_runtime.monitoring.notes import Group, ranges
+from torsh_runtime.monitoring.recording import Recording, own_recording
+from torsh_runtime.status import DTYPES, number_of
+
+DEFAULT: Final = "default"
+"""The title of the default group."""
+_BYTES: Final = DTYPES.index("uint8")
+_DTYPES: Final = {name: number for number, name in enumerate(DTYPES)}
+_KINDS: Final = {name: number for number, name in enumerate(RECORDED)}
+
+
+def opened() -> Recording | None:
+    """This process's recording, to which the compiled library may write; None if nothing is
+    recorded, or there is no such library."""
+    recording = own_recording()
+    if recording is not None and not recording.is_open:
+        with suppress(BackendUnavailable):
+            from torsh_runtime.backends.native.compiled import _native
+
+            _native.open_recording(recording.memory)
+            recording.is_open = True
+    return recording if recording is not None and recording.is_open else None
+
+
+def note_group(name: str, size: int, ranks: Sequence[int]) -> None:
+    """Tell who is in the group of this name: ranks of the job, () if that is unknown."""
+    recording = own_recording()
+    if recording is not None:
+        recording.notebook.name_group(Group(number_of(name), size, "", ranges(ranks)))
+
+
+def note_title(name: str, title: str) -> None:
+    """Tell people's own name of the group of this name, such as the axis of a mesh."""
+    recording = own_recording()
+    if recording is not None and title:
+        recording.notebook.title_group(number_of(name), title)
+
+
+class GroupRecorder:
+    """Notes the operations of one group. Any thread; forks note nothing."""
+
+    def __init__(self, recording: Recording, place: int, name: str, size: int, path: str) -> None:
+        """`path`: one of PATHS, "" if that is unknown."""
+        from torsh_runtime.backends.native.compiled import _native
+
+        number, way = number_of(name), PATHS.index(path) + 1 if path else 0
+        self._native = _native
+        self._made = _native.LibraryRecorder(recording.memory, place, number, size, way)
+        self._messages: Counter[tuple[str, int]] = Counter()
+        self._batches = 0
+
+    @classmethod
+    def of(cls, name: str, size: int, path: str) -> GroupRecorder | None:
+        """For a group of a library; None if nothing is recorded."""
+        recording = opened()
+        return None if recording is None else cls(recording, recording.next_place(), name, size, path)
+
+    @classmethod
+    def of_batches(cls, name: str, size: int) -> GroupRecorder | None:
+        """For what several operations of a group have in common."""
+        recording = opened()
+        return None if recording is None else cls(recording, 0, name, size, "")
+
+    def enter(
+        self,
+        operation: str,
+        arrays: object,
+        sequence: int,
+        root: int = -1,
+        op: Reduce = ReduceOp.SUM,
+        in_background: bool = False,
+    ) -> NotedOperation:
+        """An operation of `arrays`, one or a list, begins."""
+        dtype, count, nbytes = _measured(arrays)
+        reduction = ReduceOp.PREMUL_SUM if isinstance(op, PremulSum) else op
+        return NotedOperation(
+            self,
+            operation,
+            self._native.LibraryOperation(
+                self._made,
+                _KINDS[operation],
+                dtype,
+                int(reduction),
+                root,
+                count,
+                nbytes,
+                sequence,
+                in_background,
+            ),
+            sequence,
+            in_background,
+        )
+
+    def enter_message(
+        self, operation: str, array: object, peer: int | None, in_background: bool
+    ) -> NotedOperation:
+        """One to or from a rank begins; None: from whichever. Libraries do not tell which message
+        it is: those of a direction are counted in the order of their calls."""
+        root = -1 if peer is None else peer
+        number = 0 if peer is None else self.count(operation, peer)
+        return self.enter(operation, array, number, root, in_background=in_background)
+
+    def count(self, operation: str, peer: int) -> int:
+        """The number of one more message."""
+        self._messages[operation, peer] += 1
+        return self._messages[operation, peer]
+
+    def enter_wait(self, awaited: NotedOperation) -> Any:
+        """Somebody waits for that; leave(has_failed) ends it."""
+        return self._native.LibraryOperation(
+            self._made, _KINDS["wait"], 0, 0, -1, awaited.entry, 0, awaited.sequence, False
+        )
+
+    @contextmanager
+    def batch(self, count: int) -> Iterator[None]:
+        """So many operations are launched together."""
+        self._batches += 1
+        entry = self._native.LibraryOperation(
+            self._made, _KINDS["batch"], 0, 0, -1, count, 0, self._batches, False
+        )
+        try:
+            yield
+        except BaseException:
+            entry.leave(True)
+            raise
+        entry.leave(False)
+
+
+class NotedOperation:
+    """One that was begun."""
+
+    def __init__(
+        self,
+        recorder: GroupRecorder,
+        operation: str,
+        entry: Any,
+        sequence: int,
+        in_background: bool,
+    ) -> None:
+        self._recorder = recorder
+        self._operation = operation
+        self._entry = entry
+        self.sequence = sequence
+        self.in_background = in_background
+        self.entry: int = entry.entry
+
+    def leave(self, has_failed: bool, source: int | None = None) -> None:
+        """It is over. source: where a message came from that was received from whichever rank."""
+        if source is not None and not self.sequence and self._operation == "recv":
+            self.sequence = self._recorder.count("recv", source)
+            self._entry.tell(source, self.sequence)
+        self._entry.leave(has_failed)
+
+    def cancel(self) -> None:
+        """It was refused before it began: it is none."""
+        self._entry.cancel()
+
+    @contextmanager
+    def waited_for(self) -> Iterator[None]:
+        """A block in which somebody waits for it, who did not when it began."""
+        if not self.in_background:
+            yield
+            return
+        wait = self._recorder.enter_wait(self)
+        try:
+            yield
+        except BaseException:
+            wait.leave(True)
+            raise
+        wait.leave(False)
+
+
+def _measured(arrays: object) -> tuple[int, int, int]:
+    """Number of the dtype, elements and bytes; bytes are counted of what has no dtype that is
+    known, 0 of what is no array at all."""
+    if isinstance(arrays, list | tuple):
+        each = [_measured(array) for array in arrays]
+        kind = each[0][0] if each else _BYTES
+        return kind, sum(count for _, count, _ in each), sum(nbytes for *_, nbytes in each)
+    array: Any = arrays
+    name = str(getattr(array, "dtype", "")).removeprefix("torch.")
+    nbytes = getattr(array, "nbytes", 0)
+    if name not in _DTYPES:
+        return _BYTES, nbytes, nbytes
+    count = array.numel() if hasattr(array, "numel") else array.size
+    return _DTYPES[name], count, nbytes
