@@ -67,7 +67,9 @@ class GroupRecorder:
     def of(cls, name: str, size: int, path: str) -> GroupRecorder | None:
         """For a group of a library; None if nothing is recorded."""
         recording = opened()
-        return None if recording is None else cls(recording, recording.next_place(), name, size, path)
+        if recording is None:
+            return None
+        return cls(recording, recording.next_place(), name, size, path)
 
     @classmethod
     def of_batches(cls, name: str, size: int) -> GroupRecorder | None:

@@ -79,8 +79,8 @@ def new_group(
     no difference. Members that make several groups of the same ranks make them in the same order.
 
     timeout, backend: as in init_process_group; None is the default group's. pg_options must be
-    None; group_desc is what torshctl calls the group. device_id: as in init_process_group. sort_ranks: False
-    numbers the group's ranks in the order of `ranks`.
+    None; group_desc is what torshctl calls the group. device_id: as in init_process_group.
+    sort_ranks: False numbers the group's ranks in the order of `ranks`.
 
     Raises ConfigError, BackendUnavailable, and CommTimeout naming members that did not come.
     """

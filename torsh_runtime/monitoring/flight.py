@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
-from torsh_runtime.monitoring.layout import Operation
+from torsh_runtime.monitoring.layout import MESSAGES, NO_OPERATIONS, Operation
+from torsh_runtime.monitoring.unmatched import unmatched
 
 Records = Mapping[int, Sequence[Operation]]
 """Each rank's last operations, in the order in which they began."""
+Members = Mapping[int, Sequence[int]]
+"""By number of a group its ranks of the job, in the group's order, as far as they are known."""
+_NO_MEMBERS: Members = MappingProxyType({})
 
 
 class Suspicion(NamedTuple):
@@ -31,16 +36,24 @@ class Suspicion(NamedTuple):
     called nothing there."""
 
 
-def suspicions(records: Records) -> list[Suspicion]:
+def suspicions(records: Records, members: Members = _NO_MEMBERS) -> list[Suspicion]:
     """What is out of step, the operation that has been waited in longest first.
 
     Ranks of which there is no record of a group may be no members of it: they are not suspected.
+    Nor are those that a message is for or from, if `members` tells of no such group.
     """
     found = []
     for group in sorted({each.group for held in records.values() for each in held}):
         of_group = {rank: _calls(held, group) for rank, held in records.items()}
         found += _of_group({rank: calls for rank, calls in of_group.items() if calls})
+    found += _of_messages(records, members)
     return sorted(found, key=lambda each: each.since)
+
+
+def _of_messages(records: Records, members: Members) -> Iterator[Suspicion]:
+    for rank, operation, peer in unmatched(records, members):
+        last = {peer: records[peer][-1]} if records[peer] else {}
+        yield _suspicion("missing", [peer], operation, {rank: operation}, [rank], last)
 
 
 def _calls(held: Sequence[Operation], group: int) -> dict[int, Operation]:
@@ -49,7 +62,7 @@ def _calls(held: Sequence[Operation], group: int) -> dict[int, Operation]:
     found: dict[int, Operation] = {}
     last = -1
     for each in held:
-        if each.group != group:
+        if each.group != group or each.operation in (*MESSAGES, *NO_OPERATIONS):
             continue
         if each.sequence <= last:
             found.clear()
@@ -113,15 +126,24 @@ def _call(operation: Operation) -> object:
     return same
 
 
+_ENDS = {"send": "to", "recv": "from", "wait": "with"}
+"""What the other rank of a message is to it."""
+
+
 def named(operation: Operation) -> str:
     """Such as "all_reduce(float32[8], SUM) #12 of group 1f"."""
-    words = [f"{operation.dtype}[{operation.elements}]"] if operation.operation != "barrier" else []
+    has_array = operation.operation not in ("barrier", *NO_OPERATIONS)
+    words = [f"{operation.dtype}[{operation.elements}]"] if has_array else []
+    if operation.operation == "batch":
+        words.append(f"{operation.elements} operations")
     if operation.operation in ("all_reduce", "reduce", "reduce_scatter"):
         words.append(operation.reduction)
     if operation.root >= 0:
-        words.append(f"root {operation.root}")
+        words.append(f"{_ENDS.get(operation.operation, 'root')} {operation.root}")
     group = f"group {operation.group:x}" if operation.group else "the default group"
-    return f"{operation.operation}({', '.join(words)}) #{operation.sequence} of {group}"
+    is_unknown = operation.operation in _ENDS and not operation.sequence
+    number = "" if is_unknown else f"#{operation.sequence} "
+    return f"{operation.operation}({', '.join(words)}) {number}of {group}"
 
 
 def in_words(suspicion: Suspicion, now: float | None = None) -> str:

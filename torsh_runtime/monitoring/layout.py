@@ -25,8 +25,8 @@ its recording. In words:
     entry   0  mark: 4 × (1 + the operation's number), + FAILED, WRITING, INSIDE or LEFT; 0: unused
             1  the call, as in the record of a status page (torsh_runtime/status.py), where root is
                the other rank of a message; operations are those of RECORDED
-            2  number of elements, of a list in all; of a batch, of operations; of a wait 1 + the number
-               of the operation that was waited for, 0 is unknown
+            2  number of elements, of a list in all; of a batch, of operations; of a wait 1 + the
+               number of the operation that was waited for, 0 is unknown
             3  number of the group (32 bits), its size (24 bits), 1 + its place in PATHS (7 bits; 0
                is unknown), whether a thread of the group's own carried it out (1 bit)
             4  number of the operation in its group; of a message in its direction between the two
@@ -101,8 +101,8 @@ class Operation(NamedTuple):
     """Size of the group."""
     sequence: int
     """Number of the operation in its group; 0 is the group's first meeting. Of a message its number
-    in its direction between the two ranks, from 1 on, which is 0 for a receiver as long as nothing
-    has come. Of a wait that of the operation that is waited for, 0 as long as that has not begun."""
+    in its direction between the two ranks, from 1 on; 0 for a receiver as long as nothing has come.
+    Of a wait that of the operation that is waited for, 0 as long as that has not begun."""
     state: str
     """running, done or failed."""
     entered: float

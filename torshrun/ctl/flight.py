@@ -8,8 +8,8 @@ from itertools import groupby
 
 import click
 
-from torsh_runtime.monitoring.flight import Records, in_words, named, suspicions
-from torsh_runtime.monitoring.layout import Operation
+from torsh_runtime.monitoring.flight import Members, Records, in_words, named, suspicions
+from torsh_runtime.monitoring.layout import MESSAGES, NO_OPERATIONS, Operation
 from torshrun.ctl.recorded import find
 
 SCHEMA = 1
@@ -18,18 +18,18 @@ _NOTHING = 1
 
 def show(place: str | None, last: int, *, as_json: bool) -> int:
     """Print it; the exit code. `last`: how many operations of each rank are shown in words."""
-    found = [(each.name, each.operations) for each in find(place)]
-    for name, records in found:
+    found = [(each.name, each.operations, each.members) for each in find(place)]
+    for name, records, members in found:
         if as_json:
-            click.echo(json.dumps(_as_json(name, records)))
+            click.echo(json.dumps(_as_json(name, records, members)))
         else:
-            click.echo("\n".join(_lines(name, records, last)))
-    return 0 if any(records for _, records in found) else _NOTHING
+            click.echo("\n".join(_lines(name, records, members, last)))
+    return 0 if any(records for _, records, _ in found) else _NOTHING
 
 
-def _lines(name: str, records: Records, last: int) -> Iterator[str]:
+def _lines(name: str, records: Records, members: Members, last: int) -> Iterator[str]:
     yield name
-    for each in suspicions(records):
+    for each in suspicions(records, members):
         yield f"  {in_words(each, 0.0)}"
     for rank, held in sorted(records.items()):
         if not held:
@@ -54,13 +54,13 @@ def _span(operation: Operation, until: float) -> str:
     return f"{(until - operation.entered) * 1e3:.3f} ms"
 
 
-def _as_json(name: str, records: Records) -> Mapping[str, object]:
+def _as_json(name: str, records: Records, members: Members) -> Mapping[str, object]:
     return {
         "schema": SCHEMA,
         "job": name,
         "suspicions": [
             {**each._asdict(), "operation": each.operation._asdict(), "last": _by_rank(each.last)}
-            for each in suspicions(records)
+            for each in suspicions(records, members)
         ],
         "groups": _groups(records),
         "ranks": {
@@ -74,11 +74,12 @@ def _by_rank(operations: Mapping[int, Operation]) -> Mapping[int, object]:
 
 
 def _groups(records: Records) -> Sequence[Mapping[str, object]]:
-    """Who was seen in each group, its size, and the first operation of it that is still held."""
+    """Who was seen in each group, its size, and the first collective of it that is still held."""
     seen = sorted(
         (each.group, rank, each.ranks, each.sequence)
         for rank, held in records.items()
         for each in held
+        if each.operation not in (*MESSAGES, *NO_OPERATIONS)
     )
     found = []
     for group, each in groupby(seen, key=lambda one: one[0]):

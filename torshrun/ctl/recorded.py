@@ -34,6 +34,13 @@ class Recorded(NamedTuple):
         """Of all nodes, by rank."""
         return {rank: held for dump in self.dumps for rank, held in dump.operations.items()}
 
+    @property
+    def members(self) -> Mapping[int, Sequence[int]]:
+        """Of the groups that all ranks tell of, by number."""
+        records = (record for dump in self.dumps for record in dump.records.values())
+        found = (group for record in records for group in record.groups)
+        return {group.number: group.members for group in found if group.members}
+
 
 def find(place: str | None) -> list[Recorded]:
     """Of a directory, the pid of a torshrun of this host, or (None) all of these. Unfit if there is

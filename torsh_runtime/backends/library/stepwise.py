@@ -127,8 +127,10 @@ class StepwiseBackend(Backend):
         try:
             work = self._begin(call, steps, timeout)
         except BaseException:
-            # What is refused, as arguments are, has not begun.
-            noted.leave(True) if self.failed else noted.cancel()
+            if self.failed:
+                noted.leave(True)
+            else:  # what is refused, as arguments are, has not begun
+                noted.cancel()
             raise
         if not isinstance(work, StepWork):
             noted.leave(False, work.source)

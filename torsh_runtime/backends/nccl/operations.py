@@ -75,7 +75,8 @@ class NcclOperations(StepwiseBackend):
                 nccl.reduce(wire, wire, how, root=root, stream=stream)
 
         finish = _finishing(reduction, values, wire) if root == self._rank else None
-        return self._collective("reduce", self._steps([values], begin, finish), timeout, async_op, array, root, op)
+        steps = self._steps([values], begin, finish)
+        return self._collective("reduce", steps, timeout, async_op, array, root, op)
 
     def broadcast(self, array: object, root: int, timeout: float, async_op: bool = False) -> Work:
         check_rank("root", root, self._world_size)

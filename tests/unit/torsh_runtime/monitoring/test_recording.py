@@ -6,9 +6,10 @@ import mmap
 import os
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -122,9 +123,7 @@ def test_messages_are_noted_with_their_number_in_each_direction(pair: Pair) -> N
         told = (each.state, each.path, each.in_background, each.group, each.ranks)
         assert told == ("done", "shared memory", False, 7, 2)
         assert (each.came is not None) == (each.operation == "recv")
-    (counted,) = (
-        each for each in tallies_of(words_of(pair.memory[1])) if each.nbytes == 40
-    )
+    (counted,) = (each for each in tallies_of(words_of(pair.memory[1])) if each.nbytes == 40)
     assert (counted.operation, counted.calls) == ("recv", 1)
     assert 0 <= counted.waited <= counted.seconds
 
@@ -139,19 +138,23 @@ def message(operation: Operation) -> tuple[object, ...]:
     )
 
 
+def when_waiting(pair: Pair, work: Any, then: Callable[[], object]) -> None:
+    """Wait for what rank 0 has begun, and call `then` when it waits."""
+    waiter = threading.Thread(target=work.wait, args=(None,))
+    waiter.start()
+    while not any(each.operation == "wait" and each.state == "running" for each in pair.read(0)):
+        assert waiter.is_alive()
+    then()
+    waiter.join(SOON)
+
+
 def test_waits_say_what_is_waited_for(pair: Pair) -> None:
     one, other = pair.groups
     room = np.zeros(1)
     coming = one.recv(room, 1, 0, SOON, True)
-    late = threading.Timer(0.1, other.send, (np.ones(1), 0, 0, SOON, False))
-    late.start()
-    assert coming.wait(None)
-    late.join(SOON)
+    when_waiting(pair, coming, lambda: other.send(np.ones(1), 0, 0, SOON, False))
     reduced = one.all_reduce(room, ReduceOp.SUM, SOON, True)
-    late = threading.Timer(0.1, other.all_reduce, (np.ones(1), ReduceOp.SUM, SOON, False))
-    late.start()
-    assert reduced.wait(None)
-    late.join(SOON)
+    when_waiting(pair, reduced, lambda: other.all_reduce(np.ones(1), ReduceOp.SUM, SOON, False))
     assert one.recv(room, 1, 1, SOON, True).wait(0.0) is False  # a look is no wait
     received, for_message, operation, for_operation, _ = pair.read(0)[1:]
     for wait, awaited in ((for_message, received), (for_operation, operation)):
