@@ -13,7 +13,7 @@ from typing import cast
 from torsh_runtime.backends.base import Backend
 from torsh_runtime.backends.configuring import StoreOfTurn, Turn, check_first
 from torsh_runtime.backends.native.network import secret_of
-from torsh_runtime.backends.recorder import DEFAULT, note_title
+from torsh_runtime.backends.recorder import DEFAULT
 from torsh_runtime.comm.choosing import backend_type
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.comm.session import Footing, Plan
@@ -36,7 +36,7 @@ class JobGroup(ProcessGroup):
         session = job.session(backend, partial(configured, job))
         super().__init__(backend, timeout, name=own, session=session)
         self._job = job
-        note_title(own, DEFAULT)
+        self.note_title(DEFAULT)
 
     @property
     def job(self) -> Job | LateJob:

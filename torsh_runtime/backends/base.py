@@ -168,6 +168,9 @@ class Backend(ABC):
     def note_as(self, name: str) -> None:  # noqa: B027  (others note what they do by themselves)
         """Note its operations in the recording from now on, as those of the group of this name."""
 
+    def note_title(self, title: str) -> None:  # noqa: B027  (of one rank nothing is recorded)
+        """Note in the recording what people call the group, such as the axis of a mesh."""
+
     @property
     def job_ranks(self) -> Sequence[int]:
         """Its ranks as the launched job numbers them, -1 for who is of another job; () where that

@@ -48,6 +48,10 @@ class ByDeviceBackend(Backend):
     def members(self) -> Sequence[Backend]:
         return self._members
 
+    def note_title(self, title: str) -> None:
+        for member in self.members:
+            member.note_title(title)
+
     @property
     def job_ranks(self) -> Sequence[int]:
         return self._host.job_ranks

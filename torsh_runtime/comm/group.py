@@ -91,6 +91,11 @@ class ProcessGroup:
         another job, () where that is not known."""
         return self._own_backend.job_ranks
 
+    def note_title(self, title: str) -> None:
+        """Note in the recording what people call it; "" is nothing."""
+        if title:
+            self._own_backend.note_title(title)
+
     @property
     def timeout(self) -> float:
         """Seconds that an operation may take."""

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from torsh_runtime.backends.base import BackendType
-from torsh_runtime.backends.recorder import note_title
 from torsh_runtime.backends.registry import is_available
 from torsh_runtime.comm.choosing import backend_type, by_device, check_no_options, use_device
 from torsh_runtime.comm.default import default_group, has_default_group
@@ -95,7 +94,7 @@ def new_group(
         kind,
         seconds(timeout, parent.timeout),
     )
-    note_title(made.name, group_desc or "")
+    made.note_title(group_desc or "")
     return made
 
 

@@ -32,6 +32,9 @@ class NonMember(ProcessGroup):
 
     _member = _other = _source = _one_per_rank = _only_at = _refuse
 
+    def note_title(self, title: str) -> None:
+        """Nothing is recorded of it here."""
+
     def close(self) -> None:
         """Nothing to leave."""
 

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from torsh_runtime.backends.base import BackendKind, BackendType, CommunicationStrategy
-from torsh_runtime.backends.recorder import note_title
 from torsh_runtime.comm.choosing import backend_type, by_device, get_default_backend_for_device
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import CommAborted, CommTimeout, ConfigError
@@ -149,7 +148,7 @@ class Groups:
         page = own_page()
         if page is not None and axis:
             page.note_axis(number_of(group.name), axis)
-        note_title(group.name, axis)
+        group.note_title(axis)
 
     def _metered(self, group: ProcessGroup) -> ProcessGroup:
         """The same, counted if that is wanted."""

@@ -10,7 +10,7 @@ from typing import ClassVar
 from torsh_runtime.backends.base import Backend, Reduce, ReduceOp
 from torsh_runtime.backends.library.news import Call, Cause, News
 from torsh_runtime.backends.library.steps import Steps, StepWork
-from torsh_runtime.backends.recorder import GroupRecorder
+from torsh_runtime.backends.recorder import GroupRecorder, note_title
 from torsh_runtime.backends.work import CompletedWork, Work
 from torsh_runtime.errors import CommError
 
@@ -40,9 +40,15 @@ class StepwiseBackend(Backend):
         self._under_way: set[StepWork] = set()
         self._look_every = max(_LOOK, _LOOK_PER_RANK * world_size)
         self._recorder: GroupRecorder | None = None
+        self._name = ""
 
     def note_as(self, name: str) -> None:
+        self._name = name
         self._recorder = GroupRecorder.of(name, self._world_size, str(self.type))
+
+    def note_title(self, title: str) -> None:
+        if self._recorder is not None:
+            note_title(self._name, title)
 
     @property
     def failed(self) -> bool:

@@ -28,6 +28,7 @@ from torsh_runtime.backends.native.settings import Settings
 from torsh_runtime.backends.native.shared import Sharing, own_part
 from torsh_runtime.backends.native.subgroups import meet_in_memory
 from torsh_runtime.backends.native.work import Caught, NativeWork
+from torsh_runtime.backends.recorder import note_title
 from torsh_runtime.backends.work import CompletedWork, Work
 from torsh_runtime.errors import (
     BackendUnavailable,
@@ -113,7 +114,7 @@ class NativeBackend(Backend):
                 abandon(store, meeting, local, error)
                 raise
         places = range(len(local))
-        node = Node(local, meeting.pids, meeting.neighbours, pool, places, peers)
+        node = Node(local, meeting.pids, meeting.neighbours, pool, places, peers, name)
         made = cls(group, callbacks, rank, world_size, node, settings, own)
         return made._met(store, deadline)
 
@@ -136,7 +137,8 @@ class NativeBackend(Backend):
             numbers = [self._node.peers.numbers[each] for each in ranks]
             met = Meeting(rank, [[*range(len(ranks))]], pids, self._node.neighbours, -1, numbers)
             peers, callbacks = peers_of(met), Callbacks()
-            node = Node(range(len(ranks)), pids, met.neighbours, pool, places, peers)
+            local = range(len(ranks))
+            node = Node(local, pids, met.neighbours, pool, places, peers, name)
             group = group_of(met, memory, len(ranks), self._settings, name, callbacks, peers)
             made = NativeBackend(group, callbacks, rank, len(ranks), node, self._settings)
         except BaseException as error:
@@ -160,6 +162,9 @@ class NativeBackend(Backend):
 
     def name_ranks(self, names: Sequence[str], axis: str) -> None:
         self._node.peers.names, self._node.peers.axis = names, axis
+
+    def note_title(self, title: str) -> None:
+        note_title(self._node.name, title)
 
     @property
     def job_ranks(self) -> Sequence[int]:

@@ -38,6 +38,8 @@ class Node(NamedTuple):
     """Their numbers there."""
     peers: Peers
     """All ranks of the group; its numbers are -1 for who is of another job."""
+    name: str
+    """The group's."""
 
 
 def settings_of(store: MeetingStore, rank: int) -> Settings:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d
 
 from torsh_runtime.backends.base import Backend
-from torsh_runtime.backends.recorder import DEFAULT, note_title
+from torsh_runtime.backends.recorder import DEFAULT
 from torsh_runtime.backends.single import SingleBackend
 from torsh_runtime.contract import WorkerEnv
 from torsh_runtime.errors import ConfigError
@@ -60,7 +60,7 @@ def create(
     if page is not None:
         page.note_initialised()
     if not given.global_ranks_in_group:
-        note_title(given.group_id, DEFAULT)
+        backend.note_title(DEFAULT)
     return kind(given.store, backend, seconds, overlap_backward=_on_several_nodes())
 
 

@@ -10,7 +10,6 @@ import torch
 from torch._C import _distributed_c10d
 
 from torsh_runtime.backends.base import Backend
-from torsh_runtime.backends.recorder import note_title
 from torsh_runtime.backends.work import FailedWork, Work
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import CommError
@@ -303,18 +302,14 @@ class TorshProcessGroup(Configurable, c10d.ProcessGroup):  # type: ignore[misc]
 
     def setGroupName(self, name: str) -> None:  # noqa: N802
         self._name = name
-        self._note_title()
 
     def getGroupDesc(self) -> str:  # noqa: N802
         return self._desc
 
     def setGroupDesc(self, desc: str) -> None:  # noqa: N802
         self._desc = desc
-        self._note_title()
-
-    def _note_title(self) -> None:
-        if self._desc not in (_UNDESCRIBED, _DEFAULT_DESC):
-            note_title(self._name, self._desc)
+        if desc not in ("", _UNDESCRIBED, _DEFAULT_DESC):
+            self._torsh.note_title(desc)
 
     group_name = property(getGroupName)
     group_desc = property(getGroupDesc)
