@@ -92,7 +92,15 @@ def test_who_never_entered_what_the_others_wait_in(job: Job) -> None:
 def test_all_records_are_there_after_sigkill(job: Job) -> None:
     err = job.run(
         """
+        from torshrun.health.recordings import read_recordings
+
+        def waiting():
+            records = read_recordings(os.environ["TORSH_STATUS_FILE"])[1]
+            return [held.operations[-1].sequence for held in records].count(1101)
+
         if rank == 1:
+            while waiting() < 2:
+                time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
         tr.all_reduce(array)
         """
