@@ -77,6 +77,8 @@ class WorkerEnv:
     """Where rank 0 serves the store if no agent does; "" is master_addr and master_port."""
     jax_coordinator_port: int = 0
     """TCP port on master_addr for rank 0's JAX coordinator; 0 is none."""
+    metrics_at: str = ""
+    """Where the agent serves its workers' metrics, as a URL; "" is nowhere."""
     ends_at: float | None = None
     """When the job's time on this node is over, on its monotonic clock; None: not known."""
 
@@ -139,6 +141,7 @@ class WorkerEnv:
             stack_file=environ.get("TORSH_STACK_FILE", ""),
             scratch=environ.get("TORSH_SCRATCH", ""),
             status_file=environ.get("TORSH_STATUS_FILE", ""),
+            metrics_at=environ.get("TORSH_METRICS_AT", ""),
             jax_coordinator_port=_jax_port(environ),
             ends_at=ends_at(environ),
         )
@@ -168,6 +171,7 @@ VARIABLES: Mapping[str, str] = {
     "TORSH_WORKER_SECRET": "secret",
     "TORSH_SCRATCH": "scratch",
     "TORSH_STATUS_FILE": "status_file",
+    "TORSH_METRICS_AT": "metrics_at",
 }
 """The variables and the fields that they carry; one whose field is "" is not set.
 

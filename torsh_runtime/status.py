@@ -100,6 +100,11 @@ class Page:
         """The worker is at this step; less than 0 is none."""
         self._words[STEP] = max(int(step) + 1, 0) % (1 << 64)
 
+    @property
+    def step(self) -> int | None:
+        """The step that was noted last; None is none."""
+        return self._words[STEP] - 1 if self._words[STEP] else None
+
     def note_place(self, place: str) -> None:
         """Where the worker stands in a mesh, such as "pp 1, tp 0"."""
         self._note_text(PLACE, place)

@@ -21,6 +21,7 @@ from torsh_runtime.checkpoint.reader import CheckpointReader
 from torsh_runtime.checkpoint.retention import Retention
 from torsh_runtime.checkpoint.saving import Save, Saver, outcome, said
 from torsh_runtime.errors import CheckpointError, ConfigError, TorshError
+from torsh_runtime.monitoring.marks import section
 from torsh_runtime.parallel.state import check_state, restore
 
 
@@ -94,6 +95,10 @@ class Checkpointer:
         """
         number = _step(step)
         self.wait()
+        with section("checkpoint.save"):
+            self._save(number, state, async_op)
+
+    def _save(self, number: int, state: Mapping[str, Any], async_op: bool) -> None:
         save = self._saver.begin(number, state, async_op)
         if async_op and self._apart is None:
             self._apart = self._ranks.apart()
@@ -103,7 +108,8 @@ class Checkpointer:
 
     def _finish(self, save: Save, is_to_be_written: bool) -> None:
         if is_to_be_written and self._apart is not None:
-            save.write(self._directory, self._apart, self._retention)
+            with section("checkpoint.write"):
+                save.write(self._directory, self._apart, self._retention)
         for path in save.retired:
             shutil.rmtree(path, ignore_errors=True)
         left = [f"{path} cannot be removed" for path in save.retired if path.exists()]
@@ -119,7 +125,8 @@ class Checkpointer:
         """Return when what was saved is on the disk. Raises what save() would have raised."""
         writing, self._writing = self._writing, None
         if writing is not None:
-            writing.wait()
+            with section("checkpoint.wait"):
+                writing.wait()
 
     def load(
         self, state: Mapping[str, Any] | None = None, step: int | None = None
@@ -139,7 +146,8 @@ class Checkpointer:
         self.wait()
         passed_over: list[str] = []
         for number, path in self._candidates(step):
-            outcome = self._try(path, dict(state or {}))
+            with section("checkpoint.load"):
+                outcome = self._try(path, dict(state or {}))
             if isinstance(outcome, dict):
                 return Loaded(number, path, outcome, tuple(passed_over))
             passed_over.append(outcome)

@@ -13,6 +13,7 @@ from torsh_runtime.backends.recorder import GroupRecorder
 from torsh_runtime.backends.work import Work
 from torsh_runtime.comm.timeouts import Timeout, seconds
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.monitoring.calls import own_calls
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,6 +52,7 @@ class ProcessGroup:
         self._configuring = Configuring()
         self._footing: Footing | None = None
         self._be(backend, ranks, name)
+        own_calls().add(self)
 
     def _be(self, backend: Backend, ranks: Sequence[int] | None, name: str) -> None:
         self._put(backend)
@@ -68,7 +70,12 @@ class ProcessGroup:
     def _show(self) -> None:
         """Let calls go where they are to go outside of intercepted()."""
         own, observe = self._own_backend, self._observe
-        self._backend = own if observe is None else observe(own)
+        self._backend = own_calls().seen(own if observe is None else observe(own))
+
+    def show_calls(self) -> None:
+        """Who looks at all calls of this process has changed."""
+        if not self._interceptor:  # at whose end it is done in any case
+            self._show()
 
     @property
     def rank(self) -> int:

@@ -9,6 +9,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from torsh_runtime.checkpoint.checkpointer import Checkpointer
 from torsh_runtime.checkpoint.ranks import Ranks
 from torsh_runtime.elastic.commits import Commits
+from torsh_runtime.monitoring.marks import section
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -72,7 +73,8 @@ class State:
         Raises CheckpointError on all ranks if one cannot keep what it has, or has too little
         memory for it: then the commit before stays.
         """
-        self._commits.commit(self._parts)
+        with section("elastic.commit"):
+            self._commits.commit(self._parts)
 
     def restore(self) -> bool:
         """Go back to the last commit; without one to the newest checkpoint, if there is a

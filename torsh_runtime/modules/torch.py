@@ -17,6 +17,7 @@ from torsh_runtime.comm.shared import empty_shared
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.integrations.torch import parts
 from torsh_runtime.integrations.torch.allocator import give_freed_memory_back, tune_allocator
+from torsh_runtime.integrations.torch.marking import mark_optimizers
 from torsh_runtime.integrations.torch.watched import watched_type
 from torsh_runtime.modules.base import Call, ModuleAdapter, Named, leaves, mapped
 from torsh_runtime.modules.parts import Part, Same
@@ -45,6 +46,7 @@ class TorchModule(ModuleAdapter[Tensor]):
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__(module)
         tune_allocator()
+        mark_optimizers()
 
     def parameters(self) -> Named[Tensor]:
         return [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]

@@ -46,6 +46,8 @@ from torsh_runtime.monitoring.layout import (
 
 KINDS = ("step", "begin", "end", "scalar")
 """A step begins, of the number `value`; a section begins, or ends; something has a value."""
+_PLACE_OF = {kind: place for place, kind in enumerate(KINDS)}
+_ident, _nanoseconds = threading.get_ident, time.monotonic_ns
 _VALUE, _BITS = struct.Struct("=d"), struct.Struct("=Q")
 _RANGES = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _ALL_RANGES = re.compile(rf"{_RANGES.pattern}(?:,{_RANGES.pattern})*")
@@ -111,25 +113,34 @@ class Notebook:
         """`memory` is a recording of RECORDING_BYTES, and must outlive this object."""
         self._words = memory.cast("B").cast("Q")
         self._bytes = memory.cast("B")
+        self._values = self._bytes.cast("d")
         self._numbers = itertools.count()
         self._names: dict[str, int] = {}
         self._threads: dict[int, int] = {}
         self._lock = threading.Lock()
         self._groups: dict[int, Group] = {}
 
-    def write(self, kind: str, name: str = "", value: float = 0.0) -> None:
-        """Note it now. A name is cut to 64 bytes; the 128th and all later ones become OTHER."""
+    def write(
+        self, kind: str, name: str = "", value: float = 0.0, thread: int | None = None
+    ) -> None:
+        """Note it now. A name is cut to 64 bytes; the 128th and all later ones become OTHER.
+
+        thread: whose note it is, by threading.get_ident(); None is the one that writes it.
+        """
         index = self._names.get(name)
         if index is None:
             index = self._take(name)
-        thread = self._thread()
+        ident = _ident() if thread is None else thread
+        place = self._threads.get(ident)
+        if place is None:
+            place = self._number(ident)
         number = next(self._numbers)
         start = FIRST_NOTE + number % NOTES * NOTE_WORDS
         words, mark = self._words, (number + 1) << 2
         words[start] = mark | WRITING
-        words[start + 1] = KINDS.index(kind) | index << 8 | thread << 24
-        words[start + 2] = time.monotonic_ns()
-        words[start + 3] = _BITS.unpack(_VALUE.pack(value))[0]
+        words[start + 1] = _PLACE_OF[kind] | index << 8 | place << 24
+        words[start + 2] = _nanoseconds()
+        self._values[start + 3] = value
         words[start] = mark | LEFT
         words[NOTES_BEGUN] = number + 1
 
@@ -169,9 +180,9 @@ class Notebook:
         self._words[NAMES_TAKEN] = place + 1
         return place
 
-    def _thread(self) -> int:
-        own = threading.get_ident()
-        return self._threads.setdefault(own, len(self._threads)) & 0xFFFF
+    def _number(self, ident: int) -> int:
+        with self._lock:
+            return self._threads.setdefault(ident, len(self._threads) & 0xFFFF)
 
     def _write_text(self, word: int, size: int, text: str) -> None:
         content = text.encode("utf-8", "replace")[:size]

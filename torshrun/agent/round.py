@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torsh_runtime.contract import WorkerEnv
 from torsh_runtime.errors import ConfigError
-from torshrun.config.job import LaunchConfig
+from torshrun.config.job import Address, LaunchConfig
 from torshrun.failure.memory import MemoryWatch
 from torshrun.health.pages import StatusPages
 from torshrun.health.recordings import Recordings
@@ -88,9 +88,18 @@ def first_worker(
         secret=secret,
         scratch=scratch,
         status_file=_status_file(scratch, place),
+        metrics_at=_metrics_at(config),
         jax_coordinator_port=place.jax_port,
         ends_at=ends_at,
     )
+
+
+def _metrics_at(config: LaunchConfig) -> str:
+    """A URL at which this node's agent serves metrics; "" if it does not."""
+    if config.metrics_port is None:
+        return ""
+    host, port = config.metrics_port
+    return f"http://{Address(host or '127.0.0.1', port)}/metrics"
 
 
 def _status_file(scratch: str, place: Place) -> str:

@@ -10,10 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 from torsh_runtime.events import Event
+from torsh_runtime.monitoring.pace import Pace
 from torshrun.agent import machine
 from torshrun.agent.diagnosis import Findings
 from torshrun.config.job import LaunchConfig
 from torshrun.health.pages import StatusPages
+from torshrun.live.pace import PaceReader
 from torshrun.live.snapshot import JobState, Snapshot
 from torshrun.live.status_line import render
 from torshrun.rendezvous.base import Place
@@ -45,6 +47,7 @@ class Telemetry:
             pids=(0,) * config.nproc_per_node,
             max_restarts=config.max_restarts,
         )
+        self._pace = PaceReader()
         self._is_seen = config.metrics_port is not None or pump.status_width > 0
         self._color = is_coloured(config.output, True, os.environ)
         with contextlib.ExitStack() as undo:
@@ -88,6 +91,7 @@ class Telemetry:
         if self._is_seen:
             self._refresh()
         if width := self._pump.status_width:
+            self._show(pace=self._read_pace())
             self._pump.set_status(render(self.latest, time.monotonic(), width, color=self._color))
 
     def close(self) -> None:
@@ -104,6 +108,14 @@ class Telemetry:
             output_bytes=self._pump.received,
             standbys=self._group.standbys.count if self._group.standbys else 0,
         )
+
+    def _read_pace(self) -> Pace | None:
+        """Of the worker that is least far."""
+        steps = self.latest.steps
+        known = [(step, rank) for rank, step in enumerate(steps) if step is not None]
+        least = min(known, default=(0, 0))[1]
+        has_file = self.pages is not None and self.status_file
+        return self._pace.read(self.status_file, least, time.monotonic()) if has_file else None
 
     def _show(self, **facts: Any) -> None:
         self.latest = replace(self.latest, **facts)

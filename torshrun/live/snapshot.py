@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
+from torsh_runtime.monitoring.pace import Pace
+
 JobState = Literal["starting", "running", "stopping", "restarting", "finished"]
 
 
@@ -26,6 +28,8 @@ class Snapshot:
     """The workers' process ids by local rank; 0 for one that does not run."""
     steps: tuple[int | None, ...] = ()
     """The last step that each worker reported, by local rank; None, or no entry, is unknown."""
+    pace: Pace | None = None
+    """That of the worker that is least far, if anybody looks; None is unknown."""
     first_rank: int = 0
     """The rank of local rank 0."""
     node_rank: int = 0

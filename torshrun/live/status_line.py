@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from torsh_runtime.monitoring.pace import Pace
 from torshrun.live.snapshot import Snapshot
 from torshrun.text import printable
 
@@ -51,13 +52,32 @@ def parts(snapshot: Snapshot, now: float) -> list[Part]:
         Part("torshrun", "1;36", 5),
         Part("" if snapshot.state == "running" else snapshot.state, "33", 1),
         Part(f"{snapshot.alive}/{snapshot.workers} workers", "33" if short else "32", 0),
-        Part("" if snapshot.step is None else f"step {snapshot.step:,}", "", 3),
+        Part(_step(snapshot.step, snapshot.pace), "", 3),
+        Part(_speed(snapshot.pace), "", 4),
         Part(f"round {snapshot.round}", "", 6),
         Part(f"{snapshot.num_nodes} nodes" if snapshot.num_nodes > 1 else "", "", 7),
         Part(f"{again} restart{'s' if again > 1 else ''}" if again else "", "33", 4),
         Part(elapsed(now - snapshot.started), "2", 2),
     ]
     return [part for part in said if part.text]
+
+
+def _step(step: int | None, pace: Pace | None) -> str:
+    """As in "step 120/1,000", of steps; else how far the bar of a loop is."""
+    if pace is not None and pace.total is not None:
+        done = step if pace.done is None else pace.done
+        return "" if done is None else f"step {done:,}/{pace.total:,}"
+    return "" if step is None else f"step {step:,}"
+
+
+def _speed(pace: Pace | None) -> str:
+    """As in "3.2 it/s, loss 0.42"."""
+    if pace is None:
+        return ""
+    said = [] if pace.per_second is None else [f"{pace.per_second:.3g} it/s"]
+    if "loss" in pace.scalars:
+        said.append(f"loss {pace.scalars['loss']:.3g}")
+    return ", ".join(said)
 
 
 def _columns(said: Sequence[Part]) -> int:

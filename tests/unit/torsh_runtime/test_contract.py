@@ -29,6 +29,7 @@ PLACE = WorkerEnv(
     stack_file="/tmp/stack",
     scratch="/tmp/scratch",
     status_file="/tmp/status",
+    metrics_at="http://127.0.0.1:9090/metrics",
     jax_coordinator_port=4001,
     ends_at=1234.5,
 )

@@ -20,6 +20,7 @@ from torsh_runtime.backends.configuring import (
 )
 from torsh_runtime.errors import ConfigError, StoreError
 from torsh_runtime.integrations.torch.store import TorchStore
+from torsh_runtime.monitoring.calls import own_calls
 
 c10d: Any = _distributed_c10d
 NO_RECONFIGURE = (
@@ -34,10 +35,11 @@ class Configurable:
 
     def __init__(self, store: Any, backend: Backend, timeout: float) -> None:
         self._store = store
-        self._torsh = backend
+        self._put(backend)
         self._timeout = timeout
         self._collectives = self._splits = 0
         self._configuring = Configuring()
+        own_calls().add(self)
 
     def rank(self) -> int:
         """This process's rank in the group."""
@@ -88,7 +90,7 @@ class Configurable:
         limit = self._timeout if timeout is None else timeout.total_seconds()
         plan = _Plan(store_addr, rank, world_size, quorum_id, global_ranks)
         self._configuring.change(
-            lambda: self._torsh,
+            lambda: self._own,
             self._put,
             self._count_anew,
             lambda turn, left: _configured(plan, turn, left),
@@ -110,7 +112,12 @@ class Configurable:
         self._collectives = self._splits = 0
 
     def _put(self, backend: Backend) -> None:
-        self._torsh = backend
+        self._own = backend
+        self.show_calls()
+
+    def show_calls(self) -> None:
+        """Who looks at all calls of this process has changed."""
+        self._torsh: Backend = own_calls().seen(self._own)
 
     def abort(self) -> None:
         """End all ranks' pending and later operations with CommAborted. From any thread; a
@@ -153,7 +160,8 @@ class _Configured(NamedTuple):
 
     def give(self, group: Any) -> None:
         """Put it in the group, and into torch's tables of groups."""
-        group._torsh, group._store = self.backend, self.store
+        group._put(self.backend)
+        group._store = self.store
         world = dist.distributed_c10d._world
         if group in world.pg_map:
             world.pg_map[group] = (world.pg_map[group][0], self.store)

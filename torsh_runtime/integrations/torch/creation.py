@@ -23,6 +23,7 @@ from torsh_runtime.integrations.torch.accelerate import check_accelerate
 from torsh_runtime.integrations.torch.allocator import tune_allocator
 from torsh_runtime.integrations.torch.configuring import NO_RECONFIGURE, meet
 from torsh_runtime.integrations.torch.group import TorshProcessGroup
+from torsh_runtime.integrations.torch.marking import mark_optimizers
 from torsh_runtime.integrations.torch.store import FreshKeys
 from torsh_runtime.status import own_page
 
@@ -54,6 +55,7 @@ def create(
         )
     seconds = given.timeout.total_seconds()
     tune_allocator()
+    mark_optimizers()
     functional.install()
     backend = _connect(given, seconds, _default() if parent is None else parent)
     page = own_page()

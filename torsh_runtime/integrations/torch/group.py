@@ -290,8 +290,8 @@ class TorshProcessGroup(Configurable, c10d.ProcessGroup):  # type: ignore[misc]
 
     def runtime_group(self) -> ProcessGroup:
         """A group of ours over the same backend: the operations of both are in one order."""
-        if self._ours is None or self._ours[0] is not self._torsh:  # configured anew
-            self._ours = self._torsh, ProcessGroup(self._torsh, self._timeout, name=self._name)
+        if self._ours is None or self._ours[0] is not self._own:  # configured anew
+            self._ours = self._own, ProcessGroup(self._own, self._timeout, name=self._name)
         return self._ours[1]
 
     def getBackendName(self) -> str:  # noqa: N802

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torsh_runtime.backends.base import ReduceOp
 from torsh_runtime.errors import ConfigError, GradientError
 from torsh_runtime.modules.base import ModuleAdapter
+from torsh_runtime.monitoring.marks import Span, own_marks, section
 from torsh_runtime.parallel.added import Added
 from torsh_runtime.parallel.agreement import texts_of_all
 from torsh_runtime.parallel.ddp.bucket import Bucket, Hook
@@ -28,6 +29,7 @@ class _Pass:
 
     def __init__(self, averages: bool) -> None:
         self.averages = averages
+        self.span: Span | None = None
         self.is_anchored = False  # its end is known from where it began
         self.is_queued = False  # the end of the innermost pass is awaited
         self.came: Counter[int] = Counter()  # in order of the last gradient of each
@@ -36,6 +38,11 @@ class _Pass:
         self.pending: list[tuple[Bucket, Any]] = []
         self.problems: list[str] = []
         self.is_past = False  # the model computed with other parameters than it was wrapped with
+
+    def end_span(self) -> None:
+        """It is over, for whoever looks at sections."""
+        if self.span is not None:
+            self.span.end()
 
 
 class Reducer:
@@ -150,6 +157,7 @@ class Reducer:
         if self._pass is None:
             self._passes += 1
             self._pass = _Pass(self._is_enabled and self._passes >= self._config.passes)
+            self._pass.span = Span("ddp.backward")
             if self._pass.averages:
                 self._open()
                 if not self._is_kept_for_the_end():
@@ -207,6 +215,12 @@ class Reducer:
         if self._pass is not ended:
             return
         self._pass = None
+        try:
+            self._finish(ended)
+        finally:
+            ended.end_span()
+
+    def _finish(self, ended: _Pass) -> None:
         for number in ended.came:
             self._used.pop(number, None)
             self._used[number] = None
@@ -221,6 +235,7 @@ class Reducer:
             self._used, self._passes = used, self._config.passes - 1
         else:
             self._buckets.give_back(used_somewhere)
+            own_marks().step_by(self)
 
     def _complete(self, ended: _Pass, used: dict[int, None]) -> set[int] | None:
         """Wait until all is averaged. The parameters that some rank has used; None if the pass
@@ -230,8 +245,9 @@ class Reducer:
         except GradientError:
             _leave(ended)
             raise
-        for bucket, pending in ended.pending:
-            self._take(bucket, pending.wait())
+        with section("ddp.wait"):
+            for bucket, pending in ended.pending:
+                self._take(bucket, pending.wait())
         if self._is_first and used_somewhere is not None:
             self._is_first = False
             self._usual = ended.came if self._config.static_graph else None
@@ -329,6 +345,7 @@ def _call_all(calls: Iterable[Callable[[], None]]) -> None:
 
 def _leave(ended: _Pass) -> None:
     """Wait until nobody writes to its buckets any more."""
+    ended.end_span()
     for _, pending in ended.pending:
         with suppress(Exception):  # the pass has failed already
             pending.wait()

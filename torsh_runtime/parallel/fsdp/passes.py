@@ -11,6 +11,7 @@ from typing import Any
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import CommMismatch, ConfigError, GradientError
 from torsh_runtime.modules.base import ModuleAdapter
+from torsh_runtime.monitoring.marks import Span, own_marks, section
 from torsh_runtime.parallel.added import Added
 from torsh_runtime.parallel.fsdp.config import BackwardPrefetch, FsdpConfig
 from torsh_runtime.parallel.fsdp.record import SAME_PARAMETERS, Record
@@ -54,6 +55,7 @@ class Passes:
         self._order: list[Unit] = []
         self._last_order: list[Unit] = []
         self._is_ending = False
+        self._span: Span | None = None
         self._under_way: list[Unit] = []
         self._record = Record()
         self._beginner: Unit | None = None
@@ -183,6 +185,7 @@ class Passes:
     def _void(self) -> None:
         """What came in a backward pass that was broken off counts for nothing."""
         self._is_ending = False
+        self._end_span()
         self._record = Record()
         self._under_way.clear()
         for unit in self.units:
@@ -252,6 +255,7 @@ class Passes:
     def _before_backward(self, unit: Unit) -> None:
         if not self._is_ending:
             self._is_ending = True
+            self._span = Span("fsdp.backward")
             self._adapter.at_end_of_backward(self._end)
         with self._in_step():
             for each in self.units:
@@ -295,20 +299,30 @@ class Passes:
             self._record.note_all(self.units.index(unit), numbers)
             self._under_way.append(unit)
         while len(self._under_way) > _MOST_UNDER_WAY:
-            self._under_way.pop(0).wait()
+            with section("fsdp.wait"):
+                self._under_way.pop(0).wait()
 
     def _end(self) -> None:
         self._is_ending = False
         if self._adapter.is_nested():
             return
-        with self._in_step():
-            self._complete()
+        try:
+            with self._in_step():
+                self._complete()
+        finally:
+            self._end_span()
+
+    def _end_span(self) -> None:
+        span, self._span = self._span, None
+        if span is not None:
+            span.end()
 
     def _complete(self) -> None:
         for unit in self.units:
             self._reduce(unit)
-        for unit in self._under_way:
-            unit.wait()
+        with section("fsdp.wait"):
+            for unit in self._under_way:
+                unit.wait()
         self._under_way.clear()
         for unit in self.units:
             unit.reshard()
@@ -325,6 +339,7 @@ class Passes:
             gradients = [each for unit in self.units for each in unit.gradients()]
             is_finite = all(map(self._adapter.is_finite, gradients))
             record.check_finite(is_finite, self._group)
+        own_marks().step_by(self)
 
     @contextmanager
     def _in_step(self) -> Iterator[None]:

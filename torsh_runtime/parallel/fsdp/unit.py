@@ -10,6 +10,7 @@ from typing import Any
 from torsh_runtime.backends.base import ReduceOp
 from torsh_runtime.errors import CommError
 from torsh_runtime.modules.base import ModuleAdapter
+from torsh_runtime.monitoring.marks import section
 from torsh_runtime.parallel.fsdp.flat import FlatParameter
 from torsh_runtime.parallel.fsdp.memory import Memory
 from torsh_runtime.parallel.fsdp.slot import Slot
@@ -118,11 +119,12 @@ class Unit:
         """Make it whole."""
         if self.is_whole:
             return
-        if not self._is_here:
-            for _, memory in self.laid:
-                memory.unshard()
-        for slot in self._slots:
-            slot.be_whole()
+        with section("fsdp.unshard"):
+            if not self._is_here:
+                for _, memory in self.laid:
+                    memory.unshard()
+            for slot in self._slots:
+                slot.be_whole()
         self.is_whole = self._is_here = True
 
     def show_own(self) -> None:
@@ -186,10 +188,11 @@ class Unit:
         numbers = sorted(self._came)
         self._came.clear()
         came = [self._trained[number] for number in numbers]
-        for _, memory in self.laid:
-            here = [slot for slot in came if slot.memory is memory]
-            if here:
-                self._finish(memory, here)
+        with section("fsdp.reduce"):
+            for _, memory in self.laid:
+                here = [slot for slot in came if slot.memory is memory]
+                if here:
+                    self._finish(memory, here)
         self._reduced += came
         return numbers
 

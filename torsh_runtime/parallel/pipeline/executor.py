@@ -11,6 +11,7 @@ from typing import Any
 
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import PipelineError
+from torsh_runtime.monitoring.marks import own_marks, section
 from torsh_runtime.parallel.pipeline.simulation import Span
 from torsh_runtime.parallel.pipeline.stage import HOLDS, LETS_GO, REDUCES, Stage
 from torsh_runtime.parallel.pipeline.table import Kind, Step, Table
@@ -82,9 +83,11 @@ class Executor:
             with self._blamed(step):
                 start = self._take(step, begun)
             self.spans.append(Span(step, start, time.perf_counter() - begun))
-        with self._blamed(row[-1]):
+        with self._blamed(row[-1]), section("pipeline.wait"):
             self._wire.end(self._wait_to_send)
         self._wait_no_more("")
+        if work.trains:
+            own_marks().step_by(self)
 
     def forget(self) -> None:
         """What was under way in a run that failed."""
@@ -101,12 +104,14 @@ class Executor:
         if kind is Kind.FORWARD:
             inputs = self._inputs(step)
             start = time.perf_counter() - begun
-            self._forward(stage, microbatch, inputs)
+            with section("pipeline.forward"):
+                self._forward(stage, microbatch, inputs)
         elif kind in (Kind.BACKWARD, Kind.INPUT):
             gradients = self._gradients(step)
             start = time.perf_counter() - begun
             back = stage.backward if kind is Kind.BACKWARD else stage.backward_inputs
-            self._send_back(stage, microbatch, back(microbatch, gradients))
+            with section("pipeline.backward"):
+                self._send_back(stage, microbatch, back(microbatch, gradients))
         else:
             start = time.perf_counter() - begun
             self._by_stage(stage, kind, microbatch)
@@ -114,7 +119,8 @@ class Executor:
 
     def _by_stage(self, stage: Stage, kind: Kind, microbatch: int) -> None:
         if kind is Kind.WEIGHT:
-            stage.weights(microbatch)
+            with section("pipeline.weights"):
+                stage.weights(microbatch)
             return
         names = {Kind.REDUCE: REDUCES, Kind.UNSHARD: HOLDS, Kind.RESHARD: LETS_GO}
         call: Callable[[], object] | None = getattr(stage.module, names[kind], None)
@@ -171,7 +177,8 @@ class Executor:
 
     def _receive(self, step: Step, message: Message) -> list[Any]:
         self._wait(f"waits for {_short(step)} of stage {message.sender}", message.sender)
-        values = self._wire.receive(message)
+        with section("pipeline.wait"):
+            values = self._wire.receive(message)
         self._wait_no_more(f"{_short(step)} of stage {step.stage}")
         return values
 

@@ -1,0 +1,121 @@
+"""Calls of collectives and messages, logged with their place in the program."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, cast
+from weakref import WeakSet
+
+from torsh_runtime.status import OPERATIONS
+
+LOGGER = "torsh_runtime.communication"
+_OURS = str(Path(__file__).parents[1]) + os.sep
+_OTHERS = (_OURS, f"{os.sep}torch{os.sep}", "<frozen")
+_COALESCED = "all_reduce_coalesced"
+Wrap = Callable[[Any], Any]
+Backend = TypeVar("Backend")
+
+
+class Observed(Protocol):
+    """A group whose calls go to what a function makes of its backend."""
+
+    def show_calls(self) -> None:
+        """Ask seen() anew."""
+
+
+class Calls:
+    """Who looks at the calls of this process's groups."""
+
+    def __init__(self) -> None:
+        self._groups: WeakSet[Observed] = WeakSet()
+        self._wrap: Wrap | None = None
+        self._lock = threading.Lock()
+
+    def add(self, group: Observed) -> None:
+        """One more group."""
+        with self._lock:
+            self._groups.add(group)
+
+    def seen(self, backend: Backend) -> Backend:
+        """The backend, or what stands for it as long as somebody looks."""
+        return backend if self._wrap is None else cast(Backend, self._wrap(backend))
+
+    def look(self, wrap: Wrap | None) -> None:
+        """Have all calls go to wrap(backend) from now on; None: no more."""
+        with self._lock:
+            self._wrap, groups = wrap, list(self._groups)
+        for group in groups:
+            group.show_calls()
+
+
+@cache
+def own_calls() -> Calls:
+    """Those of this process."""
+    return Calls()
+
+
+class CallLog:
+    """Logs all calls until it is stopped."""
+
+    def __init__(self, rank: int) -> None:
+        self._log = logging.getLogger(LOGGER)
+        self._level = self._log.level
+        self._handler: logging.Handler | None = None
+        if self._log.level == logging.NOTSET:
+            self._log.setLevel(logging.INFO)
+        if not self._log.hasHandlers():
+            self._handler = logging.StreamHandler()
+            self._handler.setFormatter(logging.Formatter(f"rank {rank}: %(message)s"))
+            self._log.addHandler(self._handler)
+        own_calls().look(lambda backend: _Logged(backend, self._log))
+
+    def stop(self) -> None:
+        """Log nothing any more."""
+        own_calls().look(None)
+        self._log.setLevel(self._level)
+        if self._handler is not None:
+            self._log.removeHandler(self._handler)
+
+
+class _Logged:
+    """Stands for a backend."""
+
+    def __init__(self, backend: Any, log: logging.Logger) -> None:
+        self._backend, self._log = backend, log
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._backend, name)
+        if name not in (*OPERATIONS, _COALESCED):
+            return value
+
+        def call(*given: Any, **named: Any) -> Any:
+            place, text = _place(), ", ".join(filter(None, map(_spelt, given)))
+            ranks = f"{self._backend.world_size} ranks"
+            self._log.info("%s(%s) of %s at %s", name, text, ranks, place)
+            return value(*given, **named)
+
+        setattr(self, name, call)  # the next call finds it at once
+        return call
+
+
+def _place() -> str:
+    """Where the program is in this thread: the innermost call that is not the library's own."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and any(each in frame.f_code.co_filename for each in _OTHERS):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_qualname}"
+
+
+def _spelt(argument: Any) -> str:
+    """An array, or a list of them, in a few words; "" for what tells nothing."""
+    if isinstance(argument, list | tuple) and argument and hasattr(argument[0], "dtype"):
+        return f"{len(argument)} arrays, {_spelt(argument[0])}"
+    if hasattr(argument, "dtype") and hasattr(argument, "shape"):
+        return f"{str(argument.dtype).removeprefix('torch.')}{list(argument.shape)}"
+    return getattr(argument, "name", "") if type(argument).__name__ == "ReduceOp" else ""

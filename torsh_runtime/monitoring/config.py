@@ -1,0 +1,70 @@
+"""What start() can be asked to do besides what is always recorded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from torsh_runtime.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DebugConfig:
+    """Looks at what this process does. ConfigError for values of other types."""
+
+    enable_profiling: bool = False
+    """When monitoring ends, rank 0 prints to stderr how long its steps and sections took."""
+    log_communication: bool = False
+    """Each call of a collective or a message is logged, with its place in the program, at level
+    INFO of the logger "torsh_runtime.communication", to stderr if no handler is there."""
+    save_timeline: bool = False
+    """When monitoring ends, each rank writes what its recording holds as a Chrome trace."""
+    timeline_file: str = "torsh_timeline.json"
+    """Where to; with several ranks "torsh_timeline.3.json" is that of rank 3."""
+    memory_profiling: bool = False
+    """Each step notes the process's memory, and each section by how much memory grew in it."""
+    bottleneck_detection: bool = False
+    """The same as a BottleneckDetectionConfig() beside this one."""
+
+    def __post_init__(self) -> None:
+        _check_types(self)
+        if not self.timeline_file:
+            raise ConfigError("timeline_file is empty: name a file")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsConfig:
+    """Numbers about this process. ConfigError for wrong values."""
+
+    collection_interval_ms: int = 1000
+    """Numbers are read again after so many milliseconds at the earliest."""
+    enable_system_metrics: bool = True
+    """Processor time and memory, which are also noted at a step, once in each interval."""
+    enable_communication_metrics: bool = True
+    """Calls, bytes and seconds of collectives and messages."""
+    enable_training_metrics: bool = True
+    """Steps, samples a second, and what step() was told."""
+    export_prometheus: bool = False
+    """Serve them to Prometheus. Under torshrun its agent does, with --metrics-port."""
+    prometheus_port: int = 9090
+    """Without torshrun, the port of local rank 0 on all addresses; rank k has the k-th behind."""
+
+    def __post_init__(self) -> None:
+        _check_types(self)
+        if self.collection_interval_ms < 1:
+            raise ConfigError(
+                f"collection_interval_ms={self.collection_interval_ms} must be 1 or more"
+            )
+        if not 1 <= self.prometheus_port <= 65535:
+            raise ConfigError(
+                f"prometheus_port={self.prometheus_port} is not a TCP port (1 to 65535)"
+            )
+
+
+_TYPES = {"bool": bool, "int": int, "str": str}
+
+
+def _check_types(config: DebugConfig | MetricsConfig) -> None:
+    for field in fields(config):
+        value, wanted = getattr(config, field.name), str(field.type)
+        if type(value) is not _TYPES[wanted]:
+            raise ConfigError(f"{field.name}={value!r} must be of type {wanted}")

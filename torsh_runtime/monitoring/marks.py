@@ -1,0 +1,194 @@
+"""Steps and sections of this process, as its program and the library itself mark them."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import ContextDecorator
+from functools import cache
+from typing import Any, Protocol, TypeVar
+
+from torsh_runtime.monitoring.notes import Notebook
+from torsh_runtime.monitoring.pace import SAMPLES, TOTAL
+from torsh_runtime.monitoring.recording import own_recording
+from torsh_runtime.status import own_page
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Observer(Protocol):
+    """Takes part in what is marked, in the thread that marks it."""
+
+    def begin(self, name: str, thread: int) -> None:
+        """A section begins."""
+
+    def end(self, name: str, thread: int) -> None:
+        """A section ends."""
+
+    def step(self, number: int) -> None:
+        """A step begins."""
+
+
+class Marks:
+    """Those of one process. Any thread may set them."""
+
+    def __init__(self, notebook: Notebook | None) -> None:
+        """notebook: None where nothing is recorded."""
+        self._notebook = notebook
+        self.observers: tuple[Observer, ...] = ()
+        self.count = 0
+        """How many steps were marked, by whomever."""
+        self._is_given = self._gives_way = False
+        self._source: weakref.ref[object] | None = None
+        self._automatic = 0
+
+    def begin(self, name: str, thread: int | None = None) -> None:
+        """A section begins, in the thread of that threading.get_ident(), or in this one."""
+        for each in self.observers:
+            each.begin(name, threading.get_ident() if thread is None else thread)
+        if self._notebook is not None:
+            self._notebook.write("begin", name, 0.0, thread)
+
+    def end(self, name: str, thread: int | None = None) -> None:
+        """It ends."""
+        if self._notebook is not None:
+            self._notebook.write("end", name, 0.0, thread)
+        for each in self.observers:
+            each.end(name, threading.get_ident() if thread is None else thread)
+
+    def scalar(self, name: str, value: float) -> None:
+        """Something has this value now."""
+        if self._notebook is not None:
+            self._notebook.write("scalar", name, value)
+
+    def step(self, number: int, scalars: Mapping[str, float]) -> None:
+        """The program says that this step begins: nobody else's steps count any more."""
+        self._is_given = True
+        self._note(number, scalars)
+
+    def step_by(self, source: object, *, gives_way: bool = False) -> None:
+        """A step is over, as `source` sees it, which is kept for as long as somebody else does. It
+        counts unless the program marks steps, or another source has marked some that is still
+        there: the first one counts, but those that give way to others.
+        """
+        page = own_page()
+        is_reported = page is not None and page.step not in (None, self._automatic)
+        if self._is_given or is_reported:
+            return
+        marking = None if self._source is None else self._source()
+        if marking is not source:
+            if marking is not None and (gives_way or not self._gives_way):
+                return
+            self._source, self._gives_way = weakref.ref(source), gives_way
+        self._automatic += 1
+        self._note(self._automatic, {})
+
+    def observe(self, observer: Observer, *, ends: bool = False) -> None:
+        """Let it take part from now on, or, with `ends`, no more."""
+        others = tuple(each for each in self.observers if each is not observer)
+        self.observers = others if ends else (*others, observer)
+
+    def _note(self, number: int, scalars: Mapping[str, float]) -> None:
+        self.count += 1
+        page = own_page()
+        if page is not None:
+            page.note_step(number)
+        if self._notebook is not None:
+            self._notebook.write("step", "", number)
+            for name, value in scalars.items():
+                self._notebook.write("scalar", name, value)
+        for each in self.observers:
+            each.step(number)
+
+
+@cache
+def own_marks() -> Marks:
+    """This process's."""
+    recording = own_recording()
+    return Marks(None if recording is None else recording.notebook)
+
+
+# What a forked child marks is not its parent's doing.
+os.register_at_fork(after_in_child=own_marks.cache_clear)
+
+
+def step(n: int, /, total: int | None = None, samples: int | None = None, **scalars: float) -> None:
+    """Step `n` of the training begins, counted from 0.
+
+    total: how many steps there will be. samples: how many samples this rank takes in this step.
+    scalars: what else is to be seen of it, such as loss=0.25. A tensor's value is taken at once,
+        which waits for a GPU.
+
+    Works with and without a process group and torshrun; it takes a few microseconds. From the first
+    call on, steps that the library would mark itself count no more. TypeError if something is no
+    number.
+    """
+    noted = {TOTAL: total, SAMPLES: samples, **scalars}
+    given = {name: number_of(name, each) for name, each in noted.items() if each is not None}
+    own_marks().step(int(number_of("n", n)), given)
+
+
+def section(name: str) -> Section:
+    """A block, or a function, whose time is noted under this name: `with section("data"):`, or
+    `@section("data")`. Blocks may be nested, and run in any thread. See Section."""
+    return Section(name)
+
+
+class Section(ContextDecorator):
+    """What section() gives: a context manager, and a decorator of functions. It may be used again,
+    also while it is in use. A job has room for 127 names of up to 64 bytes."""
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        """TypeError if the name is no text."""
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a section is a text, not {name!r}")
+        self._name = name
+
+    def __enter__(self) -> Section:
+        own_marks().begin(self._name)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        own_marks().end(self._name)
+
+    def __call__(self, func: Function) -> Function:
+        """A function whose calls are such blocks. TypeError for one that gives its results later: a
+        generator, or an async function."""
+        import inspect  # which takes milliseconds
+
+        kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction)
+        if any(is_kind(func) for is_kind in (*kinds, inspect.isasyncgenfunction)):
+            raise TypeError(
+                f"section({self._name!r}) cannot decorate {func.__qualname__}, whose calls end "
+                f"before it runs: use `with section({self._name!r}):` inside of it"
+            )
+        return super().__call__(func)
+
+
+class Span:
+    """A section of this thread that begins here and whose end may come in another one."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._thread = name, threading.get_ident()
+        self._is_open = True
+        own_marks().begin(name)
+
+    def end(self) -> None:
+        """It ends, unless it has."""
+        if self._is_open:
+            self._is_open = False
+            own_marks().end(self._name, self._thread)
+
+
+def number_of(name: str, value: Any) -> float:
+    """The value as a number; TypeError if it is none."""
+    try:
+        if isinstance(value, str | bytes):
+            raise TypeError
+        return float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise TypeError(f"{name}={value!r} is no number") from error

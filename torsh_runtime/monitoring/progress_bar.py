@@ -1,0 +1,281 @@
+"""One progress bar for the whole job, in tqdm's words."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import cache
+from typing import Any, Generic, TextIO, TypeVar
+
+from torsh_runtime import launchers
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.monitoring.bar_text import Look, text_of, value_of
+from torsh_runtime.monitoring.marks import own_marks
+from torsh_runtime.monitoring.pace import OF, PROGRESS
+from torsh_runtime.status import own_page
+
+Item = TypeVar("Item")
+_LOOKS = frozenset(
+    (
+        *("ascii", "bar_format", "colour", "delay", "dynamic_ncols", "lock_args", "maxinterval"),
+        *("miniters", "nrows", "position", "smoothing"),
+    )
+)
+"""Arguments of tqdm's that change how, or how often, its bar is drawn."""
+_STEP_SECONDS = 0.001
+_LINE_SECONDS = 10.0
+"""Between two lines where the bar cannot be drawn anew in its place."""
+
+
+class progress(Generic[Item]):  # noqa: N801  (it stands for tqdm)
+    """Iterate, and show how far: `for batch in tr.monitoring.progress(loader, desc="train"):`.
+
+    Arguments and methods are those of tqdm.tqdm. All ranks call it, and there is one bar for the
+    job. Under torshrun that is its status line and `torshctl top`; rank 0 leaves a line when the
+    bar is closed. Without torshrun rank 0 draws the bar.
+
+    What set_postfix() is given as numbers is noted, as by step(). Where neither the program nor the
+    library marks steps, each pass of the loop is one.
+    """
+
+    def __init__(
+        self,
+        iterable: Iterable[Item] | None = None,
+        desc: str | None = None,
+        total: float | None = None,
+        leave: bool | None = True,
+        file: TextIO | None = None,
+        ncols: int | None = None,
+        mininterval: float = 0.1,
+        disable: bool | None = False,
+        unit: str = "it",
+        unit_scale: bool | float = False,
+        initial: int = 0,
+        postfix: Mapping[str, object] | str | None = None,
+        unit_divisor: float = 1000,
+        **looks: object,
+    ) -> None:
+        """Arguments as tqdm's: total is the iterable's length unless it is given, leave=False
+        leaves no line, disable=True shows nothing, and None nothing unless at a terminal. Those
+        which only change the looks of tqdm's bar have no effect; TypeError for all others.
+        """
+        if unknown := sorted(looks.keys() - _LOOKS):
+            raise TypeError(f"progress() does not know {', '.join(unknown)}")
+        self.iterable, self.desc, self.initial = iterable, desc or "", initial
+        self.n: float = initial
+        self.total = _length(iterable) if total is None or total == float("inf") else total
+        self.leave, self.unit, self.disable = bool(leave), unit, bool(disable)
+        self.postfix = ""
+        self._numbers: dict[str, float] = {}
+        self._look = Look(unit, unit_scale, unit_divisor, initial)
+        self._file = sys.stderr if file is None else file
+        self._ncols, self._interval = ncols, mininterval
+        self._draws_in_place = _is_terminal(self._file)
+        is_silent = disable or (disable is None and not self._draws_in_place)
+        self._leaves = not is_silent and _rank() == 0
+        self._draws = self._leaves and own_page() is None
+        self._columns = 0
+        self._is_open = True
+        self._begun = self._noted = self._drawn = self._stepped = time.perf_counter()
+        self._steps = own_marks().count
+        _open().append(self)
+        if isinstance(postfix, str):
+            self.postfix = postfix
+        elif postfix:
+            self.set_postfix(postfix, refresh=False)
+        self.refresh()
+
+    def __iter__(self) -> Iterator[Item]:
+        if self.iterable is None:
+            raise TypeError("this bar was given nothing to iterate over: call update()")
+        try:
+            for item in self.iterable:
+                yield item
+                self.update()
+        finally:
+            self.close()
+
+    def update(self, n: float | None = 1) -> bool | None:
+        """So many more are done."""
+        self.n += 1 if n is None else n
+        now = time.perf_counter()
+        if now - self._stepped >= _STEP_SECONDS:
+            self._stepped = now
+            self._mark_step()
+        if now - self._noted < self._interval:
+            return False
+        self.refresh()
+        return True
+
+    def refresh(self, *_: object, **__: object) -> bool:
+        """Note how far it is, and draw the bar."""
+        self._noted = time.perf_counter()
+        if self._is_open and _open()[-1:] == [self]:
+            marks = own_marks()
+            marks.scalar(PROGRESS, self.n)
+            if self.total is not None:
+                marks.scalar(OF, self.total)
+            for name, value in self._numbers.items():
+                marks.scalar(name, value)
+        if self._draws and self._is_open:
+            self._draw()
+        return True
+
+    def close(self) -> None:
+        """It has come to its end."""
+        if not self._is_open:
+            return
+        self.refresh()
+        self._is_open = False
+        if self in _open():
+            _open().remove(self)
+        self._clear()
+        if self.leave and self._leaves:
+            self._write(f"{self._text()}\n")
+
+    def reset(self, total: float | None = None) -> None:
+        """Begin again, to use it once more."""
+        self.n, self._begun = 0, time.perf_counter()
+        self.total = self.total if total is None else total
+        if not self._is_open:
+            self._is_open = True
+            _open().append(self)
+        self.refresh()
+
+    def set_description(self, desc: str | None = None, refresh: bool = True) -> None:
+        """What stands before the bar."""
+        self.desc = (desc or "").removesuffix(": ")
+        if refresh:
+            self._refresh_soon()
+
+    set_description_str = set_description
+
+    def set_postfix(
+        self, ordered_dict: Mapping[str, object] | None = None, refresh: bool = True, **values: Any
+    ) -> None:
+        """What stands behind it: names with values, of which the numbers are noted."""
+        given = {**(ordered_dict or {}), **values}
+        self.postfix = ", ".join(f"{name}={value_of(value)}" for name, value in given.items())
+        self._numbers = {}
+        for name, value in given.items():
+            with suppress(TypeError, ValueError, RuntimeError):
+                self._numbers[name] = float(value)
+        if refresh:
+            self._refresh_soon()
+
+    def set_postfix_str(self, s: str = "", refresh: bool = True) -> None:
+        """The same as a text, of which nothing is noted."""
+        self.postfix = s
+        if refresh:
+            self._refresh_soon()
+
+    def clear(self, *_: object, **__: object) -> None:
+        """Take the bar away until it is drawn again."""
+        self._clear()
+
+    @property
+    def format_dict(self) -> dict[str, Any]:
+        """The bar's facts, by tqdm's names."""
+        elapsed = time.perf_counter() - self._begun
+        rate = (self.n - self.initial) / elapsed if elapsed > 0 else None
+        facts = {"n": self.n, "total": self.total, "elapsed": elapsed, "rate": rate}
+        return {**facts, "prefix": self.desc, "unit": self.unit, "postfix": self.postfix}
+
+    @classmethod
+    def write(
+        cls, s: str, file: TextIO | None = None, end: str = "\n", nolock: bool = False
+    ) -> None:
+        """Print a line, to stdout, above the bars. Every rank that calls it does."""
+        del nolock
+        for bar in _open():
+            bar._clear()
+        print(s, file=file, end=end, flush=True)
+        for bar in _open():
+            if bar._draws:
+                bar._draw()
+
+    def __enter__(self) -> progress[Item]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        if self.total is None:
+            raise TypeError("this bar has no length")
+        return int(self.total)
+
+    def __bool__(self) -> bool:
+        return self.total is None or self.total > 0
+
+    def _mark_step(self) -> None:
+        """Unless others mark steps: a pass of the loop has gone by in which nobody did."""
+        marks = own_marks()
+        if marks.count == self._steps:
+            marks.step_by(self, gives_way=True)
+        self._steps = marks.count
+
+    def _refresh_soon(self) -> None:
+        if time.perf_counter() - self._noted >= self._interval:
+            self.refresh()
+
+    def _draw(self) -> None:
+        now = time.perf_counter()
+        if self._draws_in_place:
+            text = self._text()
+            self._write(f"\r{text:<{self._columns}}")
+            self._columns = len(text)
+        elif now - self._drawn >= _LINE_SECONDS:
+            self._drawn = now
+            self._write(f"{self._text()}\n")
+
+    def _clear(self) -> None:
+        if self._columns:
+            self._write(f"\r{'':{self._columns}}\r")
+            self._columns = 0
+
+    def _text(self) -> str:
+        width = self._ncols or shutil.get_terminal_size().columns - 1
+        seconds = time.perf_counter() - self._begun
+        return text_of(self.desc, self.n, self.total, seconds, self.postfix, self._look, width)
+
+    def _write(self, text: str) -> None:
+        with suppress(OSError, ValueError):  # nobody reads it any more
+            self._file.write(text)
+            self._file.flush()
+
+
+@cache
+def _open() -> list[progress[Any]]:
+    """The bars of this process that are not closed, the innermost last."""
+    return []
+
+
+os.register_at_fork(after_in_child=_open.cache_clear)
+
+
+def _length(iterable: Iterable[Any] | None) -> float | None:
+    try:
+        return len(iterable)  # type: ignore[arg-type]
+    except (TypeError, AttributeError, NotImplementedError):
+        return None
+
+
+def _is_terminal(file: TextIO) -> bool:
+    try:
+        return file.isatty()
+    except (AttributeError, ValueError):
+        return False
+
+
+def _rank() -> int:
+    """This process's, as whoever launched it says; 0 if nobody did."""
+    try:
+        place = {**os.environ, **launchers.place(os.environ)}
+        return int(place.get("RANK", "0"))
+    except (ConfigError, ValueError):
+        return 0

@@ -1,0 +1,44 @@
+"""How fast a worker is, for the status line: read from its recording."""
+
+from __future__ import annotations
+
+import os
+
+from torsh_runtime.monitoring import layout
+from torsh_runtime.monitoring.notes import notes_of
+from torsh_runtime.monitoring.pace import Pace, pace_of
+
+_SECONDS = 1.0
+_BYTES = 8 * layout.FIRST_GROUP
+
+
+class PaceReader:
+    """Looks once a second at most, for that takes milliseconds."""
+
+    def __init__(self) -> None:
+        self._looked = float("-inf")
+        self._found: Pace | None = None
+
+    def read(self, status_file: str, local_rank: int, now: float) -> Pace | None:
+        """Of the worker; None if it has noted nothing, or cannot be read. `now`: of a monotonic
+        clock."""
+        if now - self._looked >= _SECONDS:
+            self._looked = now
+            self._found = _read(layout.file_beside(status_file), local_rank)
+        return self._found
+
+
+def _read(path: str, local_rank: int) -> Pace | None:
+    begin = layout.HEADER_BYTES + local_rank * layout.STRIDE
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        words, later = (layout.words_of(os.pread(descriptor, _BYTES, begin)) for _ in range(2))
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    notes = notes_of(words, later)
+    return pace_of(notes) if notes else None
