@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import threading
 import weakref
@@ -158,8 +159,6 @@ class Section(ContextDecorator):
     def __call__(self, func: Function) -> Function:
         """A function whose calls are such blocks. TypeError for one that gives its results later: a
         generator, or an async function."""
-        import inspect  # which takes milliseconds
-
         kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction)
         if any(is_kind(func) for is_kind in (*kinds, inspect.isasyncgenfunction)):
             raise TypeError(

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torsh_runtime.monitoring.pace import Pace
 from torshrun.live.snapshot import Snapshot
 from torshrun.live.status_line import elapsed, render
 
@@ -51,6 +52,20 @@ def test_the_line() -> None:
 )
 def test_what_is_said(facts: dict[str, Any], text: str) -> None:
     assert text in line(**facts)
+
+
+@pytest.mark.parametrize(
+    ("pace", "text"),
+    [
+        (Pace(120, 1000, None, 3.2, None, {"loss": 0.42}), "step 120/1,000  3.2 it/s, loss 0.42"),
+        (Pace(120, 1000), "step 120/1,000  round"),
+        (Pace(120, None, None, 0.05), "step 120  0.05 it/s  round"),
+        (Pace(120, 50, 7, 2.0), "step 7/50  2 it/s"),
+        (Pace(None, None, 7, 2.0, None, {"\x1b[2J": 1.0}), "step 120  2 it/s  round"),
+    ],
+)
+def test_the_pace(pace: Pace, text: str) -> None:
+    assert text in line(pace=pace, steps=(120, 130))
 
 
 @pytest.mark.parametrize(
