@@ -221,6 +221,10 @@ def test_recorder() -> None:
     assert "all_reduce of 8 B: ns more" in run("recorder.py")
 
 
+def test_sections() -> None:
+    assert 'with section("data"), off: ns' in run("sections.py")
+
+
 def test_rpc_publish(tmp_path: Path) -> None:
     record = tmp_path / "record.json"
     assert "all readers have it" in run("rpc_publish.py", "--json", str(record))

@@ -117,8 +117,31 @@ def test_remote_calls(torshrun: Launcher) -> None:
 
 
 def test_statistics(torshrun: Launcher) -> None:
-    (script,) = snippets("monitoring.md")
+    script = snippets("monitoring.md")[0]
     assert "10 80000" in output(torshrun, script)
+
+
+def test_steps_and_sections(torshrun: Launcher) -> None:
+    _, steps, bar, _ = snippets("monitoring.md")
+    assert "29 0.0333" in output(torshrun, steps)
+    torshrun.script(bar, "bar.py")
+    code, _, err = torshrun.run("--nproc-per-node", "2", "bar.py")
+    assert code == 0
+    assert re.findall(r"epoch (\d): 100%\|#+\| 100/100 .*batch/s, loss=0.01\]", err) == ["0", "1"]
+
+
+def test_configurations(torshrun: Launcher) -> None:
+    script = snippets("monitoring.md")[3]
+    torshrun.script(script, "configured.py")
+    code, out, err = torshrun.run("--nproc-per-node", "2", "configured.py")
+    assert code == 0, err
+    assert len(re.findall(r"^(?:\[\d\] )?3$", out, re.MULTILINE)) == 2
+    assert out.count("MemoryUse(rss=") == 2
+    calls = r"rank (\d): all_reduce\(float64\[1000\], SUM\) of 2 ranks at \S+configured.py:\d+"
+    assert sorted(re.findall(calls, err)) == ["0"] * 3 + ["1"] * 3
+    assert len(re.findall(r"average +3 ", err)) == 1
+    names = sorted(path.name for path in torshrun.folder.glob("torsh_timeline*"))
+    assert names == ["torsh_timeline.0.json", "torsh_timeline.1.json"]
 
 
 def test_an_agent_from_within_a_program(tmp_path: Path) -> None:

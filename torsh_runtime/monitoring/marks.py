@@ -42,6 +42,7 @@ class Marks:
         self.count = 0
         """How many steps were marked, by whomever."""
         self._is_given = self._gives_way = False
+        self._given: int | None = None
         self._source: weakref.ref[object] | None = None
         self._automatic = 0
 
@@ -65,9 +66,14 @@ class Marks:
             self._notebook.write("scalar", name, value)
 
     def step(self, number: int, scalars: Mapping[str, float]) -> None:
-        """The program says that this step begins: nobody else's steps count any more."""
-        self._is_given = True
-        self._note(number, scalars)
+        """The program says that this step begins: nobody else's steps count any more. Said again,
+        it adds these numbers to the step."""
+        is_same, self._is_given, self._given = number == self._given, True, number
+        if not is_same:
+            self._note(number)
+        if self._notebook is not None:
+            for name, value in scalars.items():
+                self._notebook.write("scalar", name, value)
 
     def step_by(self, source: object, *, gives_way: bool = False) -> None:
         """A step is over, as `source` sees it, which is kept for as long as somebody else does. It
@@ -84,22 +90,20 @@ class Marks:
                 return
             self._source, self._gives_way = weakref.ref(source), gives_way
         self._automatic += 1
-        self._note(self._automatic, {})
+        self._note(self._automatic)
 
     def observe(self, observer: Observer, *, ends: bool = False) -> None:
         """Let it take part from now on, or, with `ends`, no more."""
         others = tuple(each for each in self.observers if each is not observer)
         self.observers = others if ends else (*others, observer)
 
-    def _note(self, number: int, scalars: Mapping[str, float]) -> None:
+    def _note(self, number: int) -> None:
         self.count += 1
         page = own_page()
         if page is not None:
             page.note_step(number)
         if self._notebook is not None:
             self._notebook.write("step", "", number)
-            for name, value in scalars.items():
-                self._notebook.write("scalar", name, value)
         for each in self.observers:
             each.step(number)
 
@@ -116,7 +120,7 @@ os.register_at_fork(after_in_child=own_marks.cache_clear)
 
 
 def step(n: int, /, total: int | None = None, samples: int | None = None, **scalars: float) -> None:
-    """Step `n` of the training begins, counted from 0.
+    """Step `n` of the training begins, counted from 0. The same `n` again adds numbers to it.
 
     total: how many steps there will be. samples: how many samples this rank takes in this step.
     scalars: what else is to be seen of it, such as loss=0.25. A tensor's value is taken at once,
@@ -188,6 +192,8 @@ def number_of(name: str, value: Any) -> float:
     try:
         if isinstance(value, str | bytes):
             raise TypeError
-        return float(value)
+        return float(
+            value.item() if hasattr(value, "item") else value
+        )  # a tensor with a graph, too
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise TypeError(f"{name}={value!r} is no number") from error

@@ -14,7 +14,7 @@ from typing import Any, Generic, TextIO, TypeVar
 from torsh_runtime import launchers
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.monitoring.bar_text import Look, text_of, value_of
-from torsh_runtime.monitoring.marks import own_marks
+from torsh_runtime.monitoring.marks import number_of, own_marks
 from torsh_runtime.monitoring.pace import OF, PROGRESS
 from torsh_runtime.status import own_page
 
@@ -162,8 +162,9 @@ class progress(Generic[Item]):  # noqa: N801  (it stands for tqdm)
         self.postfix = ", ".join(f"{name}={value_of(value)}" for name, value in given.items())
         self._numbers = {}
         for name, value in given.items():
-            with suppress(TypeError, ValueError, RuntimeError):
-                self._numbers[name] = float(value)
+            with suppress(TypeError, ValueError):  # what is no number is shown alone
+                text = isinstance(value, str)
+                self._numbers[name] = float(value) if text else number_of(name, value)
         if refresh:
             self._refresh_soon()
 

@@ -34,6 +34,14 @@ def test_a_step_is_noted_with_its_numbers(noted: Noted) -> None:
     ]
 
 
+def test_the_same_step_again_adds_numbers(noted: Noted) -> None:
+    monitoring.step(7, total=10)
+    monitoring.step(7, loss=0.5)
+    monitoring.step(6)
+    monitoring.step(7)
+    assert [each.kind for each in noted()] == ["step", "scalar", "scalar", "step", "step"]
+
+
 def test_what_is_a_number_to_other_libraries_is_one(noted: Noted) -> None:
     numpy = pytest.importorskip("numpy")
     monitoring.step(numpy.int64(3), loss=numpy.float32(0.25), mean=numpy.array(2))
