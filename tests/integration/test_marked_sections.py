@@ -75,7 +75,8 @@ del model, output
 train(tr.FullyShardedDataParallel(torch.nn.Sequential(*layers())))
 tell("fsdp")
 
-pipeline = tr.PipelineParallel(layers()[::2], loss_fn=torch.nn.functional.mse_loss, num_microbatches=2)
+loss_fn = torch.nn.functional.mse_loss
+pipeline = tr.PipelineParallel(layers()[::2], loss_fn=loss_fn, num_microbatches=2)
 pipeline.step(torch.ones(4, 8), torch.ones(4, 8))
 tell("pipeline")
 
