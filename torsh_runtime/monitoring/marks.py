@@ -172,6 +172,11 @@ class Section(ContextDecorator):
         return super().__call__(func)
 
 
+for _method in (step, Section.__enter__, Section.__exit__):
+    # torch.compile, which it would warn of what they call, is to run them as they are.
+    vars(_method).update(_torchdynamo_disable=True, _torchdynamo_disable_msg="it notes the time")
+
+
 class Span:
     """A section of this thread that begins here and whose end may come in another one."""
 

@@ -14,11 +14,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from torsh_runtime.monitoring.marks import Marks
 
-_KIB = re.compile(rb"^(\w+):\s+(\d+) kB", re.MULTILINE)
+_PEAK = re.compile(rb"^VmHWM:\s+(\d+) kB\nVmRSS:\s+(\d+) kB$", re.MULTILINE)
+_PSS = re.compile(rb"^Pss:\s+(\d+) kB$", re.MULTILINE)
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _OURS = re.compile(rb"/(memfd:)?torsh")
 
@@ -49,7 +49,7 @@ def memory() -> MemoryUse:
     return MemoryUse(
         rss=rss,
         pss=proportional(),
-        peak=_status_bytes(b"VmHWM") or rss,
+        peak=_peak_and_present()[0],
         shared=_shared(),
         growth=rss - _first(),
         allocators=_allocators(),
@@ -58,27 +58,21 @@ def memory() -> MemoryUse:
 
 def resident() -> int:
     """Bytes that are resident: some microseconds."""
-    with Path("/proc/self/statm").open("rb", buffering=0) as file:
-        return int(file.read().split()[1]) * _PAGE
+    return int(_read("/proc/self/statm").split()[1]) * _PAGE
 
 
 def proportional() -> int | None:
     """PSS; None if the kernel does not tell it."""
     try:
-        rollup = Path("/proc/self/smaps_rollup").read_bytes()
+        found = _PSS.search(_read("/proc/self/smaps_rollup"))
     except OSError:
         return None
-    return next((int(kib) << 10 for name, kib in _KIB.findall(rollup) if name == b"Pss"), None)
+    return None if found is None else int(found[1]) << 10
 
 
 @cache
 def _first() -> int:
     return resident()
-
-
-def _status_bytes(name: bytes) -> int:
-    found = dict(_KIB.findall(Path("/proc/self/status").read_bytes()))
-    return int(found.get(name, 0)) << 10
 
 
 def _shared() -> int:
@@ -119,7 +113,7 @@ class _Mallinfo(ctypes.Structure):
 
 def _malloc() -> int | None:
     """None with another library than glibc from 2.33 on."""
-    library: Any = ctypes.CDLL(None)
+    library = ctypes.CDLL(None)
     if not hasattr(library, "mallinfo2"):
         return None
     library.mallinfo2.restype = _Mallinfo
@@ -129,29 +123,29 @@ def _malloc() -> int | None:
 
 class SectionMemory:
     """By how much the resident memory grew, at most, within sections: noted as the scalar
-    "memory/<section>" when one ends, and the PSS as "memory/pss" at steps, once a second."""
+    "memory/<section>" when one ends, and "memory/rss" and "memory/pss" at steps, once a second."""
 
     def __init__(self, marks: Marks) -> None:
         self._marks = marks
         self._lock = threading.Lock()
-        self._inside: list[list[Any]] = []
-        self._stepped = 0.0
+        self._inside: list[_Inside] = []
+        self._stepped = float("-inf")
 
     def begin(self, name: str, thread: int) -> None:
         """A section begins, in that thread."""
         with self._lock:
-            self._look()
-            now = resident()
-            self._inside.append([thread, name, now, now])
+            now = self._look()
+            self._inside.append(_Inside(thread, name, now, now))
 
     def end(self, name: str, thread: int) -> None:
         """It ends."""
         with self._lock:
             self._look()
             for place in reversed(range(len(self._inside))):
-                if self._inside[place][:2] == [thread, name]:
-                    _, _, begun, peak = self._inside.pop(place)
-                    self._marks.scalar(f"memory/{name}", max(peak - begun, 0))
+                inside = self._inside[place]
+                if (inside.thread, inside.name) == (thread, name):
+                    del self._inside[place]
+                    self._marks.scalar(f"memory/{name}", max(inside.peak - inside.begun, 0))
                     return
 
     def step(self, number: int) -> None:
@@ -161,15 +155,53 @@ class SectionMemory:
         if now - self._stepped < 1:
             return
         self._stepped = now
-        pss = proportional()
         self._marks.scalar("memory/rss", resident())
+        pss = proportional()
         if pss is not None:
             self._marks.scalar("memory/pss", pss)
 
-    def _look(self) -> None:
-        """Let all sections that are open know the peak since the last look."""
-        peak = max(_status_bytes(b"VmHWM"), resident())
+    def _look(self) -> int:
+        """Let all sections that are open know the peak since the last look. What is resident now."""
+        peak, now = _peak_and_present()
         for each in self._inside:
-            each[3] = max(each[3], peak)
-        with suppress(OSError), Path("/proc/self/clear_refs").open("w") as file:
-            file.write("5")  # begin with another peak
+            each.peak = max(each.peak, peak)
+        with suppress(OSError):
+            _write("/proc/self/clear_refs", b"5")  # begin with another peak
+        return now
+
+
+@dataclass(slots=True)
+class _Inside:
+    """A section that is open."""
+
+    thread: int
+    name: str
+    begun: int
+    """Resident bytes when it began."""
+    peak: int
+
+
+def _peak_and_present() -> tuple[int, int]:
+    """Resident bytes: the most since the peak was reset, and now."""
+    found = _PEAK.search(_read("/proc/self/status"))
+    if found is None:  # such as in a sandbox that leaves them out
+        return resident(), resident()
+    peak, now = (int(each) << 10 for each in found.groups())
+    return max(peak, now), now
+
+
+def _read(path: str) -> bytes:
+    """A small file of the kernel; pathlib would take several times as long."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, 16384)
+    finally:
+        os.close(descriptor)
+
+
+def _write(path: str, content: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, content)
+    finally:
+        os.close(descriptor)
