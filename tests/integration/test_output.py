@@ -297,6 +297,27 @@ def test_the_status_line_is_below_the_log_and_goes(job: Job, window: Callable[[]
     assert rows == [f"[0] step {n + 1}" for n in range(len(rows))]
 
 
+def test_the_status_line_shows_a_loops_bar(job: Job, window: Callable[[], Window]) -> None:
+    each = window()
+    process = job.start(
+        """
+        from torsh_runtime.monitoring import progress
+        for n in (bar := progress(range(100_000), desc="train", mininterval=0.01)):
+            bar.set_postfix(loss=0.5)
+            time.sleep(0.01)
+            if os.path.exists("go"): break
+        """,
+        stdout=each.fd,
+        stderr=each.fd,
+    )
+    shown = re.compile(r"step [\d,]+/100,000  [\d.]+ it/s, loss 0\.5")
+    assert soon(lambda: bool(shown.search("".join(each.screen.text()[-1:]))), 30)
+    (job.folder / "go").touch()
+    assert process.wait(timeout=30) == 0
+    left = re.compile(rb"train: +0%.*\| \d+/100000 \[")
+    assert soon(lambda: bool(left.search(each.received)))
+
+
 def test_much_output_on_a_terminal_is_complete(job: Job, window: Callable[[], Window]) -> None:
     each = window()
     process = job.start(

@@ -161,7 +161,7 @@ class SectionMemory:
             self._marks.scalar("memory/pss", pss)
 
     def _look(self) -> int:
-        """Let all sections that are open know the peak since the last look. What is resident now."""
+        """Let all open sections know the peak since the last look. Returns what is resident now."""
         peak, now = _peak_and_present()
         for each in self._inside:
             each.peak = max(each.peak, peak)
