@@ -38,6 +38,8 @@ NOT_DONE = 1
 _CODES = {ConfigError: USAGE, StoreError: RENDEZVOUS, TorshError: NOT_DONE}
 _PATIENCE = 10.0
 """Seconds for which an etcd that has failed is tried again; a store of an agent does not return."""
+SHORTEST_INTERVAL = 0.1
+"""Seconds between two pictures of torshctl top, at the least."""
 _CLEAR = "\x1b[H\x1b[2J"
 
 _HELP = (
@@ -198,6 +200,34 @@ def flight(place: str | None, last: str, as_json: bool) -> int:
     if not last.isdecimal():
         raise click.UsageError(f"--last {last} must be a number, 0 or more")
     return show(place, int(last), as_json=as_json)
+
+
+@command.command(short_help="Show live how each rank spends its time.")
+@click.argument("place", metavar="[PID|DIR|RUN]", required=False)
+@click.option(
+    "--at", default="0", metavar="-SECONDS", help="As it was so long before, such as -30s."
+)
+@click.option("--once", is_flag=True, help="Print one picture and end.")
+@click.option(
+    "--interval", default="1", metavar="SECONDS", help="Between two pictures. [default: 1]"
+)
+def top(place: str | None, at: str, once: bool, interval: str) -> int:
+    """Show how each rank spends its time, in what it is now and for whom it waits, in the terminal
+    until q is pressed: by what workers have recorded, without an endpoint. Where stdout is no
+    terminal, one picture is printed.
+
+    PID is that of a torshrun that runs on this host; without it, all of them. DIR is a directory
+    of --log-dir: the newest attempt there that has failed or hung, as it was at its end. RUN is the
+    --rdzv-id of a job of several nodes.
+
+    Exit codes: 0 done; 1 there is nothing to show; 2 wrong usage.
+    """
+    from torshrun.ctl.top import show
+
+    if values.seconds(at.removeprefix("-")) and not at.startswith("-"):
+        raise click.UsageError(f"--at {at} is not in the past: give it like -30s")
+    pause = max(values.seconds(interval), SHORTEST_INTERVAL)
+    return show(place, -values.seconds(at.removeprefix("-")), pause, once=once)
 
 
 @command.command(short_help="Find what would keep jobs from running here.")

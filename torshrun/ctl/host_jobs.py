@@ -27,6 +27,8 @@ class HostJob(NamedTuple):
     command: str
     workers: tuple[HostWorker, ...]
     """By rank."""
+    round: int = 0
+    """That of its workers."""
 
 
 class HostWorker(NamedTuple):
@@ -39,6 +41,7 @@ class HostWorker(NamedTuple):
     """What its main thread waits for in the kernel; "" is unknown."""
     place: tuple[str, int]
     """The file of its status page, and its local rank."""
+    round: int
 
 
 def find_jobs() -> list[HostJob]:
@@ -52,7 +55,7 @@ def _job(keeper: int, agent: int) -> HostJob:
     words = read_text(f"/proc/{agent}/cmdline", 4096).split("\0")
     command = printable(" ".join(words).strip())[:_COMMAND_CHARS]
     workers = tuple(sorted(_workers(keeper), key=lambda each: each.rank))
-    return HostJob(agent, command, workers)
+    return HostJob(agent, command, workers, max((each.round for each in workers), default=0))
 
 
 def _workers(keeper: int) -> Iterator[HostWorker]:
@@ -60,6 +63,7 @@ def _workers(keeper: int) -> Iterator[HostWorker]:
     for pid in children(keeper):
         environ, stat = _environ(pid), read_stat(pid)
         path, rank, local = map(environ.get, ("TORSH_STATUS_FILE", "RANK", "LOCAL_RANK"))
+        number = environ.get("TORSH_ROUND", "")
         if not (path and rank and local and stat and rank.isdecimal() and local.isdecimal()):
             continue
         if path not in pages:
@@ -68,7 +72,13 @@ def _workers(keeper: int) -> Iterator[HostWorker]:
         status = found[place] if place < len(found) else WorkerStatus()
         wait = wait_of(pid)
         yield HostWorker(
-            int(rank), pid, status, stat.state, wait.what if wait else "", (path, place)
+            rank=int(rank),
+            pid=pid,
+            status=status,
+            state=stat.state,
+            waits=wait.what if wait else "",
+            place=(path, place),
+            round=int(number) if number.isdecimal() else 0,
         )
 
 

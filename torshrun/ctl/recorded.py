@@ -53,10 +53,11 @@ def find(place: str | None) -> list[Recorded]:
         raise Unfit("no job of torshrun's runs on this host, or none that this user may look at")
     if not jobs:
         raise Unfit(f"process {place} is no torshrun of this host that this user may look at")
-    return [_running(job) for job in jobs]
+    return [of_job(job) for job in jobs]
 
 
-def _running(job: HostJob) -> Recorded:
+def of_job(job: HostJob) -> Recorded:
+    """What its workers have noted until now."""
     files = dict.fromkeys(worker.place[0] for worker in job.workers)
     read = {file: read_recordings(file) for file in files}
     records: dict[int, Record] = {}
@@ -66,7 +67,7 @@ def _running(job: HostJob) -> Recorded:
         at, of_file = read[file]
         if local_rank < len(of_file):
             records[worker.rank] = of_file[local_rank]
-    dump = Dump("", 0, 0, os.uname().nodename, at, records)
+    dump = Dump("", job.round, 0, os.uname().nodename, at, records)
     return Recorded(f"pid {job.agent}: {job.command}", [dump])
 
 

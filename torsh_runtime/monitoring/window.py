@@ -1,0 +1,287 @@
+"""How a rank spent a stretch of time, by its record: own work, waiting, moving bytes, steps. Pure.
+
+Times are in the record's seconds. What a record holds may be nonsense: whatever it is, a share is
+between 0 and the whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from torsh_runtime.monitoring.layout import Operation
+from torsh_runtime.monitoring.notes import Note
+
+MESSAGES = ("send", "recv", "batch")
+"""Operations that have no turn in their group, which all its ranks take."""
+SAMPLES = "samples"
+"""The scalar by which a program tells how many samples a step has."""
+TOTAL = "total"
+"""That by which it tells how many steps there will be."""
+_MOST_THREADS, _DEEPEST = 64, 64
+_LATE = 2.0
+"""Of how many usual steps one may take before it makes the rate of steps less."""
+
+Span = tuple[float, float]
+Records = Mapping[int, Sequence[Operation]]
+"""Each rank's operations, by one clock."""
+
+
+class Spent(NamedTuple):
+    """How a rank spent a window, in seconds."""
+
+    covered: float
+    """The part of the window that its record tells of; 0 is none."""
+    own: float
+    """In no operation that its program waits for."""
+    waited: float
+    """In operations, until all others had come, as far as that is known."""
+    moved: float
+    """In operations otherwise."""
+    nbytes: int
+    """Bytes of its arrays in operations that ended within the window."""
+
+    def share(self, seconds: float) -> float:
+        """The part of the covered time that these seconds are; 0 of none."""
+        return seconds / self.covered if self.covered > 0 else 0.0
+
+
+def spent(operations: Sequence[Operation], begin: float, end: float) -> Spent:
+    """From `begin` to `end`, or from the first operation that is held: before it there were others
+    that are not held any more, or the rank had not come so far.
+    """
+    if not operations:
+        return Spent(0.0, 0.0, 0.0, 0.0, 0)
+    begin = max(begin, min(each.entered for each in operations))
+    covered = max(end - begin, 0.0)
+    background = _in_background(operations)
+    blocked = [each for each in operations if not each.in_background]
+    inside = _length(((each.entered, _left(each, end)) for each in blocked), begin, end)
+    spans = (_waiting(each, background, end) for each in blocked)
+    waited = _length(filter(None, spans), begin, end)
+    nbytes = sum(each.nbytes for each in operations if begin < _left(each, math.inf) <= end)
+    return Spent(covered, covered - inside, waited, inside - waited, nbytes)
+
+
+def _in_background(operations: Iterable[Operation]) -> dict[tuple[int, int], Operation]:
+    """Those that a `wait` may be for, by group and number in it."""
+    return {(each.group, each.sequence): each for each in operations if each.in_background}
+
+
+def _left(operation: Operation, end: float) -> float:
+    return end if operation.left is None else operation.left
+
+
+def _waiting(
+    operation: Operation, background: Mapping[tuple[int, int], Operation], end: float
+) -> Span | None:
+    """When the program waited for other ranks in it; None if that is not known, or never."""
+    awaited: Operation | None = operation
+    if operation.operation == "wait":
+        awaited = background.get((operation.group, operation.sequence))
+    if awaited is None:
+        return None
+    left = _left(operation, end)
+    if awaited.came is not None:
+        return operation.entered, min(awaited.came, left)
+    return (operation.entered, left) if awaited.left is None else None
+
+
+def _length(spans: Iterable[Span], begin: float, end: float) -> float:
+    """Of what the spans cover together between the two."""
+    total, reached = 0.0, begin
+    for start, stop in sorted(spans):
+        start, stop = max(start, reached), min(stop, end)
+        if stop > start:
+            total += stop - start
+            reached = stop
+    return total
+
+
+# ---- for whom it waited
+
+
+def waited_for(records: Records, begin: float, end: float) -> dict[int, dict[int, float]]:
+    """For each rank how many seconds of the window it has waited for which other: the one that
+    came last to the operation, or has not come yet. Messages are left out.
+    """
+    entered: dict[tuple[int, int], dict[int, float]] = {}
+    reached: dict[int, dict[int, int]] = {}
+    for rank, held in records.items():
+        for each in held:
+            if each.operation not in (*MESSAGES, "wait"):
+                entered.setdefault((each.group, each.sequence), {})[rank] = each.entered
+                reached.setdefault(each.group, {})[rank] = each.sequence
+    late: dict[tuple[int, int], int] = {}
+    found: dict[int, dict[int, float]] = {}
+    for rank, held in records.items():
+        background, own = _in_background(held), found.setdefault(rank, {})
+        for each in held:
+            span = None if each.in_background else _waiting(each, background, end)
+            seconds = _length([span], begin, end) if span else 0.0
+            key = each.group, each.sequence
+            if seconds and each.operation not in MESSAGES:
+                if key not in late:
+                    late[key] = _last(entered.get(key, {}), reached.get(key[0], {}), key[1])
+                own[late[key]] = own.get(late[key], 0.0) + seconds
+    return {
+        rank: {who: seconds for who, seconds in own.items() if who not in (-1, rank)}
+        for rank, own in found.items()
+    }
+
+
+def _last(entered: Mapping[int, float], reached: Mapping[int, int], sequence: int) -> int:
+    """Who came last, or has not come yet; -1 is not known."""
+    missing = [rank for rank, last in reached.items() if last < sequence]
+    if missing:
+        return min(missing, key=lambda rank: (reached[rank], rank))
+    return max(entered, key=lambda rank: entered[rank]) if len(entered) > 1 else -1
+
+
+# ---- what it does
+
+
+class Doing(NamedTuple):
+    """What a rank does at one moment."""
+
+    operation: Operation | None
+    """The one that its program is in; None is none."""
+    sections: tuple[str, ...]
+    """Those of its main thread that are open, the outermost first."""
+    since: float | None
+    """Since when it is in the operation, else in the innermost section, else out of the last
+    operation. None is unknown."""
+
+
+def doing(operations: Sequence[Operation], notes: Sequence[Note]) -> Doing:
+    """What the rank does when its record ends."""
+    sections = Sections()
+    for note in notes:
+        sections.take(note)
+    stack = sections.stack()
+    names = tuple(name for name, _ in stack)
+    inside = [each for each in operations if each.left is None and not each.in_background]
+    if inside:  # a wait, or what a batch is made of, began last
+        return Doing(inside[-1], names, inside[-1].entered)
+    ended = max((each.left for each in operations if each.left is not None), default=None)
+    return Doing(None, names, stack[-1][1] if stack else ended)
+
+
+class Sections:
+    """Which sections a rank is in, note by note, and for how long it was in each."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        """Of sections that have ended, by name; one within another of its name is not counted."""
+        self._stacks: dict[int, list[tuple[str, float]]] = {}
+
+    def take(self, note: Note) -> None:
+        """The next one. An end whose begin is not known changes nothing."""
+        if note.kind == "begin":
+            if note.thread in self._stacks or len(self._stacks) < _MOST_THREADS:
+                stack = self._stacks.setdefault(note.thread, [])
+                if len(stack) < _DEEPEST:
+                    stack.append((note.name, note.time))
+        elif note.kind == "end":
+            self._end(self._stacks.get(note.thread, []), note)
+
+    def _end(self, stack: list[tuple[str, float]], note: Note) -> None:
+        names = [name for name, _ in stack]
+        if note.name in names:
+            place = len(names) - 1 - names[::-1].index(note.name)
+            began = stack[place][1]
+            del stack[place:]
+            if note.name not in names[:place]:
+                known = self.seconds.get(note.name, 0.0)
+                self.seconds[note.name] = known + max(note.time - began, 0.0)
+
+    def stack(self, thread: int = 0) -> Sequence[tuple[str, float]]:
+        """Those that are open, and since when, the outermost first."""
+        return tuple(self._stacks.get(thread, ()))
+
+    def running(self, now: float) -> dict[str, float]:
+        """For how long open sections have been so far, by name."""
+        found: dict[str, float] = {}
+        for stack in self._stacks.values():
+            for name, began in dict(reversed(stack)).items():
+                found[name] = found.get(name, 0.0) + max(now - began, 0.0)
+        return found
+
+    def forget(self) -> None:
+        """Notes were lost: which sections are open is not known any more."""
+        self._stacks.clear()
+
+
+# ---- how far it is
+
+
+class Progress(NamedTuple):
+    """How far a rank is, and how fast."""
+
+    step: int | None
+    total: int | None
+    """How many steps there will be."""
+    rate: float | None
+    """Steps a second; None where there were too few."""
+    samples: float | None
+    """Samples a second."""
+    scalars: Mapping[str, float]
+    """What the program has told last, by name."""
+
+
+def progress(notes: Sequence[Note], begin: float, end: float) -> Progress:
+    """What its notes tell, the rates by steps that began between `begin` and `end`; where these are
+    few, by the last two.
+    """
+    steps = [note for note in notes if note.kind == "step"]
+    scalars = {note.name: note.value for note in notes if note.kind == "scalar"}
+    times = [note.time for note in steps]
+    within = sum(time > begin for time in times)
+    times = times[-max(within, 2) :]
+    rate = _rate(times, end)
+    told = [
+        note.value
+        for note in notes
+        if note.kind == "scalar" and note.name == SAMPLES and times and note.time >= times[0]
+    ]
+    of_step = math.fsum(filter(math.isfinite, told)) / len(told) if told else None
+    samples = None if rate is None or of_step is None else rate * of_step
+    step, total = _whole(steps[-1].value if steps else None), _whole(scalars.pop(TOTAL, None))
+    scalars.pop(SAMPLES, None)
+    return Progress(step, total, rate, samples, scalars)
+
+
+def _rate(times: Sequence[float], end: float) -> float | None:
+    """Steps a second, which falls where the next one is late."""
+    if len(times) < 2 or times[-1] <= times[0]:
+        return None
+    usual = (times[-1] - times[0]) / (len(times) - 1)
+    until = times[-1] if end - times[-1] < _LATE * usual else end
+    return (len(times) - 1) / (until - times[0])
+
+
+def _whole(value: float | None) -> int | None:
+    is_one = value is not None and math.isfinite(value) and abs(value) < 2**63
+    return int(value) if value is not None and is_one else None
+
+
+# ---- what there was before
+
+
+def operations_until(operations: Iterable[Operation], end: float) -> list[Operation]:
+    """As the record held them at that moment, as far as it still does."""
+    return [
+        each._replace(
+            came=each.came if each.came is not None and each.came <= end else None,
+            left=each.left if each.left is not None and each.left <= end else None,
+            state="running" if each.left is None or each.left > end else each.state,
+        )
+        for each in operations
+        if each.entered <= end
+    ]
+
+
+def notes_until(notes: Iterable[Note], end: float) -> list[Note]:
+    """Likewise."""
+    return [note for note in notes if note.time <= end]

@@ -1,0 +1,122 @@
+"""A terminal that shows pictures on its other screen, and is as it was afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import termios
+import tty
+from collections.abc import Iterator, Sequence
+from types import FrameType
+
+_ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l"
+_LEAVE = "\x1b[?7h\x1b[?25h\x1b[?1049l"
+_ENDINGS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGINT)
+_ARROWS = {"\x1b[A": "up", "\x1b[B": "down", "\x1b[C": "right", "\x1b[D": "left"}
+
+
+class Ended(BaseException):
+    """A signal came that ends the program."""
+
+    def __init__(self, signo: int) -> None:
+        self.signo = signo
+
+
+class Terminal:
+    """Ends by with: then the terminal is as it was. Its signals raise Ended meanwhile."""
+
+    def __init__(self) -> None:
+        """stdout is a terminal; without one at stdin there are no keys."""
+        self._out = sys.stdout.fileno()
+        self._keys = sys.stdin.fileno() if sys.stdin.isatty() else -1
+        self._before = termios.tcgetattr(self._keys) if self._keys >= 0 else None
+        self._undo = contextlib.ExitStack()
+
+    def __enter__(self) -> Terminal:
+        self._wake, wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._undo.callback(os.close, self._wake)
+        self._undo.callback(os.close, wakes)
+        self._undo.callback(
+            signal.set_wakeup_fd, signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+        )
+        handlers = {signal.SIGWINCH: _nothing, signal.SIGTSTP: self._suspend}
+        for signo, handler in (*handlers.items(), *((each, _end) for each in _ENDINGS)):
+            if signal.getsignal(signo) is not signal.SIG_IGN:  # nohup
+                self._undo.callback(signal.signal, signo, signal.signal(signo, handler))
+        self._undo.callback(self._leave)
+        self._enter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._undo.close()
+
+    def size(self) -> tuple[int, int]:
+        """Columns and rows."""
+        try:
+            columns, rows = os.get_terminal_size(self._out)
+        except OSError:
+            return 80, 24
+        return columns or 80, rows or 24
+
+    def show(self, lines: Sequence[str]) -> None:
+        """Put these in place of what is there. OSError when the terminal is gone."""
+        body = "\x1b[K\r\n".join(lines)
+        self._write(f"\x1b[H{body}\x1b[K\x1b[J")
+
+    def wait(self, seconds: float) -> list[str]:
+        """The keys that come until then; [] is none, or another size of the terminal. EOFError when
+        the terminal is gone.
+        """
+        watched = [self._wake] if self._keys < 0 else [self._wake, self._keys]
+        ready, _, _ = select.select(watched, [], [], max(seconds, 0.0))
+        if self._wake in ready:
+            os.read(self._wake, 4096)
+        if self._keys not in ready:
+            return []
+        typed = os.read(self._keys, 1024).decode(errors="replace")
+        if not typed:
+            raise EOFError
+        return list(_keys(typed))
+
+    def _enter(self) -> None:
+        if self._before is not None:
+            tty.setcbreak(self._keys)
+        self._write(_ENTER)
+
+    def _leave(self) -> None:
+        with contextlib.suppress(OSError, termios.error):  # it may be gone
+            self._write(_LEAVE)
+            if self._before is not None:
+                termios.tcsetattr(self._keys, termios.TCSADRAIN, self._before)
+
+    def _suspend(self, signo: int, _frame: FrameType | None) -> None:
+        """Ctrl-Z: as for any other program."""
+        self._leave()
+        handler = signal.signal(signo, signal.SIG_DFL)
+        os.kill(os.getpid(), signo)
+        signal.signal(signo, handler)
+        self._enter()
+
+    def _write(self, text: str) -> None:
+        left = text.encode(errors="replace")
+        while left:
+            left = left[os.write(self._out, left) :]
+
+
+def _keys(typed: str) -> Iterator[str]:
+    """Arrows by their names, other keys by what they type."""
+    while typed:
+        arrow = _ARROWS.get(typed[:3].replace("\x1bO", "\x1b["))
+        yield arrow or typed[0]
+        typed = typed[3 if arrow else 1 :]
+
+
+def _nothing(_signo: int, _frame: FrameType | None) -> None:
+    """It wakes wait()."""
+
+
+def _end(signo: int, _frame: FrameType | None) -> None:
+    raise Ended(signo)

@@ -1,0 +1,274 @@
+"""What torshctl top shows of a job at one moment: how each rank stands, and the job as a whole.
+Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+from typing import NamedTuple
+
+from torsh_runtime.monitoring.flight import Suspicion, suspicions
+from torsh_runtime.monitoring.layout import Operation
+from torsh_runtime.monitoring.notes import Group
+from torsh_runtime.monitoring.window import (
+    MESSAGES,
+    Doing,
+    Progress,
+    Spent,
+    doing,
+    notes_until,
+    operations_until,
+    progress,
+    spent,
+    waited_for,
+)
+from torshrun.ctl.recorded import Recorded
+from torshrun.health.recordings import Dump, Record
+from torshrun.text import format_ranks, parse_ranges, printable
+
+_MOST_SCALARS = 8
+
+
+class Usage(NamedTuple):
+    """What the kernel says of a worker."""
+
+    cpu: float | None = None
+    """CPUs that it used since the last look; None is unknown."""
+    memory: int | None = None
+    """Bytes."""
+    state: str = ""
+    """Of its process, as in /proc."""
+
+
+class Sample(NamedTuple):
+    """A job at one moment."""
+
+    recorded: Recorded
+    usage: Mapping[int, Usage] = {}
+    """By rank; of jobs on this host alone."""
+    has_ended: bool = False
+    """Whether this is the last that is known of it."""
+
+
+class RankView(NamedTuple):
+    """How one rank stands."""
+
+    rank: int
+    progress: Progress
+    spent: Spent
+    does: str
+    """In words."""
+    since: float | None
+    """Seconds for which it has done this; None is unknown."""
+    awaited: tuple[int, ...]
+    """The ranks that it waits for at this moment."""
+    likeness: tuple[object, ...]
+    """Equal for ranks that do the same."""
+    usage: Usage
+
+
+class View(NamedTuple):
+    """All that is shown of a job, but for its form."""
+
+    name: str
+    place: str
+    """The round, and who takes part in it."""
+    at: float
+    """Seconds from the last moment that is known: 0 or less."""
+    has_ended: bool
+    step: int | None
+    """That of the rank that is least far."""
+    total: int | None
+    rate: float | None
+    """Steps a second, of the median rank."""
+    samples: float | None
+    """Samples a second, of all ranks."""
+    scalars: Mapping[str, float]
+    """Averages over the ranks that have told them."""
+    seconds: float
+    """Length of the window that shares are of."""
+    awaited: Mapping[int, float]
+    """For each rank the share of all ranks' time that was waited for it, the largest first."""
+    suspicion: Suspicion | None
+    """What has been waited in longest."""
+    ranks: Sequence[RankView]
+
+
+def view(sample: Sample, at: float, seconds: float) -> View:
+    """The job `at` seconds (0 or less) from the moment of the sample, with shares of so many
+    seconds before.
+    """
+    parts = [_until(dump, at) for dump in _on_one_clock(sample.recorded.dumps)]
+    records = {rank: record for part in parts for rank, record in part.items()}
+    operations = {rank: record.operations for rank, record in records.items()}
+    found = suspicions(operations)
+    ranks = [
+        _rank_view(rank, records[rank], sample.usage.get(rank, Usage()), found, at, seconds)
+        for rank in sorted(records)
+    ]
+    steps = [each.progress.step for each in ranks if each.progress.step is not None]
+    rates = [each.progress.rate for each in ranks if each.progress.rate is not None]
+    samples = [each.progress.samples for each in ranks if each.progress.samples is not None]
+    return View(
+        name=printable(sample.recorded.name),
+        place=_place(sample.recorded.dumps, len(ranks)),
+        at=at,
+        has_ended=sample.has_ended,
+        step=min(steps, default=None),
+        total=max((each.progress.total or 0 for each in ranks), default=0) or None,
+        rate=median(rates) if rates else None,
+        samples=sum(samples) if samples else None,
+        scalars=_averages(each.progress.scalars for each in ranks),
+        seconds=seconds,
+        awaited=_awaited(parts, sample.recorded.dumps, at - seconds, at),
+        suspicion=found[0] if found else None,
+        ranks=ranks,
+    )
+
+
+def _place(dumps: Sequence[Dump], count: int) -> str:
+    """ "round 0, 4 ranks of node1"."""
+    number = max((dump.round for dump in dumps), default=0)
+    hosts = [printable(each) for each in dict.fromkeys(dump.host for dump in dumps)]
+    of = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts"
+    return f"round {number}, {count} rank{'' if count == 1 else 's'} of {of}"
+
+
+def _on_one_clock(dumps: Sequence[Dump]) -> list[Dump]:
+    """With times from the last dump's moment, if it is known how the nodes' clocks stand."""
+    moments = [dump.at + dump.offset for dump in dumps if dump.offset is not None]
+    if len(moments) < len(dumps) or len(dumps) < 2:
+        return list(dumps)
+    return [
+        dump._replace(
+            records={r: _shifted(x, moment - max(moments)) for r, x in dump.records.items()}
+        )
+        for dump, moment in zip(dumps, moments, strict=True)
+    ]
+
+
+def _shifted(record: Record, by: float) -> Record:
+    return record._replace(
+        operations=[
+            each._replace(
+                entered=each.entered + by,
+                came=None if each.came is None else each.came + by,
+                left=None if each.left is None else each.left + by,
+            )
+            for each in record.operations
+        ],
+        notes=[note._replace(time=note.time + by) for note in record.notes],
+    )
+
+
+def _until(dump: Dump, at: float) -> dict[int, Record]:
+    if at >= 0:
+        return dict(dump.records)
+    return {
+        rank: record._replace(
+            operations=operations_until(record.operations, at), notes=notes_until(record.notes, at)
+        )
+        for rank, record in dump.records.items()
+    }
+
+
+def _awaited(
+    parts: Sequence[Mapping[int, Record]], dumps: Sequence[Dump], begin: float, end: float
+) -> dict[int, float]:
+    """Ranks are compared where it is known how their clocks stand to each other."""
+    if all(dump.offset is not None for dump in dumps):
+        parts = [{rank: record for part in parts for rank, record in part.items()}]
+    total: dict[int, float] = {}
+    for part in parts:
+        operations = {rank: record.operations for rank, record in part.items()}
+        for own in waited_for(operations, begin, end).values():
+            for rank, seconds in own.items():
+                total[rank] = total.get(rank, 0.0) + seconds
+    whole = (end - begin) * max(sum(map(len, parts)), 1)
+    shares = {rank: seconds / whole for rank, seconds in total.items() if seconds}
+    return dict(sorted(shares.items(), key=lambda each: -each[1]))
+
+
+def _averages(told: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    found: dict[str, list[float]] = {}
+    for scalars in told:
+        for name, value in scalars.items():
+            found.setdefault(name, []).append(value)
+    first = list(found.items())[:_MOST_SCALARS]
+    return {printable(name): math.fsum(values) / len(values) for name, values in first}
+
+
+# ---- a rank
+
+
+def _rank_view(
+    rank: int, record: Record, usage: Usage, found: Sequence[Suspicion], at: float, seconds: float
+) -> RankView:
+    now = doing(record.operations, record.notes)
+    awaited = _for_whom(rank, now.operation, record.groups, found)
+    return RankView(
+        rank=rank,
+        progress=progress(record.notes, at - seconds, at),
+        spent=spent(record.operations, at - seconds, at),
+        does=_in_words(now, awaited, record, usage),
+        since=None if now.since is None else max(at - now.since, 0.0),
+        awaited=awaited,
+        likeness=(
+            now.operation and now.operation.operation,
+            now.sections,
+            awaited,
+            usage.state in "Tt",
+        ),
+        usage=usage,
+    )
+
+
+def _for_whom(
+    rank: int, operation: Operation | None, groups: Sequence[Group], found: Sequence[Suspicion]
+) -> tuple[int, ...]:
+    if operation is None or operation.came is not None:
+        return ()
+    if operation.operation in MESSAGES:
+        return _peer(operation, groups)
+    turn = operation.group, operation.sequence
+    for each in found:
+        if (each.operation.group, each.operation.sequence) == turn and rank in each.waiting:
+            return each.ranks
+    return ()
+
+
+def _peer(message: Operation, groups: Sequence[Group]) -> tuple[int, ...]:
+    """The rank of the job at the other end, if it is known."""
+    if message.root < 0:
+        return ()
+    told = next((each.ranks for each in groups if each.number == message.group), "")
+    try:
+        members = sorted(parse_ranges(told))
+    except ValueError:
+        return ()
+    if message.root < len(members):
+        return (members[message.root],)
+    return (message.root,) if not message.group else ()
+
+
+def _in_words(now: Doing, awaited: Sequence[int], record: Record, usage: Usage) -> str:
+    place = "/".join(map(printable, now.sections))
+    within = f", in {place}" if place else ""
+    if usage.state in ("T", "t"):
+        return "is stopped (SIGCONT continues it)"
+    if now.operation is not None:
+        waits = f"waits for {format_ranks(awaited)} in " if awaited else "in "
+        return f"{waits}{_called(now.operation, record.groups)}{within}"
+    if place:
+        return f"in {place}"
+    if record.operations or record.notes:
+        return "own work"
+    return "nothing is recorded"
+
+
+def _called(operation: Operation, groups: Sequence[Group]) -> str:
+    """ "all_reduce #12 of dp"."""
+    name = next((printable(each.name) for each in groups if each.number == operation.group), "")
+    of = f" of {name}" if name else f" of group {operation.group:x}" if operation.group else ""
+    return f"{operation.operation} #{operation.sequence}{of}"
