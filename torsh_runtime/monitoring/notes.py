@@ -189,9 +189,10 @@ class Notebook:
         self._bytes[word * 8 : word * 8 + size] = content.ljust(size, b"\0")
 
 
-def notes_of(words: memoryview, later: memoryview) -> list[Note]:
-    """The notes that are held, in the order in which they were begun. `later`: the same recording,
-    read again afterwards; a note that was overwritten in between is left out.
+def notes_of(words: memoryview, later: memoryview, first: int = 0) -> list[Note]:
+    """The notes that are held, from the one of number `first` on, in the order in which they were
+    begun. `later`: the same recording, read again afterwards; a note that was overwritten in
+    between is left out.
     """
     names = [
         _text(words, FIRST_NAME + place * NAME_WORDS, NAME_WORDS)
@@ -199,7 +200,7 @@ def notes_of(words: memoryview, later: memoryview) -> list[Note]:
     ]
     begun = words[NOTES_BEGUN]
     found = []
-    for number in range(max(begun - NOTES, 0), begun):
+    for number in range(max(begun - NOTES, first), begun):
         start = FIRST_NOTE + number % NOTES * NOTE_WORDS
         mark, what, nanoseconds, value = words[start : start + NOTE_WORDS]
         if not mark == later[start] == (number + 1) << 2 | LEFT:

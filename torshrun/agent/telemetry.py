@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torsh_runtime.events import Event
 from torsh_runtime.monitoring.pace import Pace
@@ -16,11 +16,14 @@ from torshrun.agent.diagnosis import Findings
 from torshrun.config.job import LaunchConfig
 from torshrun.health.pages import StatusPages
 from torshrun.live.pace import PaceReader
-from torshrun.live.snapshot import JobState, Snapshot
+from torshrun.live.snapshot import JobState, Noted, Snapshot
 from torshrun.live.status_line import render
 from torshrun.rendezvous.base import Place
 from torshrun.workers.group import WorkerGroup
 from torshrun.workers.logs.lines import is_coloured
+
+if TYPE_CHECKING:
+    from torshrun.live.noted import Ledger
 
 
 class Telemetry:
@@ -48,13 +51,16 @@ class Telemetry:
             max_restarts=config.max_restarts,
         )
         self._pace = PaceReader()
+        self._ledger: Ledger | None = None
         self._is_seen = config.metrics_port is not None or pump.status_width > 0
         self._color = is_coloured(config.output, True, os.environ)
         with contextlib.ExitStack() as undo:
             if config.metrics_port is not None:
                 from torshrun.live.http_pages import Pages
                 from torshrun.live.http_server import HttpServer
+                from torshrun.live.noted import Ledger
 
+                self._ledger = Ledger()
                 server = HttpServer(*config.metrics_port, Pages(lambda: self.latest).respond)
                 undo.callback(server.close)
                 server.start()
@@ -105,6 +111,7 @@ class Telemetry:
             pids=tuple(pids) or (0,) * self.latest.workers,
             steps=tuple(status.step for status in self.pages.read()) if self.pages else (),
             status_file=self.status_file,
+            noted=self._noted(),
             output_bytes=self._pump.received,
             standbys=self._group.standbys.count if self._group.standbys else 0,
         )
@@ -116,6 +123,11 @@ class Telemetry:
         least = min(known, default=(0, 0))[1]
         has_file = self.pages is not None and self.status_file
         return self._pace.read(self.status_file, least, time.monotonic()) if has_file else None
+
+    def _noted(self) -> Noted:
+        if self._ledger is None or not self.status_file:
+            return Noted()
+        return self._ledger.read(self.status_file, self.latest.workers)
 
     def _show(self, **facts: Any) -> None:
         self.latest = replace(self.latest, **facts)

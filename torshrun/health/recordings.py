@@ -162,11 +162,21 @@ def _records(content: bytes, later: bytes, at: float) -> list[Record]:
     ]
 
 
-def read_tallies(status_file: str) -> list[list[layout.Tallied]]:
-    """What was counted of each local rank; [] if there is no such file."""
+def read_words(status_file: str) -> list[memoryview]:
+    """Each local rank's recording as it is; [] if there is no such file."""
     (content,) = _contents(layout.file_beside(status_file), times=1)
-    parts = (_part(content, place) for place in range(_count_of(content)))
-    return [list(layout.tallies_of(layout.words_of(part))) for part in parts]
+    return [layout.words_of(_part(content, place)) for place in range(_count_of(content))]
+
+
+def read_notes(descriptor: int, place: int, first: int) -> tuple[int, list[Note]]:
+    """How many notes that local rank has begun, and those from number `first` on that are held. The
+    descriptor is of the recordings' file. OSError.
+    """
+    begin = layout.HEADER_BYTES + place * layout.STRIDE
+    size = 8 * layout.FIRST_GROUP  # all that notes need
+    copies = (os.pread(descriptor, size, begin).ljust(size, b"\0") for _ in range(2))
+    words, later = (memoryview(copy).cast("Q") for copy in copies)
+    return words[layout.NOTES_BEGUN], notes_of(words, later, first)
 
 
 def _contents(path: str, times: int) -> list[bytes]:

@@ -4,25 +4,41 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
+from itertools import chain
 from typing import Any, get_args
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
-from torshrun.health.recordings import read_tallies
+from torsh_runtime.monitoring.layout import Tallied, durations_of, tallies_of
+from torshrun.health.recordings import read_words
 from torshrun.live.snapshot import JobState, Snapshot
 from torshrun.procfs import read_stat
+from torshrun.text import printable
 
 _OF_OPERATIONS = {
-    "operations": "Collectives that the worker has carried out.",
+    "operations": "Operations that the worker has carried out.",
     "operation_bytes": "Bytes of the worker's arrays in them.",
     "operation_seconds": "Time that the worker has spent in them.",
     "operation_wait_seconds": "Time of this until all ranks had entered, as far as it is known.",
 }
+Durations = Mapping[str, Sequence[tuple[float, int]]]
+"""As durations_of() has them."""
+_BOUNDS = [1e-6 * 4**power for power in range(14)]
+"""Of the buckets of operations' durations, in seconds: to 67 s."""
+_ROUNDED = 1.05
+"""The recorder's classes of durations may go beyond a bucket's bound by so much, as where one ends
+at 1.024 µs."""
 
 
 class Exposition(Collector):
@@ -44,7 +60,11 @@ class Exposition(Collector):
         now = self._snapshot()
         yield from _of_job(now, self._epoch)
         yield from _of_workers(now)
-        yield from _of_operations(now)
+        yield from _of_notes(now)
+        recordings = read_words(now.status_file) if now.status_file else []
+        tallies = [list(tallies_of(words)) for words in recordings]
+        yield from _of_operations(now, tallies)
+        yield _durations(tallies, map(durations_of, recordings))
 
 
 def _of_job(now: Snapshot, epoch: float) -> Iterator[Metric]:
@@ -83,9 +103,27 @@ def _of_workers(now: Snapshot) -> Iterator[Metric]:
     yield _metric("worker_cpu_seconds_total", text, cpu, "rank")
 
 
-def _of_operations(now: Snapshot) -> Iterator[Metric]:
+def _of_notes(now: Snapshot) -> Iterator[Metric]:
+    """There are no more names in it than a ledger keeps (torshrun/live/noted.py)."""
+    noted = now.noted.workers
+    steps = _by_rank(now, [each.steps for each in noted])
+    yield _metric("worker_steps_total", "Steps that the worker has begun.", steps, "rank")
+    samples = _by_rank(now, [each.samples for each in noted])
+    yield _metric("worker_samples_total", "Samples of its steps, as it told.", samples, "rank")
+    text, scalars = "What the worker has told last by this name.", [x.scalars for x in noted]
+    yield _metric("worker_scalar", text, _by_name(now, scalars), "rank", "name")
+    text, sections = "Time that the worker was in this section.", [x.sections for x in noted]
+    named = _by_name(now, sections)
+    yield _metric("worker_section_seconds_total", text, named, "rank", "section")
+    lost = _by_rank(now, [each.lost for each in noted])
+    text = "Steps, sections and scalars that came too fast to be counted."
+    yield _metric("worker_notes_lost_total", text, lost, "rank")
+    text = "Names of scalars and of sections that are left out, as there are too many."
+    yield _metric("names_dropped", text, dict(now.noted.dropped), "kind")
+
+
+def _of_operations(now: Snapshot, tallies: Sequence[Sequence[Tallied]]) -> Iterator[Metric]:
     found: dict[tuple[str, str], list[float]] = {}
-    tallies = read_tallies(now.status_file) if now.status_file else []
     for rank, of_rank in enumerate(tallies, now.first_rank):
         for each in of_rank:
             total = found.setdefault((str(rank), each.operation), [0.0] * 4)
@@ -96,10 +134,45 @@ def _of_operations(now: Snapshot) -> Iterator[Metric]:
         yield _metric(f"worker_{name}_total", text, values, "rank", "operation")
 
 
+def _durations(tallies: Iterable[Sequence[Tallied]], durations: Iterable[Durations]) -> Metric:
+    """Of all workers of the node together, so that there are not too many series."""
+    text = "How long operations of this node's workers took."
+    metric = HistogramMetricFamily("torsh_operation_duration_seconds", text, labels=["operation"])
+    counts: dict[str, list[int]] = {}
+    seconds: dict[str, float] = {}
+    for operation, classes in chain.from_iterable(of_rank.items() for of_rank in durations):
+        own = counts.setdefault(operation, [0] * (len(_BOUNDS) + 1))
+        for below, calls in classes:
+            own[_bucket(below)] += calls
+    for each in chain.from_iterable(tallies):
+        seconds[each.operation] = seconds.get(each.operation, 0.0) + each.seconds
+    for operation, own in sorted(counts.items()):
+        sums = [sum(own[: place + 1]) for place in range(len(own))]
+        named = [*map(floatToGoString, _BOUNDS), "+Inf"]
+        buckets = [*zip(named, map(float, sums), strict=True)]
+        metric.add_metric([operation], buckets, seconds.get(operation, 0.0))
+    return metric
+
+
+def _bucket(below: float) -> int:
+    """The place of the first bound that calls which took less than this keep to."""
+    return next((n for n, bound in enumerate(_BOUNDS) if below <= bound * _ROUNDED), len(_BOUNDS))
+
+
 def _by_rank(now: Snapshot, values: Sequence[float | None]) -> dict[str, float]:
     """Those that are known, of these values by local rank."""
     ranks = zip(range(now.workers), values, strict=False)
     return {str(now.first_rank + rank): value for rank, value in ranks if value is not None}
+
+
+def _by_name(now: Snapshot, values: Sequence[Mapping[str, float]]) -> dict[tuple[str, str], float]:
+    """These values by name, by local rank."""
+    ranks = zip(range(now.workers), values, strict=False)
+    return {
+        (str(now.first_rank + rank), printable(name)): value
+        for rank, named in ranks
+        for name, value in sorted(named.items())
+    }
 
 
 def _metric(name: str, text: str, values: Any, *labels: str) -> Metric:

@@ -2,14 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from torsh_runtime.monitoring.pace import Pace
 
 JobState = Literal["starting", "running", "stopping", "restarting", "finished"]
+
+
+_NONE: Mapping[str, float] = MappingProxyType({})
+
+
+class Counted(NamedTuple):
+    """What one worker has noted in this round."""
+
+    steps: int = 0
+    """Steps that it has begun."""
+    samples: float = 0.0
+    scalars: Mapping[str, float] = _NONE
+    """The last value of each."""
+    sections: Mapping[str, float] = _NONE
+    """Seconds in each, with those that it is in."""
+    lost: int = 0
+    """Notes that were overwritten before they were read."""
+
+
+class Noted(NamedTuple):
+    """What all of them have."""
+
+    workers: Sequence[Counted] = ()
+    """By local rank."""
+    dropped: Mapping[str, int] = MappingProxyType({})
+    """How many names were left out, of "scalar" and of "section"."""
+    since: float = 0.0
+    """When the round's counting began, in seconds of time.monotonic()."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +73,8 @@ class Snapshot:
     """That of the round's status pages, beside which operations are recorded; "" is none."""
     standbys: int = 0
     """How many processes wait to be workers after a restart."""
+    noted: Noted = field(default_factory=Noted)
+    """What its workers have noted in this round, if somebody looks."""
     output_bytes: int = 0
     """Bytes of output that workers have written so far, in all rounds."""
 

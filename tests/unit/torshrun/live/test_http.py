@@ -31,7 +31,7 @@ from torshrun.live import http_server
 from torshrun.live.http_pages import STALL_SECONDS, Pages, unhealthy
 from torshrun.live.http_server import HttpServer
 from torshrun.live.prometheus import Exposition
-from torshrun.live.snapshot import Snapshot
+from torshrun.live.snapshot import Counted, Noted, Snapshot
 
 DOC = Path(__file__).parents[4] / "docs/metrics.md"
 
@@ -167,6 +167,11 @@ def recorded(folder: Path) -> str:
     cell = layout.FIRST_TALLY + kind * layout.SIZES * 4
     words[cell : cell + 4] = array("Q", [3, 0, 8_000_000_000, 2_000_000_000])
     words[cell + 4 : cell + 8] = array("Q", [1, 1, 0, 0])
+    durations = (
+        layout.FIRST_TALLY + len(layout.RECORDED) * layout.SIZES * 4 + kind * layout.DURATIONS
+    )
+    words[durations + 11] = 3  # less than 2,048 ticks: 1.024 µs
+    words[durations + 31] = 1  # less than 1.074 s, and counted up to 1.049 s
     with Path(layout.file_beside(status)).open("r+b") as file:
         file.seek(layout.HEADER_BYTES + layout.STRIDE)
         file.write(words.tobytes())
@@ -181,6 +186,27 @@ def test_what_workers_have_recorded(endpoint: Endpoint, tmp_path: Path) -> None:
     assert told["torsh_worker_operation_bytes_total"] == {of: 1}
     assert told["torsh_worker_operation_seconds_total"] == {of: 4.0}
     assert told["torsh_worker_operation_wait_seconds_total"] == {of: 1.0}
+    buckets = told["torsh_operation_duration_seconds_bucket"]
+    assert [calls for (_, operation), calls in buckets.items() if operation == "broadcast"] == [
+        *[3] * 10,
+        *[4] * 5,
+    ]
+    assert buckets["1e-06", "broadcast"] == 3
+    assert told["torsh_operation_duration_seconds_sum"] == {("broadcast",): 4.0}
+    assert told["torsh_operation_duration_seconds_count"] == {("broadcast",): 4}
+
+
+def test_what_workers_have_noted(endpoint: Endpoint) -> None:
+    one = Counted(7, 64.0, {"loss": 0.5, "l\x1b[2J": float("nan")}, {"data": 1.5}, 2)
+    endpoint.facts = {"noted": Noted([one, Counted()], {"scalar": 3, "section": 0})}
+    told = endpoint.samples()
+    assert told["torsh_worker_steps_total"] == {("0",): 7, ("1",): 0}
+    assert told["torsh_worker_samples_total"] == {("0",): 64, ("1",): 0}
+    assert told["torsh_worker_scalar"]["loss", "0"] == 0.5
+    assert told["torsh_worker_scalar"].keys() == {("loss", "0"), ("l", "0")}
+    assert told["torsh_worker_section_seconds_total"] == {("0", "data"): 1.5}
+    assert told["torsh_worker_notes_lost_total"] == {("0",): 2, ("1",): 0}
+    assert told["torsh_names_dropped"] == {("scalar",): 3, ("section",): 0}
 
 
 def test_a_worker_that_has_just_gone_has_no_usage(
@@ -219,7 +245,11 @@ def test_two_servers_do_not_share_their_numbers(endpoint: Endpoint) -> None:
 def test_names_follow_the_conventions_and_the_document_has_them(tmp_path: Path) -> None:
     rows = []
     snapshot = a_snapshot(
-        pids=(os.getpid(),), steps=(1,), failures={"exit code": 1}, status_file=recorded(tmp_path)
+        pids=(os.getpid(),),
+        steps=(1,),
+        failures={"exit code": 1},
+        status_file=recorded(tmp_path),
+        noted=Noted([Counted(scalars={"loss": 1.0}, sections={"data": 1.0})], {"scalar": 1}),
     )
     for metric in Exposition(lambda: snapshot).collect():
         sample = metric.samples[0]
