@@ -25,7 +25,7 @@ HUNG_SECONDS = 1.0
 _BAR = 10
 _PARTS = (("#", "32"), ("-", "36"), (".", "33"))
 """Own work, moving bytes, waiting: how the bar shows each, and in which colour."""
-_HEAD = f"{'STEP':>7} {'OWN# MOVE- WAIT.':16} {'B/S':>5} {'CPU':>5} {'MEM':>5} {'SINCE':>6}  DOES"
+_HEAD = f"{'STEP':>7} {'OWN# MOVE- WAIT.':16} {'B/S':>5} {'CPU%':>5} {'MEM':>5} {'SINCE':>6}  DOES"
 
 Line = Sequence[tuple[str, str]]
 """Pieces of text, each with the parameters of its colour's escape sequence; "" is none."""
