@@ -6,6 +6,10 @@ import re
 
 _UNFINISHED = re.compile(rb"\x1b(\[[?0-9;]*)?\Z")
 _TOKENS = re.compile(rb"\x1b\[[?0-9;]*[A-Za-z]|\x1b[78DM]|[\x00-\x1f]|[^\x00-\x1f]+")
+_NAMES = {b"?7": "wraps", b"?25": "cursor", b"?1049": "other"}
+_SWITCHES = {
+    b"\x1b[" + number + letter: name for number, name in _NAMES.items() for letter in (b"h", b"l")
+}
 
 
 class Screen:
@@ -19,6 +23,8 @@ class Screen:
         self._row = self._column = 0
         self._saved = (0, 0)
         self._wraps = True
+        self._main: list[str] | None = None  # its rows, while the other screen is shown
+        self.shows_cursor = True
         self._rest = b""  # of a control sequence that came in two pieces
 
     def feed(self, data: bytes) -> None:
@@ -45,24 +51,45 @@ class Screen:
         return rows
 
     def _control(self, token: bytes) -> None:
-        if token == b"\x1bD":
+        if token in _SWITCHES:
+            self._switch(_SWITCHES[token], is_on=token.endswith(b"h"))
+        elif token in (b"\x1b[2K", b"\x1b[K", b"\x1b[J"):
+            self._erase(token)
+        elif token == b"\x1bD":
             self._down(scroll=True)
         elif token == b"\x1b[B":
             self._down(scroll=False)
         elif token == b"\x1b[A":
             self._row = max(0, self._row - 1)
+        elif token == b"\x1b[H":
+            self._row = self._column = 0
         elif token == b"\x1b7":
             self._saved = (self._row, self._column)
         elif token == b"\x1b8":
             self._row, self._column = self._saved
-        elif token == b"\x1b[2K":
-            self.rows[self._row] = ""
-        elif token == b"\x1b[K":
-            self.rows[self._row] = self.rows[self._row][: self._column]
-        elif token in (b"\x1b[?7l", b"\x1b[?7h"):
-            self._wraps = token.endswith(b"h")
         elif not token.endswith(b"m"):  # colours
             raise AssertionError(f"unknown control sequence {token!r}")
+
+    def _erase(self, token: bytes) -> None:
+        kept = 0 if token == b"\x1b[2K" else self._column
+        self.rows[self._row] = self.rows[self._row][:kept]
+        if token == b"\x1b[J":
+            self.rows[self._row + 1 :] = [""] * (len(self.rows) - self._row - 1)
+
+    def _switch(self, what: str, *, is_on: bool) -> None:
+        if what == "wraps":
+            self._wraps = is_on
+        elif what == "cursor":
+            self.shows_cursor = is_on
+        elif is_on and self._main is None:
+            self._main, self.rows = self.rows, [""] * len(self.rows)
+        elif not is_on and self._main is not None:
+            self.rows, self._main = self._main, None
+
+    @property
+    def is_other(self) -> bool:
+        """Whether it is the one that full-screen programs use."""
+        return self._main is not None
 
     def _put(self, text: str) -> None:
         for character in text:

@@ -41,7 +41,7 @@ class Shape(NamedTuple):
     keys: str = ""
     """The last line; "" is none."""
     note: str = ""
-    """Stands beside the job's name, such as "paused"."""
+    """Stands before the job's name, such as "paused"."""
 
 
 def lines(shown: View, shape: Shape) -> list[str]:
@@ -59,12 +59,14 @@ def lines(shown: View, shape: Shape) -> list[str]:
 def _head(shown: View, shape: Shape) -> Iterator[Line]:
     moment = f"{_span(-shown.at)} before {'the end' if shown.has_ended else 'now'}"
     told = [moment if shown.at < 0 else "ended" if shown.has_ended else "", shape.note]
-    yield [(shown.name, "1"), ("".join(f"  {each}" for each in told if each), "33")]
+    yield [("".join(f"{each}  " for each in told if each), "33"), (shown.name, "1")]
     yield [(", ".join([shown.place, *_progress(shown)]), "")]
     yield [(_shares(shown), "")]
     suspicion = shown.suspicion
     if suspicion is not None and shown.at - suspicion.since >= HUNG_SECONDS:
         yield [(printable(in_words(suspicion, shown.at)), "31")]
+    elif shape.keys:  # or the ranks would move
+        yield [("", "")]
 
 
 def _progress(shown: View) -> Iterator[str]:

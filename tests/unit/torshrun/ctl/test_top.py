@@ -71,7 +71,7 @@ def test_ranks_that_do_the_same_are_one_line_where_there_is_no_room() -> None:
 def test_what_does_not_fit_is_counted() -> None:
     sections = {rank: record([], [note("begin", -1.0, f"part {rank}")]) for rank in range(50)}
     found = picture(job(sections), Shape(80, 14, keys="q quit"))
-    assert found[-2] == "… 42 more ranks, in 42 lines"
+    assert found[-2] == "… 43 more ranks, in 43 lines"
     assert len(found) == 14
 
 
@@ -108,9 +108,9 @@ def test_colours_only_where_they_are_wanted() -> None:
 
 def test_a_job_as_it_was_before_its_end() -> None:
     ended = late(3)._replace(has_ended=True)
-    assert picture(ended)[0] == "pid 7: torshrun train.py  ended"
+    assert picture(ended)[0] == "ended  pid 7: torshrun train.py"
     before = picture(ended, at=-3.4)
-    assert before[0] == "pid 7: torshrun train.py  3.4 s before the end"
+    assert before[0] == "3.4 s before the end  pid 7: torshrun train.py"
     assert [line[-12:] for line in before[4:]] == [
         *["s  own work"[-12:].rjust(12)] * 3,
         "in data/read",
