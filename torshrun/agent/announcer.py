@@ -43,7 +43,7 @@ class Announcer:
         self,
         config: LaunchConfig,
         say: Callable[[str], None],
-        record: Callable[[Event], None] | None,
+        record: Callable[[Event], object] | None,
     ) -> None:
         """Without `record` programs are told nothing."""
         self._config = config

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from torshrun.live.noted import Ledger
 
 
+Sink = Callable[[Event], object]
+"""Takes an event, at once."""
+
+
 class Telemetry:
     """Events, the metrics' endpoint, the status line. Any thread may read the latest snapshot."""
 
@@ -39,7 +43,7 @@ class Telemetry:
         """Where they have; "" before the first round."""
         self.summaries: Mapping[str, bytes] = {}
         """What the agents of all nodes told this one last, by node id, if it leads."""
-        self.record: Callable[[Event], None] | None = None
+        self.record: Sink | None = None
         """Takes events; None if nobody wants any."""
         self.latest = Snapshot(
             run_id=config.run_id,
@@ -52,27 +56,46 @@ class Telemetry:
         )
         self._pace = PaceReader()
         self._ledger: Ledger | None = None
-        self._is_seen = config.metrics_port is not None or pump.status_width > 0
+        is_asked = config.metrics_port is not None or config.otlp is not None
+        self._is_seen = is_asked or pump.status_width > 0
         self._color = is_coloured(config.output, True, os.environ)
         with contextlib.ExitStack() as undo:
-            if config.metrics_port is not None:
-                from torshrun.live.http_pages import Pages
-                from torshrun.live.http_server import HttpServer
-                from torshrun.live.noted import Ledger
-
-                self._ledger = Ledger()
-                server = HttpServer(*config.metrics_port, Pages(lambda: self.latest).respond)
-                undo.callback(server.close)
-                server.start()
-            if config.events == "-":
-                self.record = lambda event: pump.write(event.to_json())
-            elif config.events is not None:
-                from torshrun.live.line_file import LineFile
-
-                file = LineFile(config.events, lambda text: pump.say(f"torshrun: {text}"))
-                undo.callback(file.close)
-                self.record = file.record
+            sinks = [*self._open(config, undo)]
             self._closing = undo.pop_all()
+        if sinks:
+            self.record = lambda event: [sink(event) for sink in sinks]
+
+    def _open(self, config: LaunchConfig, undo: contextlib.ExitStack) -> Iterator[Sink]:
+        """What the job is told to; those that take events."""
+        pump = self._pump
+        if config.metrics_port is not None:
+            from torshrun.live.http_pages import Pages
+            from torshrun.live.http_server import HttpServer
+
+            server = HttpServer(*config.metrics_port, Pages(lambda: self.latest).respond)
+            undo.callback(server.close)
+            server.start()
+        if config.events == "-":
+            yield lambda event: pump.write(event.to_json())
+        elif config.events is not None:
+            from torshrun.live.line_file import LineFile
+
+            file = LineFile(config.events, lambda text: pump.say(f"torshrun: {text}"))
+            undo.callback(file.close)
+            yield file.record
+        if config.otlp is not None:
+            from torshrun.live.otlp import Exporter
+
+            exporter = Exporter(
+                config.otlp, lambda: self.latest, lambda text: pump.say(f"torshrun: {text}")
+            )
+            undo.callback(exporter.close)
+            exporter.start()
+            yield exporter.record
+        if config.metrics_port is not None or config.otlp is not None:
+            from torshrun.live.noted import Ledger
+
+            self._ledger = Ledger()
 
     def follow(self, state: machine.State) -> None:
         before, attempt = self.latest, state.attempt

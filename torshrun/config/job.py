@@ -100,6 +100,16 @@ class Address(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Collector:
+    """One of OpenTelemetry's."""
+
+    url: str
+    """To which /v1/metrics and /v1/logs are added."""
+    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    """Of each request; they may hold credentials."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
     """What etcd asks for."""
 
@@ -197,6 +207,8 @@ class LaunchConfig:
     debugpy: Address | None = None
     """Where the first worker serves it, and the others at the ports behind; None is nowhere."""
     events: str | None = None
+    otlp: Collector | None = None
+    """Where metrics and events are sent; None is nowhere."""
     time_limit: float | None = None
     """Counted from when this was made; None is without an end."""
     end_notice: float = 120.0

@@ -130,6 +130,9 @@ Watching:
     docs/debugging.md.
 --events FILE|- = (not written)
     Add the job's events to FILE as lines of JSON; - is stdout.
+--otlp URL|env = (not sent)
+    Send metrics and events to the OpenTelemetry collector at URL, like http://host:4318; env: where
+    OTEL_EXPORTER_OTLP_ENDPOINT says. See docs/monitoring.md.
 
 Rendezvous:
 --rdzv-backend BACKEND = static
@@ -217,6 +220,7 @@ _KINDS: Mapping[str, Kind] = {
     "STREAMS": Kind(values.stream_rule, pairs=":"),
     "TEXT": Kind(values.template),
     "TEXTS": Kind(values.phrases, is_list=True),
+    "URL|env": Kind(values.url_or_env),
     "VARIABLES": Kind(values.phrases, is_list=True),
     "WORKERS": Kind(values.workers),
     "[HOST:]PORT": Kind(values.listening),

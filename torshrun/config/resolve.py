@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from torsh_runtime.errors import ConfigError
 from torshrun.clusters.hints import Hints
+from torshrun.config.collector import collector
 from torshrun.config.debugging import debugged, debugging_notes
 from torshrun.config.job import (
     Access,
@@ -103,6 +104,7 @@ def _check(
         "master_port": port,
         "error_file": environ.get("TORCHELASTIC_ERROR_FILE") or None,
         "scratch_place": _scratch_place(environ),
+        "otlp": collector(request, environ),
         "signals_reach_workers": bool(hints and hints.signals_reach_workers),
         "requeues": hints.requeues if hints and request["requeue_on_preempt"] else "",
         "output": OutputConfig(**_fields(request, OutputConfig)),

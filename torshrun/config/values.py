@@ -189,6 +189,26 @@ def listening(text: str) -> tuple[str, int]:
     return (host(name) if name else ""), port(number)
 
 
+def url_or_env(text: str) -> str:
+    """ "env", or a URL of http or https without a slash at its end."""
+    return text if text == "env" else url(text)
+
+
+def url(text: str) -> str:
+    match = re.fullmatch(r"https?://([^/?#@\s]+)(/[!-~]*)?", text)
+    if match is None or re.search(r"[?#]", text):
+        raise ConfigError(
+            f"{text!r} is not a URL like http://collector:4318 or https://host/path (without a "
+            f"name and a password: see OTEL_EXPORTER_OTLP_HEADERS)"
+        )
+    name, colon, number = match[1].rpartition(":")
+    if not colon or number.endswith("]"):
+        host(match[1])
+    elif host(name) and not port(number) >= 1:
+        raise ConfigError(f"{text!r} has port 0, at which nobody serves")
+    return text.rstrip("/")
+
+
 def flag(text: str) -> bool:
     word = text.strip().lower()
     try:

@@ -56,6 +56,10 @@ class Exposition(Collector):
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
 
+    def families(self) -> list[Metric]:
+        """All that render() tells."""
+        return [*self._registry.collect()]
+
     def collect(self) -> Iterator[Metric]:
         now = self._snapshot()
         yield from _of_job(now, self._epoch)
