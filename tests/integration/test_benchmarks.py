@@ -54,6 +54,12 @@ def launched(script: str, *arguments: str) -> str:
     return done.stdout
 
 
+def test_monitoring_scale() -> None:
+    printed = run("monitoring_scale.py")
+    assert "summaries of 1024 bytes" in printed
+    assert "16 nodes have told something" in printed
+
+
 def test_many_groups() -> None:
     assert "20 groups of 2 ranks" in launched("many_groups.py", "--groups", "20")
 

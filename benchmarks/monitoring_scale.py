@@ -1,0 +1,276 @@
+"""What 1,000 nodes cost the agent that leads: `python benchmarks/monitoring_scale.py --bars`.
+
+This process is the leader's agent, as far as it hears of other nodes: a real rendezvous and a real
+hub. The other agents are as real, all in a second process, and reach it over TCP; the store where
+they meet is a third one. Each sends its signs of life at every interval, first alone, and then with
+a summary of the greatest size that changes each time. Workers there are none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import resource
+import select
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+if not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from benchmarks.bars import Check
+from torsh_runtime.store.base import Store
+from torsh_runtime.store.hosted import HostedStore
+from torsh_runtime.store.remote import RemoteStore
+from torshrun.rendezvous.base import (
+    SUMMARY_BYTES,
+    JobOver,
+    RendezvousEvent,
+    RoundFormed,
+    Summaries,
+)
+from torshrun.rendezvous.epoch import Epoch
+from torshrun.rendezvous.hub import Hub
+from torshrun.rendezvous.rejoin import EpochRendezvous, Prepare
+from torshrun.rendezvous.settings import NodeFacts, Settings
+
+SECRET = b"the secret of the benchmark"
+TTL = 15.0
+"""Seconds, as where nothing else is asked for: an interval is a quarter of it."""
+DEADLINE = 300.0
+"""Seconds until all agents are there."""
+_SEGMENT_HEADERS = 14 + 20 + 32
+"""Bytes of a segment beside its payload: Ethernet, IPv4, TCP with timestamps."""
+_LISTENS = 10
+_TCP_INFO = struct.Struct("=B119xQQII")
+"""The state, bytes that were acknowledged and received, segments out and in."""
+
+
+class Traffic(NamedTuple):
+    """What this process's connections have carried so far, both ways."""
+
+    payload: int
+    segments: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.payload + self.segments * _SEGMENT_HEADERS
+
+
+class Cost(NamedTuple):
+    """What the leader pays for the nodes."""
+
+    agents: int
+    summary: int
+    """Bytes."""
+    cores: float
+    """Processors that its agent keeps busy."""
+    rate: float
+    """Bytes a second for each node, with all headers."""
+    told: int
+    """From how many nodes it had a summary at the end."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.agents} agents, summaries of {self.summary} bytes: leader {self.cores:.4f} "
+            f"cores, {self.rate:.0f} bytes/s per node; {self.told} nodes have told something"
+        )
+
+    def checks(self) -> list[Check]:
+        return [
+            Check("leader, cores", self.cores, 0.2, at_most=True),
+            Check("KiB/s per node", self.rate / 1024, 1.0, at_most=True),
+            Check("part of the nodes that is heard", self.told / self.agents, 1.0),
+        ]
+
+
+# ---- agents
+
+
+def _agent(number: int, endpoint: str, settings: Settings) -> EpochRendezvous:
+    async def meet() -> Store:
+        return RemoteStore(endpoint, SECRET)
+
+    return EpochRendezvous(meet, settings, SECRET, _preparing(number))
+
+
+def _preparing(number: int) -> Prepare:
+    async def prepare(_store: Store, epoch: Epoch) -> tuple[NodeFacts, Hub]:
+        node = f"n{number:05d}"
+        hub = await Hub(epoch, node, lambda why: None).open("127.0.0.1")
+        facts = NodeFacts(
+            node=node, host=f"host{number}", address="127.0.0.1", endpoint=hub.endpoint, nproc=8
+        )
+        return facts, hub
+
+    return prepare
+
+
+def _settings(count: int, ttl: float) -> Settings:
+    return Settings(run_id="scale", min_nodes=count, max_nodes=count, ttl=ttl)
+
+
+async def members(endpoint: str, count: int, ttl: float) -> None:
+    """All agents but the leader's, until stdin ends; each line there is the size of summaries."""
+    settings = _settings(count, ttl)
+    agents = [_agent(number, endpoint, settings) for number in range(1, count)]
+    for agent in agents:
+        agent.start(_post_of_member)
+    size = 0
+    while True:
+        if select.select([sys.stdin], [], [], 0)[0]:
+            line = sys.stdin.readline()
+            if not line:
+                break
+            size = int(line)
+        for agent in agents:
+            agent.tell_leader(os.urandom(size))
+        await asyncio.sleep(settings.interval / 2)
+    os._exit(0)  # nobody is left to take leave of
+
+
+def _post_of_member(event: RendezvousEvent) -> None:
+    if isinstance(event, JobOver):
+        print(f"an agent ended: {event.verdict.reason}", file=sys.stderr, flush=True)
+
+
+class Leader:
+    """The agent here."""
+
+    def __init__(self, count: int, endpoint: str, ttl: float) -> None:
+        self.settings = _settings(count, ttl)
+        self.formed = asyncio.Event()
+        self.leads = asyncio.Event()
+        self.told = 0
+        self._agent = _agent(0, endpoint, self.settings)
+        self._agent.tell_leader(b"it leads once it is told this")
+        self._agent.start(self._post)
+
+    def _post(self, event: RendezvousEvent) -> None:
+        if isinstance(event, JobOver):
+            raise SystemExit(f"the leader ended: {event.verdict.reason}")
+        if isinstance(event, RoundFormed):
+            self.formed.set()
+        elif isinstance(event, Summaries):
+            self.leads.set()
+            self.told = sum(map(bool, event.by_node.values()))
+
+    async def cost(self, size: int, seconds: float) -> Cost:
+        """Of so many seconds, with summaries of this size."""
+        settle = 2 * self.settings.interval
+        self._agent.tell_leader(random.randbytes(size))
+        await asyncio.sleep(settle)
+        before, cpu, began = traffic(), time.process_time(), time.monotonic()
+        await asyncio.sleep(seconds)
+        took = time.monotonic() - began
+        cores = (time.process_time() - cpu) / took
+        after = traffic()
+        count = self.settings.max_nodes
+        rate = (after.nbytes - before.nbytes) / took / count
+        return Cost(count, size, cores, rate, self.told)
+
+    async def close(self) -> None:
+        self._agent._post = lambda event: None
+        async with asyncio.timeout(DEADLINE):
+            await self._agent.close()
+
+
+def traffic() -> Traffic:
+    """By the kernel's count of each connection."""
+    payload = segments = 0
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            sock = socket.socket(fileno=os.dup(int(entry.name)))
+        except OSError:  # no socket, or closed meanwhile
+            continue
+        with sock:
+            if sock.family not in (socket.AF_INET, socket.AF_INET6):
+                continue
+            info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+            state, acknowledged, received, out, came = _TCP_INFO.unpack_from(info)
+            if state != _LISTENS:
+                payload += acknowledged + received
+                segments += out + came
+    return Traffic(payload, segments)
+
+
+# ---- the three processes
+
+
+@contextmanager
+def _child(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, str(Path(__file__).resolve()), *arguments]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+async def measure(count: int, ttl: float, seconds: float) -> list[Cost]:
+    with _child("--as-store") as store:
+        assert store.stdout
+        endpoint = store.stdout.readline().strip()
+        leader = Leader(count, endpoint, ttl)
+        async with asyncio.timeout(DEADLINE):
+            await leader.leads.wait()
+            with _child("--as-members", endpoint, f"--agents={count}", f"--ttl={ttl}") as others:
+                await leader.formed.wait()
+                found = []
+                for size in (0, SUMMARY_BYTES):
+                    assert others.stdin
+                    print(size, file=others.stdin, flush=True)
+                    found.append(await leader.cost(size, seconds))
+        await leader.close()
+    return found
+
+
+def _serve_store() -> None:
+    with HostedStore.start("tcp:127.0.0.1:0", SECRET) as hosted:
+        print(hosted.endpoint, flush=True)
+        sys.stdin.read()
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--agents", type=int, default=1000)
+    parser.add_argument("--ttl", type=float, default=TTL, help="of nodes, in seconds")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of each measurement")
+    parser.add_argument("--quick", action="store_true", help="few agents: shows that it works")
+    parser.add_argument("--bars", action="store_true", help="exit status 1 unless all pass")
+    parser.add_argument("--as-store", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--as-members", default="", help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    if options.as_store:
+        _serve_store()
+        return 0
+    if options.as_members:
+        asyncio.run(members(options.as_members, options.agents, options.ttl))
+        return 0
+    quick = (16, 4.0, 2.0)
+    asked = quick if options.quick else (options.agents, options.ttl, options.seconds)
+    found = asyncio.run(measure(*asked))
+    print(*found, sep="\n")
+    checks = found[-1].checks() if options.bars else []
+    print(*checks, sep="\n", end="\n" if checks else "")
+    return 0 if all(check.passed for check in checks) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
