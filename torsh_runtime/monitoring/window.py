@@ -10,11 +10,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from torsh_runtime.monitoring.layout import Operation
+from torsh_runtime.monitoring.layout import ENTRIES, MESSAGES, NO_OPERATIONS, Operation
 from torsh_runtime.monitoring.notes import Note
 
-MESSAGES = ("send", "recv", "batch")
-"""Operations that have no turn in their group, which all its ranks take."""
+NO_TURNS = (*MESSAGES, *NO_OPERATIONS)
+"""What is recorded, and is no operation that all ranks of a group take part in."""
 SAMPLES = "samples"
 """The scalar by which a program tells how many samples a step has."""
 TOTAL = "total"
@@ -53,7 +53,8 @@ def spent(operations: Sequence[Operation], begin: float, end: float) -> Spent:
     """
     if not operations:
         return Spent(0.0, 0.0, 0.0, 0.0, 0)
-    begin = max(begin, min(each.entered for each in operations))
+    first = operations[-1].number - ENTRIES  # before it only those are held that still go on
+    begin = max(begin, min(each.entered for each in operations if each.number > first))
     covered = max(end - begin, 0.0)
     background = _in_background(operations)
     blocked = [each for each in operations if not each.in_background]
@@ -64,22 +65,25 @@ def spent(operations: Sequence[Operation], begin: float, end: float) -> Spent:
     return Spent(covered, covered - inside, waited, inside - waited, nbytes)
 
 
-def _in_background(operations: Iterable[Operation]) -> dict[tuple[int, int], Operation]:
-    """Those that a `wait` may be for, by group and number in it."""
-    return {(each.group, each.sequence): each for each in operations if each.in_background}
+def _in_background(operations: Iterable[Operation]) -> dict[int, Operation]:
+    """Those that a `wait` may be for, by their numbers."""
+    return {each.number: each for each in operations if each.in_background}
+
+
+def awaited_in(operation: Operation, background: Mapping[int, Operation]) -> Operation | None:
+    """What the program waits for in it: itself, or that of a `wait`; None if it is not held."""
+    if operation.operation != "wait":
+        return operation
+    return None if operation.awaited is None else background.get(operation.awaited)
 
 
 def _left(operation: Operation, end: float) -> float:
     return end if operation.left is None else operation.left
 
 
-def _waiting(
-    operation: Operation, background: Mapping[tuple[int, int], Operation], end: float
-) -> Span | None:
+def _waiting(operation: Operation, background: Mapping[int, Operation], end: float) -> Span | None:
     """When the program waited for other ranks in it; None if that is not known, or never."""
-    awaited: Operation | None = operation
-    if operation.operation == "wait":
-        awaited = background.get((operation.group, operation.sequence))
+    awaited = awaited_in(operation, background)
     if awaited is None:
         return None
     left = _left(operation, end)
@@ -110,7 +114,7 @@ def waited_for(records: Records, begin: float, end: float) -> dict[int, dict[int
     reached: dict[int, dict[int, int]] = {}
     for rank, held in records.items():
         for each in held:
-            if each.operation not in (*MESSAGES, "wait"):
+            if each.operation not in NO_TURNS:
                 entered.setdefault((each.group, each.sequence), {})[rank] = each.entered
                 reached.setdefault(each.group, {})[rank] = each.sequence
     late: dict[tuple[int, int], int] = {}
@@ -120,8 +124,9 @@ def waited_for(records: Records, begin: float, end: float) -> dict[int, dict[int
         for each in held:
             span = None if each.in_background else _waiting(each, background, end)
             seconds = _length([span], begin, end) if span else 0.0
-            key = each.group, each.sequence
-            if seconds and each.operation not in MESSAGES:
+            awaited = awaited_in(each, background)
+            if seconds and awaited and awaited.operation not in NO_TURNS:
+                key = awaited.group, awaited.sequence
                 if key not in late:
                     late[key] = _last(entered.get(key, {}), reached.get(key[0], {}), key[1])
                 own[late[key]] = own.get(late[key], 0.0) + seconds
@@ -147,6 +152,8 @@ class Doing(NamedTuple):
 
     operation: Operation | None
     """The one that its program is in; None is none."""
+    awaited: Operation | None
+    """The same, or of a `wait` what is waited for, if that is held."""
     sections: tuple[str, ...]
     """Those of its main thread that are open, the outermost first."""
     since: float | None
@@ -163,9 +170,10 @@ def doing(operations: Sequence[Operation], notes: Sequence[Note]) -> Doing:
     names = tuple(name for name, _ in stack)
     inside = [each for each in operations if each.left is None and not each.in_background]
     if inside:  # a wait, or what a batch is made of, began last
-        return Doing(inside[-1], names, inside[-1].entered)
+        awaited = awaited_in(inside[-1], _in_background(operations))
+        return Doing(inside[-1], awaited, names, inside[-1].entered)
     ended = max((each.left for each in operations if each.left is not None), default=None)
-    return Doing(None, names, stack[-1][1] if stack else ended)
+    return Doing(None, None, names, stack[-1][1] if stack else ended)
 
 
 class Sections:

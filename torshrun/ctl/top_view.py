@@ -9,10 +9,9 @@ from statistics import median
 from typing import NamedTuple
 
 from torsh_runtime.monitoring.flight import Suspicion, suspicions
-from torsh_runtime.monitoring.layout import Operation
+from torsh_runtime.monitoring.layout import MESSAGES, Operation
 from torsh_runtime.monitoring.notes import Group
 from torsh_runtime.monitoring.window import (
-    MESSAGES,
     Doing,
     Progress,
     Spent,
@@ -206,7 +205,7 @@ def _rank_view(
     rank: int, record: Record, usage: Usage, found: Sequence[Suspicion], at: float, seconds: float
 ) -> RankView:
     now = doing(record.operations, record.notes)
-    awaited = _for_whom(rank, now.operation, record.groups, found)
+    awaited = _for_whom(rank, now.awaited, record.groups, found)
     return RankView(
         rank=rank,
         progress=progress(record.notes, at - seconds, at),
@@ -259,7 +258,7 @@ def _in_words(now: Doing, awaited: Sequence[int], record: Record, usage: Usage) 
         return "is stopped (SIGCONT continues it)"
     if now.operation is not None:
         waits = f"waits for {format_ranks(awaited)} in " if awaited else "in "
-        return f"{waits}{_called(now.operation, record.groups)}{within}"
+        return f"{waits}{_called(now.awaited or now.operation, record.groups)}{within}"
     if place:
         return f"in {place}"
     if record.operations or record.notes:

@@ -40,7 +40,7 @@ def test_what_goes_on_counts_as_waiting_and_what_tells_nothing_as_moving() -> No
 
 def test_only_waiting_for_what_goes_on_in_the_background_is_time_in_operations() -> None:
     sent = operation(1, -9.0, -4.0, -2.0, in_background=True, group=5)
-    wait = operation(2, -6.0, None, -1.5, name="wait", group=5, sequence=1)
+    wait = operation(2, -6.0, None, -1.5, name="wait", awaited=1)
     held = [operation(0, -20.0, -19.0, -18.0), sent]
     assert told(spent(held, -10.0, 0.0)) == (10.0, 10.0, 0.0, 0.0)
     assert told(spent([*held, wait], -10.0, 0.0)) == (10.0, 5.5, 2.0, 2.5)
@@ -97,7 +97,7 @@ def test_it_is_not_told_for_whom_a_rank_waits_whose_peers_are_not_seen() -> None
 
 def test_who_waits_for_an_operation_of_the_background_waits_for_its_last() -> None:
     sent = operation(1, -9.0, -4.0, -2.0, in_background=True)
-    wait = operation(2, -6.0, None, -1.0, name="wait", sequence=1)
+    wait = operation(2, -6.0, None, -1.0, name="wait", awaited=1)
     late = operation(1, -4.0, -4.0, -2.0)
     assert waited_for({0: [sent, wait], 3: [late]}, -10.0, 0.0) == {0: {3: 2.0}, 3: {}}
 
@@ -111,6 +111,18 @@ def test_an_operation_that_the_program_is_in() -> None:
     found = doing(held, [note("begin", -5.0, "forward"), note("begin", -4.0, "layer")])
     assert found.operation == held[1]
     assert (found.sections, found.since) == (("forward", "layer"), -3.0)
+
+
+def test_a_wait_is_for_an_operation() -> None:
+    sent = operation(1, -9.0, in_background=True)
+    wait = operation(2, -6.0, name="wait", awaited=1)
+    assert doing([sent, wait], [])[:2] == (wait, sent)
+    assert doing([wait], [])[:2] == (wait, None)
+
+
+def test_operations_that_go_on_for_long_do_not_stretch_the_record() -> None:
+    old = operation(1, -100.0, in_background=True)
+    assert told(spent([old, operation(5000, -2.0, -1.0, -0.5)], -10.0, 0.0))[0] == 2.0
 
 
 def test_a_section_and_own_work() -> None:

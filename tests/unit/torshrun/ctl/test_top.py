@@ -120,12 +120,15 @@ def test_a_job_as_it_was_before_its_end() -> None:
 
 def test_messages_and_waits_and_stopped_processes() -> None:
     recv = operation(3, -2.0, name="recv", group=7, root=0)
-    wait = operation(4, -2.0, name="wait", group=7)
+    sent = operation(3, -2.5, in_background=True)
+    wait = operation(4, -2.0, name="wait", awaited=3)
     stopped = record([operation(0, -20.0, -19.0, -18.0)])
-    sample = job({1: record([recv]), 3: record([wait]), 4: stopped}, usage={4: Usage(state="T")})
+    sample = job(
+        {1: record([recv]), 3: record([sent, wait]), 4: stopped}, usage={4: Usage(state="T")}
+    )
     found = picture(sample)[-3:]
     assert "waits for rank 1 in recv #3 of pp" in found[0]
-    assert "in wait #4 of pp" in found[1]
+    assert "in all_reduce #3 of dp" in found[1]
     assert "is stopped" in found[2]
 
 
