@@ -1,8 +1,8 @@
 """What 1,000 nodes cost the agent that leads: `python benchmarks/monitoring_scale.py --bars`.
 
 This process is the leader's agent, as far as it hears of other nodes: a real rendezvous and a real
-hub. The other agents are as real, all in a second process, and reach it over TCP; the store where
-they meet is a third one. Each sends its signs of life at every interval, first alone, and then with
+hub. The other agents are as real, all in a second process beside the store where they meet, and
+reach this one over TCP. Each sends its signs of life at every interval, first alone, and then with
 a summary of the greatest size that changes each time. Workers there are none.
 """
 
@@ -13,13 +13,12 @@ import asyncio
 import os
 import random
 import resource
-import select
 import socket
 import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -29,8 +28,9 @@ if not __package__:
 
 from benchmarks.bars import Check
 from torsh_runtime.store.base import Store
-from torsh_runtime.store.hosted import HostedStore
+from torsh_runtime.store.memory import MemoryStore
 from torsh_runtime.store.remote import RemoteStore
+from torsh_runtime.store.server import StoreServer
 from torshrun.rendezvous.base import (
     SUMMARY_BYTES,
     JobOver,
@@ -96,9 +96,9 @@ class Cost(NamedTuple):
 # ---- agents
 
 
-def _agent(number: int, endpoint: str, settings: Settings) -> EpochRendezvous:
+def _agent(number: int, open_store: Callable[[], Store], settings: Settings) -> EpochRendezvous:
     async def meet() -> Store:
-        return RemoteStore(endpoint, SECRET)
+        return open_store()
 
     return EpochRendezvous(meet, settings, SECRET, _preparing(number))
 
@@ -119,23 +119,27 @@ def _settings(count: int, ttl: float) -> Settings:
     return Settings(run_id="scale", min_nodes=count, max_nodes=count, ttl=ttl)
 
 
-async def members(endpoint: str, count: int, ttl: float) -> None:
-    """All agents but the leader's, until stdin ends; each line there is the size of summaries."""
-    settings = _settings(count, ttl)
-    agents = [_agent(number, endpoint, settings) for number in range(1, count)]
+async def members(count: int, ttl: float) -> None:
+    """The store, and all agents but the leader's from the first line of stdin on, until that ends.
+    Each line is the size of summaries."""
+    loop, lines = asyncio.get_running_loop(), asyncio.Queue[str]()
+    loop.add_reader(sys.stdin, lambda: lines.put_nowait(sys.stdin.readline()))
+    store = MemoryStore()
+    server = StoreServer(store, SECRET)
+    print(await server.start("tcp:127.0.0.1:0"), flush=True)
+    size, settings = int(await lines.get()), _settings(count, ttl)
+    agents = [_agent(number, lambda: store, settings) for number in range(1, count)]
     for agent in agents:
         agent.start(_post_of_member)
-    size = 0
     while True:
-        if select.select([sys.stdin], [], [], 0)[0]:
-            line = sys.stdin.readline()
-            if not line:
-                break
-            size = int(line)
         for agent in agents:
             agent.tell_leader(os.urandom(size))
         await asyncio.sleep(settings.interval / 2)
-    os._exit(0)  # nobody is left to take leave of
+        if not lines.empty():
+            line = await lines.get()
+            if not line:
+                os._exit(0)  # nobody is left to take leave of
+            size = int(line)
 
 
 def _post_of_member(event: RendezvousEvent) -> None:
@@ -151,12 +155,13 @@ class Leader:
         self.formed = asyncio.Event()
         self.leads = asyncio.Event()
         self.told = 0
-        self._agent = _agent(0, endpoint, self.settings)
+        self._is_over = False
+        self._agent = _agent(0, lambda: RemoteStore(endpoint, SECRET), self.settings)
         self._agent.tell_leader(b"it leads once it is told this")
         self._agent.start(self._post)
 
     def _post(self, event: RendezvousEvent) -> None:
-        if isinstance(event, JobOver):
+        if isinstance(event, JobOver) and not self._is_over:
             raise SystemExit(f"the leader ended: {event.verdict.reason}")
         if isinstance(event, RoundFormed):
             self.formed.set()
@@ -178,10 +183,9 @@ class Leader:
         rate = (after.nbytes - before.nbytes) / took / count
         return Cost(count, size, cores, rate, self.told)
 
-    async def close(self) -> None:
-        self._agent._post = lambda event: None
-        async with asyncio.timeout(DEADLINE):
-            await self._agent.close()
+    def stop(self) -> None:
+        """What becomes of it is of no interest any more."""
+        self._is_over = True
 
 
 def traffic() -> Traffic:
@@ -203,7 +207,7 @@ def traffic() -> Traffic:
     return Traffic(payload, segments)
 
 
-# ---- the three processes
+# ---- both processes
 
 
 @contextmanager
@@ -218,27 +222,20 @@ def _child(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 async def measure(count: int, ttl: float, seconds: float) -> list[Cost]:
-    with _child("--as-store") as store:
-        assert store.stdout
-        endpoint = store.stdout.readline().strip()
-        leader = Leader(count, endpoint, ttl)
+    with _child("--as-members", f"--agents={count}", f"--ttl={ttl}") as others:
+        assert others.stdin
+        assert others.stdout
+        leader = Leader(count, others.stdout.readline().strip(), ttl)
         async with asyncio.timeout(DEADLINE):
             await leader.leads.wait()
-            with _child("--as-members", endpoint, f"--agents={count}", f"--ttl={ttl}") as others:
-                await leader.formed.wait()
-                found = []
-                for size in (0, SUMMARY_BYTES):
-                    assert others.stdin
-                    print(size, file=others.stdin, flush=True)
-                    found.append(await leader.cost(size, seconds))
-        await leader.close()
+            print(0, file=others.stdin, flush=True)
+            await leader.formed.wait()
+        found = []
+        for size in (0, SUMMARY_BYTES):
+            print(size, file=others.stdin, flush=True)
+            found.append(await leader.cost(size, seconds))
+        leader.stop()
     return found
-
-
-def _serve_store() -> None:
-    with HostedStore.start("tcp:127.0.0.1:0", SECRET) as hosted:
-        print(hosted.endpoint, flush=True)
-        sys.stdin.read()
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -248,8 +245,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=30.0, help="of each measurement")
     parser.add_argument("--quick", action="store_true", help="few agents: shows that it works")
     parser.add_argument("--bars", action="store_true", help="exit status 1 unless all pass")
-    parser.add_argument("--as-store", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--as-members", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--as-members", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
 
@@ -257,11 +253,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    if options.as_store:
-        _serve_store()
-        return 0
     if options.as_members:
-        asyncio.run(members(options.as_members, options.agents, options.ttl))
+        asyncio.run(members(options.agents, options.ttl))
         return 0
     quick = (16, 4.0, 2.0)
     asked = quick if options.quick else (options.agents, options.ttl, options.seconds)
