@@ -36,19 +36,25 @@ class Terminal:
         self._undo = contextlib.ExitStack()
 
     def __enter__(self) -> Terminal:
+        try:
+            self._listen()
+            self._undo.callback(self._leave)
+            self._enter()
+        except BaseException:  # Ended, too
+            self._undo.close()
+            raise
+        return self
+
+    def _listen(self) -> None:
         self._wake, wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._undo.callback(os.close, self._wake)
         self._undo.callback(os.close, wakes)
-        self._undo.callback(
-            signal.set_wakeup_fd, signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
-        )
+        before = signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+        self._undo.callback(signal.set_wakeup_fd, before)
         handlers = {signal.SIGWINCH: _nothing, signal.SIGTSTP: self._suspend}
         for signo, handler in (*handlers.items(), *((each, _end) for each in _ENDINGS)):
             if signal.getsignal(signo) is not signal.SIG_IGN:  # nohup
                 self._undo.callback(signal.signal, signo, signal.signal(signo, handler))
-        self._undo.callback(self._leave)
-        self._enter()
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._undo.close()
@@ -90,7 +96,7 @@ class Terminal:
         with contextlib.suppress(OSError, termios.error):  # it may be gone
             self._write(_LEAVE)
             if self._before is not None:
-                termios.tcsetattr(self._keys, termios.TCSADRAIN, self._before)
+                termios.tcsetattr(self._keys, termios.TCSANOW, self._before)
 
     def _suspend(self, signo: int, _frame: FrameType | None) -> None:
         """Ctrl-Z: as for any other program."""

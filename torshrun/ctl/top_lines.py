@@ -88,7 +88,7 @@ def _shares(shown: View) -> str:
         for kind in zip(*((each.own, each.moved, each.waited) for each in known), strict=True)
     )
     most = next(((rank, part) for rank, part in shown.awaited.items() if part >= 0.005), None)
-    whom = f", most of it for rank {most[0]}: {_percent(most[1])}" if most else ""
+    whom = f" ({_percent(most[1])} for rank {most[0]})" if most else ""
     return (
         f"last {_span(shown.seconds)}: own work {own}, moving bytes {moved}, waiting {waited}{whom}"
     )

@@ -49,7 +49,7 @@ def test_who_waits_for_whom() -> None:
     assert found == [
         "pid 7: torshrun train.py",
         "round 2, 4 ranks of node1, step 12, 0.2 steps/s",
-        "last 5.0 s: own work 52 %, moving bytes 0 %, waiting 48 %, most of it for rank 3: 48 %",
+        "last 5.0 s: own work 52 %, moving bytes 0 %, waiting 48 % (48 % for rank 3)",
         "RANK    STEP OWN# MOVE- WAIT.   B/S  CPU%   MEM  SINCE  DOES",
         "   0      12 ####......  64 %     0   104    3G  3.2 s  waits for rank 3 in all_reduce #1 "
         "of dp",
