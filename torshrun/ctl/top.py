@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from torsh_runtime.errors import TorshError
-from torshrun.ctl.host_jobs import HostJob, find_jobs
+from torshrun.ctl.host_jobs import HostJob, HostWorker, find_jobs
 from torshrun.ctl.recorded import find, of_job
 from torshrun.ctl.top_lines import SORTS, Shape, lines
 from torshrun.ctl.top_view import Sample, Usage, view
@@ -84,16 +84,16 @@ class Jobs:
 
     def _usage_of(self, job: HostJob) -> dict[int, Usage]:
         before, self._cpu = self._cpu, {}
-        return {worker.rank: self._usage(worker.pid, before) for worker in job.workers}
+        return {worker.rank: self._usage(worker, before) for worker in job.workers}
 
-    def _usage(self, pid: int, before: Mapping[int, tuple[float, float]]) -> Usage:
-        stat, now = read_stat(pid), time.monotonic()
+    def _usage(self, worker: HostWorker, before: Mapping[int, tuple[float, float]]) -> Usage:
+        stat, now = read_stat(worker.pid), time.monotonic()
         if stat is None:
             return Usage()
-        self._cpu[pid] = stat.cpu, now
-        used, since = before.get(pid, (stat.cpu, now))
+        self._cpu[worker.pid] = stat.cpu, now
+        used, since = before.get(worker.pid, (stat.cpu, now))
         cpu = max(stat.cpu - used, 0.0) / (now - since) if now > since else None
-        return Usage(cpu, stat.resident, stat.state)
+        return Usage(cpu, stat.resident, stat.state, worker.waits)
 
 
 class State(NamedTuple):

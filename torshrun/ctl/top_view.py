@@ -38,6 +38,8 @@ class Usage(NamedTuple):
     """Bytes."""
     state: str = ""
     """Of its process, as in /proc."""
+    waits: str = ""
+    """What its main thread waits for in the kernel; "" is unknown."""
 
 
 class Sample(NamedTuple):
@@ -259,11 +261,9 @@ def _in_words(now: Doing, awaited: Sequence[int], record: Record, usage: Usage) 
     if now.operation is not None:
         waits = f"waits for {format_ranks(awaited)} in " if awaited else "in "
         return f"{waits}{_called(now.awaited or now.operation, record.groups)}{within}"
-    if place:
-        return f"in {place}"
-    if record.operations or record.notes:
-        return "own work"
-    return "nothing is recorded"
+    is_known = record.operations or record.notes
+    does = f"in {place}" if place else "own work" if is_known else "nothing is recorded"
+    return f"{does}; waits for {usage.waits}" if usage.waits else does
 
 
 def _called(operation: Operation, groups: Sequence[Group]) -> str:

@@ -130,6 +130,10 @@ def test_messages_and_waits_and_stopped_processes() -> None:
     assert "waits for rank 1 in recv #3 of pp" in found[0]
     assert "in all_reduce #3 of dp" in found[1]
     assert "is stopped" in found[2]
+    reads = job({0: stopped, 1: record([])}, usage=dict.fromkeys((0, 1), Usage(waits="stdin")))
+    first, second = picture(reads)[-2:]
+    assert first.endswith("own work; waits for stdin")
+    assert second.endswith("nothing is recorded; waits for stdin")
 
 
 def test_nodes_are_compared_where_their_clocks_are_known() -> None:
