@@ -9,7 +9,7 @@ from statistics import median
 from typing import NamedTuple
 
 from torsh_runtime.monitoring.flight import Suspicion, suspicions
-from torsh_runtime.monitoring.layout import MESSAGES, Operation
+from torsh_runtime.monitoring.layout import MESSAGES, NO_OPERATIONS, Operation
 from torsh_runtime.monitoring.notes import Group
 from torsh_runtime.monitoring.window import (
     Doing,
@@ -24,7 +24,7 @@ from torsh_runtime.monitoring.window import (
 )
 from torshrun.ctl.recorded import Recorded
 from torshrun.health.recordings import Dump, Record
-from torshrun.text import format_ranks, parse_ranges, printable
+from torshrun.text import format_ranks, printable
 
 _MOST_SCALARS = 8
 
@@ -103,7 +103,7 @@ def view(sample: Sample, at: float, seconds: float) -> View:
     parts = [_until(dump, at) for dump in _on_one_clock(sample.recorded.dumps)]
     records = {rank: record for part in parts for rank, record in part.items()}
     operations = {rank: record.operations for rank, record in records.items()}
-    found = suspicions(operations)
+    found = suspicions(operations, sample.recorded.members)
     ranks = [
         _rank_view(rank, records[rank], sample.usage.get(rank, Usage()), found, at, seconds)
         for rank in sorted(records)
@@ -241,16 +241,10 @@ def _for_whom(
 
 def _peer(message: Operation, groups: Sequence[Group]) -> tuple[int, ...]:
     """The rank of the job at the other end, if it is known."""
-    if message.root < 0:
-        return ()
-    told = next((each.ranks for each in groups if each.number == message.group), "")
-    try:
-        members = sorted(parse_ranges(told))
-    except ValueError:
-        return ()
-    if message.root < len(members):
+    members = next((each.members for each in groups if each.number == message.group), ())
+    if 0 <= message.root < len(members):
         return (members[message.root],)
-    return (message.root,) if not message.group else ()
+    return (message.root,) if message.root >= 0 and not message.group else ()
 
 
 def _in_words(now: Doing, awaited: Sequence[int], record: Record, usage: Usage) -> str:
@@ -270,4 +264,5 @@ def _called(operation: Operation, groups: Sequence[Group]) -> str:
     """ "all_reduce #12 of dp"."""
     name = next((printable(each.name) for each in groups if each.number == operation.group), "")
     of = f" of {name}" if name else f" of group {operation.group:x}" if operation.group else ""
-    return f"{operation.operation} #{operation.sequence}{of}"
+    is_unknown = operation.operation in (*MESSAGES, *NO_OPERATIONS) and not operation.sequence
+    return f"{operation.operation}{'' if is_unknown else f' #{operation.sequence}'}{of}"
