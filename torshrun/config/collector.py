@@ -11,7 +11,8 @@ from torshrun.config.job import Collector
 from torshrun.config.request import Request
 from torshrun.config.values import url
 
-_ENDPOINT, _HEADERS = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_HEADERS"
+OTLP_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_HEADERS")
+_ENDPOINT, _HEADERS = OTLP_VARIABLES
 
 
 def collector(request: Request, environ: Mapping[str, str]) -> Collector | None:

@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from torsh_runtime.errors import ConfigError
+from torshrun.config.collector import OTLP_VARIABLES
 from torshrun.config.job import Address, LaunchConfig, OutputConfig, Timeouts
 from torshrun.config.options import is_for_torshrun
 from torshrun.config.request import Entry, Request
@@ -43,7 +44,7 @@ _NOT_FOR_ALL = {
     "node_rank": "nodes are numbered as --hostfile lists them",
     "local_addr": "each host has an address of its own",
 }
-_CREDENTIALS = ("TORSH_ETCD_USER", "TORSH_ETCD_PASSWORD")
+_CREDENTIALS = ("TORSH_ETCD_USER", "TORSH_ETCD_PASSWORD", *OTLP_VARIABLES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +63,8 @@ class HostsJob:
     exports: Mapping[str, str]
     """Variables for the workers on all hosts."""
     credentials: Mapping[str, str] = field(repr=False)
-    """What agents find in no environment: the job's secret, and etcd's user and password."""
+    """What agents find in no environment: the job's secret, etcd's user and password, and where
+    --otlp sends metrics."""
     nodes: Nodes
     """With how many of the hosts the job runs."""
     meets_at_node_0: bool

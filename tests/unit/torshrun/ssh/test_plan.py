@@ -107,6 +107,17 @@ def test_every_job_has_a_name_and_a_secret_of_its_own(planned: Plan) -> None:
     assert told(given, 0)["credentials"]["TORSH_SECRET"] == "of a user's own choice"
 
 
+def test_where_metrics_are_sent_is_told_to_all_hosts(planned: Plan) -> None:
+    environ = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:1",
+        "OTEL_EXPORTER_OTLP_HEADERS": "key=of%20mine",
+    }
+    job = planned("--otlp=env", "train.py", **environ)
+    assert texts(job, 1)["otlp"] == "env"
+    assert environ.items() <= told(job, 1)["credentials"].items()
+    assert "mine" not in repr(job)
+
+
 def test_the_command_is_one_that_any_shell_takes_and_holds_nothing_of_the_job(
     planned: Plan,
 ) -> None:
