@@ -30,7 +30,7 @@ from torsh_runtime.store.hosted import HostedStore
 from torsh_runtime.store.memory import MemoryStore
 from torsh_runtime.store.remote import RemoteStore
 from torshrun.rendezvous.base import JobOver, RendezvousEvent, RoundFormed
-from torshrun.rendezvous.beats import Answer, Beat, Beats, Judge
+from torshrun.rendezvous.beats import Beat, Beats, Judge, Reply
 from torshrun.rendezvous.epoch import Epoch
 from torshrun.rendezvous.rejoin import EpochRendezvous, Prepare
 from torshrun.rendezvous.settings import NodeFacts, Settings
@@ -102,11 +102,9 @@ class LocalBeats(Beats):
     def serve(self, judge: Judge | None) -> None:
         self.ends[self._end] = judge
 
-    async def beat(
-        self, node: str, endpoint: str, fence: int, beat: Beat, timeout: float
-    ) -> Answer:
+    async def beat(self, node: str, endpoint: str, fence: int, beat: Beat, timeout: float) -> Reply:
         judge = self.ends.get(node)
-        return "granted" if judge and judge(beat) else "refused"
+        return Reply("granted" if judge and judge(beat) else "refused")
 
     async def close(self) -> None:
         self.ends.pop(self._end, None)

@@ -141,7 +141,7 @@ async def _tasks() -> int:
 
 
 def _put_beat(fields: dict[str, Any]) -> bytes:
-    return packed([1, "put", ["beat", json.dumps(fields).encode(), 0]])
+    return packed([1, "get", ["beat " + json.dumps(fields)]])
 
 
 class HubSurface(StoreSurface):
@@ -155,6 +155,7 @@ class HubSurface(StoreSurface):
                 "token": st.sampled_from(["t", "", "another"]) | TEXTS,
                 "number": NUMBERS,
                 "confirmed": NUMBERS,
+                "summary": st.sampled_from(["", "AAAA", "A" * 2000]) | TEXTS | NUMBERS,
             }
         ).map(_put_beat),
         StoreSurface.payloads,
@@ -174,7 +175,9 @@ class HubSurface(StoreSurface):
     def works(self, known: str) -> None:
         super().works(known)
         with StoreClient.connect(known, self._secret, GUARD) as client:
-            assert client.put("beat", rows.encode(Beat("b", 0, "t", 1, 0))) == 1
+            answer = client.get("beat " + rows.encode(Beat("b", 0, "t", 1, 0)).decode())
+            assert answer is not None
+            assert answer.key == "granted"
 
 
 class HttpSurface(Surface):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -70,12 +71,28 @@ def test_the_leader_answers_beats_as_it_judges() -> None:
                 return beat.round == 3
 
             leader.serve(judge)
-            assert await member.beat("a", leader.endpoint, 1, BEAT, GUARD) == "granted"
+            assert (await member.beat("a", leader.endpoint, 1, BEAT, GUARD)).answer == "granted"
             other = Beat("a", 4, "token", 2, 1)
-            assert await member.beat("a", leader.endpoint, 1, other, GUARD) == "refused"
+            assert (await member.beat("a", leader.endpoint, 1, other, GUARD)).answer == "refused"
             assert heard == [BEAT, other]
             leader.serve(None)
-            assert await member.beat("a", leader.endpoint, 2, BEAT, GUARD) == "refused"
+            assert (await member.beat("a", leader.endpoint, 2, BEAT, GUARD)).answer == "refused"
+
+    run(scenario)
+
+
+def test_an_answer_tells_when_the_leader_had_the_beat() -> None:
+    async def scenario() -> None:
+        async with hubs("a", "b") as (leader, member):
+            for judge in (lambda beat: True, None):
+                leader.serve(judge)
+                before = time.monotonic()
+                exchange = (await member.beat("a", leader.endpoint, 1, BEAT, GUARD)).exchange
+                assert exchange is not None
+                sent, received, answered, came = exchange
+                assert before <= sent <= received <= answered <= came <= time.monotonic()
+            await leader.close()
+            assert (await member.beat("a", leader.endpoint, 1, BEAT, GUARD)).exchange is None
 
     run(scenario)
 
@@ -91,8 +108,8 @@ def test_what_is_no_sign_of_life_reaches_no_judge(changes: dict[str, Any]) -> No
             heard: list[Beat] = []
             leader.serve(lambda beat: not heard.append(beat))
             wrong = replace(BEAT, **changes)
-            assert await member.beat("a", leader.endpoint, 1, wrong, GUARD) == "silent"
-            assert await member.beat("a", leader.endpoint, 1, BEAT, GUARD) == "granted"
+            assert (await member.beat("a", leader.endpoint, 1, wrong, GUARD)).answer == "silent"
+            assert (await member.beat("a", leader.endpoint, 1, BEAT, GUARD)).answer == "granted"
             assert heard == [BEAT]
 
     run(scenario)
@@ -102,13 +119,13 @@ def test_a_leader_that_ended_is_silent_like_one_that_is_deaf() -> None:
     async def scenario() -> None:
         async with hubs("a", "b") as (leader, member):
             leader.serve(lambda beat: True)
-            assert await member.beat("a", leader.endpoint, 1, BEAT, GUARD) == "granted"
+            assert (await member.beat("a", leader.endpoint, 1, BEAT, GUARD)).answer == "granted"
             await leader.close()
-            answers = [await member.beat("a", leader.endpoint, 1, BEAT, GUARD) for _ in range(2)]
-            assert answers[-1] == "silent"
+            replies = [await member.beat("a", leader.endpoint, 1, BEAT, GUARD) for _ in range(2)]
+            assert replies[-1].answer == "silent"
             with socket.create_server(("127.0.0.1", 0)) as deaf:
                 endpoint = f"tcp:127.0.0.1:{deaf.getsockname()[1]}"
-                assert await member.beat("a", endpoint, 1, BEAT, 0.1) == "silent"
+                assert (await member.beat("a", endpoint, 1, BEAT, 0.1)).answer == "silent"
 
     run(scenario)
 
@@ -124,7 +141,8 @@ def test_nobody_gets_in_without_the_secret() -> None:
             )
             for epoch in others:
                 stranger = await Hub(epoch, "b", silent).open("127.0.0.1")
-                assert await stranger.beat("a", leader.endpoint, 1, BEAT, GUARD) == "silent"
+                reply = await stranger.beat("a", leader.endpoint, 1, BEAT, GUARD)
+                assert reply.answer == "silent"
                 await stranger.close()
 
     run(scenario)
@@ -134,7 +152,7 @@ def test_what_is_said_to_one_node_is_not_taken_by_another() -> None:
     async def scenario() -> None:
         async with hubs("a", "b") as (leader, member):
             leader.serve(lambda beat: True)
-            assert await member.beat("c", leader.endpoint, 1, BEAT, GUARD) == "silent"
+            assert (await member.beat("c", leader.endpoint, 1, BEAT, GUARD)).answer == "silent"
 
     run(scenario)
 
@@ -144,9 +162,9 @@ def test_nonsense_in_the_place_of_a_beat_is_refused() -> None:
         async with hubs("a") as (leader,):
             leader.serve(lambda beat: True)
             store = RemoteStore(leader.endpoint, EPOCH.key("hub", "a"))
-            for nonsense in (b"", b"\xff\xff", b"\x95\x01\x01\x01\x01\x01"):
+            for nonsense in ("", "\0", "[1, 1]", "{" * 5000, '{"node": "a"}'):
                 with pytest.raises(StoreError, match="no sign of life"):
-                    await store.put("beat", nonsense)
+                    await store.get("beat " + nonsense)
             await store.close()
 
     run(scenario)

@@ -8,7 +8,8 @@ from contextvars import Context
 from simulation.network import Network
 from simulation.oracles import Oracles
 
-from torshrun.rendezvous.beats import Answer, Beat, Beats, Judge
+from torshrun.health.clocks import Exchange
+from torshrun.rendezvous.beats import Answer, Beat, Beats, Judge, Reply
 
 
 class VirtualBeats(Beats):
@@ -34,11 +35,9 @@ class VirtualBeats(Beats):
     def serve(self, judge: Judge | None) -> None:
         self._judge = judge
 
-    async def beat(
-        self, node: str, endpoint: str, fence: int, beat: Beat, timeout: float
-    ) -> Answer:
+    async def beat(self, node: str, endpoint: str, fence: int, beat: Beat, timeout: float) -> Reply:
         network = self._network
-        answer: asyncio.Future[Answer] = network.loop.create_future()
+        answer: asyncio.Future[Reply] = network.loop.create_future()
         sent = network.loop.time()
 
         def reply(what: Answer, arrived: float) -> None:
@@ -50,7 +49,10 @@ class VirtualBeats(Beats):
                 return
             if what != "silent":
                 self._oracles.on_answer(self._end, node, sent, arrived, what == "granted")
-            answer.set_result(what)
+                exchange = Exchange(sent, arrived, arrived, network.loop.time())
+                answer.set_result(Reply(what, exchange))
+            else:
+                answer.set_result(Reply("silent"))
 
         def arrive() -> None:
             other = self._ends.get(node)
@@ -78,6 +80,6 @@ class VirtualBeats(Beats):
         self._ends.pop(self._end, None)
 
 
-def _give_up(answer: asyncio.Future[Answer]) -> None:
+def _give_up(answer: asyncio.Future[Reply]) -> None:
     if not answer.done():
-        answer.set_result("silent")
+        answer.set_result(Reply("silent"))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import aclosing, suppress
+from contextvars import ContextVar
 
 from torsh_runtime.errors import StoreError
 from torsh_runtime.store import wire
@@ -15,6 +17,8 @@ MAX_IN_FLIGHT = 1024
 MAX_IN_FLIGHT_BYTES = wire.MAX_FRAME
 """Most bytes of such requests; one larger request alone is let through."""
 CHUNK = 256 << 10
+ARRIVED: ContextVar[float] = ContextVar("ARRIVED")
+"""When the request came that is being answered, by time.monotonic(), before anything waited."""
 
 
 class Connection:
@@ -41,6 +45,7 @@ class Connection:
         self._session = session
         self._tasks: set[asyncio.Task[None]] = set()
         self._bytes_in_flight = 0
+        self._came = 0.0  # when something was received last
 
     async def run(self) -> None:
         """Answer requests until the client hangs up (EOFError, OSError) or sends nonsense
@@ -66,6 +71,7 @@ class Connection:
     async def _frame(self) -> bytes:
         while (payload := self._session.take()) is None:
             data = await self._reader.read(min(CHUNK, self._session.limit))
+            self._came = time.monotonic()
             if not data:
                 raise EOFError("the client hung up")
             self._session.feed(data)
@@ -90,6 +96,7 @@ class Connection:
             self._bytes_in_flight -= size
 
         self._bytes_in_flight += size
+        ARRIVED.set(self._came)
         task = asyncio.create_task(self._answer(request))
         self._tasks.add(task)
         task.add_done_callback(ended)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import socket
+import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -57,6 +58,11 @@ class RemoteStore(Store):
     async def get(self, key: str) -> Entry | None:
         entry: Entry | None = await self._call("get", key)
         return entry
+
+    async def timed_get(self, key: str) -> tuple[Entry | None, float, float]:
+        """What get() returns, and when the request was about to be sent and the reply was there."""
+        reply = await self._exchange(wire.Request(0, "get", (key,)), self._timeout)
+        return wire.decode_result("get", reply.body), reply.sent, reply.came
 
     async def list(self, prefix: str) -> Listing:
         listing: Listing = await self._call("list", prefix)
@@ -121,11 +127,14 @@ class RemoteStore(Store):
 
     async def _call(self, op: str, *args: object, limit: float | None = None) -> Any:
         request = wire.Request(0, op, args)
-        seconds = self._timeout if limit is None else limit
-        reply = await self._within(seconds, request, self._ask(request))
+        reply = await self._exchange(request, self._timeout if limit is None else limit)
+        return wire.decode_result(op, reply.body)
+
+    async def _exchange(self, request: wire.Request, seconds: float) -> wire.Reply:
+        reply: wire.Reply = await self._within(seconds, request, self._ask(request))
         if reply.status == wire.FAILURE:
             raise wire.decode_failure(reply.body)
-        return wire.decode_result(op, reply.body)
+        return reply
 
     async def _ask(self, request: wire.Request) -> wire.Reply:
         lane = await self._lane()
@@ -208,6 +217,7 @@ class _Lane:
         self._session = ClientSession(secret)
         self._asked: dict[int, asyncio.Future[wire.Reply]] = {}
         self._last_id = 0
+        self._came = 0.0  # when something was received last
         self._replies: asyncio.Task[None] | None = None
 
     @classmethod
@@ -242,9 +252,10 @@ class _Lane:
         request = request._replace(id=self._last_id)
         reply: asyncio.Future[wire.Reply] = asyncio.get_running_loop().create_future()
         self._asked[request.id] = reply
+        sent = time.monotonic()
         try:
             await self.send(request)
-            return await reply
+            return (await reply)._replace(sent=sent)
         finally:
             self._asked.pop(request.id, None)
 
@@ -275,7 +286,7 @@ class _Lane:
                 reply = await self.next_reply()
                 asked = self._asked.pop(reply.id, None)
                 if asked and not asked.done():  # else nobody waits for it any more
-                    asked.set_result(reply)
+                    asked.set_result(reply._replace(came=self._came))
         except (OSError, EOFError, StoreError) as error:
             self._writer.transport.abort()
             self._fail(error)
@@ -289,6 +300,7 @@ class _Lane:
     async def _frame(self) -> bytes:
         while (payload := self._session.take()) is None:
             data = await self._reader.read(_CHUNK)
+            self._came = time.monotonic()
             if not data:
                 raise EOFError("the store hung up")
             self._session.feed(data)

@@ -31,7 +31,7 @@ from torsh_runtime.errors import StoreError, StoreTimeout
 from torsh_runtime.store.base import Compare, Delete, Entry, Event, Listing, Outcome, Put, Write
 
 MAGIC = "torsh-store"
-VERSION = 2
+VERSION = 3
 NONCE_BYTES = 32
 MAC_BYTES = 16
 MAX_FRAME = 64 << 20
@@ -73,6 +73,10 @@ class Reply(NamedTuple):
     status: int
     """RESULT, FAILURE or EVENT."""
     body: Any
+    sent: float = 0.0
+    """When the request was about to be sent, by this side's time.monotonic(); 0.0 is not noted."""
+    came: float = 0.0
+    """When the reply was there, before anything waited for it."""
 
 
 class Signer:

@@ -84,7 +84,8 @@ class Agent:
         self._tell = Announcer(config, self.pump.say, self._telemetry.record)
         self._dead_man = DeadManTimer(self._group, config.agent_timeout, self._on_renewal)
         self._keeper_watch = KeeperWatch(self.keeper, config.agent_timeout, self._tell.say)
-        self._diagnosis = Diagnosis(config.output, self.folder, config.rendezvous is not None)
+        tells_others, clock = config.rendezvous is not None, self.rendezvous.common_clock
+        self._diagnosis = Diagnosis(config.output, self.folder, tells_others, clock)
         self._found = Findings()
         timers, say = self.spec.timer_file, self._tell.say
         self._hangs = HangMonitor(

@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # at the start it would take time
     from torshrun.failure.exits import Exit, OomEvidence
     from torshrun.failure.finding import Finding
     from torshrun.failure.kinds import Kind
+    from torshrun.health.clocks import CommonClock
 
 Result = TypeVar("Result")
 STARTUP_SECONDS = 10.0
@@ -109,6 +110,8 @@ class Diagnosis:
     """Where output is kept."""
     tells_others: bool = False
     """Whether other nodes are to know how the workers here ended, or were stopped."""
+    clock: Callable[[float], CommonClock | None] = lambda at: None
+    """Tells what the nodes' common clock is at a moment of this node's."""
 
     def __post_init__(self) -> None:
         self.begin()
@@ -165,20 +168,27 @@ class Diagnosis:
         initialised = any(each.initialised for each in pages)
         found = await _in_thread(partial(self._examine, endings, oom, initialised))
         if a_round and self.folder and endings and (found.cause or self.hung or self.hang):
-            await _in_thread(partial(self._keep_operations, self.folder, endings, a_round))
+            at = self.moment.at if self.moment and self.moment.operations else time.monotonic()
+            keep = partial(self._keep_operations, self.folder, endings, a_round, at, self.clock(at))
+            await _in_thread(keep)
         return found
 
-    def _keep_operations(self, folder: Folder, endings: Sequence[Worker], a_round: Round) -> None:
+    def _keep_operations(
+        self,
+        folder: Folder,
+        endings: Sequence[Worker],
+        a_round: Round,
+        at: float,
+        clock: CommonClock | None,
+    ) -> None:
         """Beside the output, for torshctl flight: as they were before workers were stopped."""
-        now = time.monotonic()
-        copied, at = (self.moment.operations, self.moment.at) if self.moment else (b"", now)
-        if not copied:
-            copied, at = a_round.recordings.copy(), now
-        place = endings[0].assignment.worker
+        copied = self.moment.operations if self.moment else b""
+        copied = copied or a_round.recordings.copy()
+        place, number = endings[0].assignment.worker, a_round.number
         first = place.rank - place.local_rank
         if copied:
             with contextlib.suppress(OSError):  # of a full disk others tell
-                save(copied, folder, place.run_id, a_round.number, self.node_rank, first, at)
+                save(copied, folder, place.run_id, number, self.node_rank, first, at, clock)
 
     async def standing(self, endings: Sequence[Worker]) -> Finding | None:
         """For whom workers waited that somebody stopped while they hung; None if nobody did."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import struct
 import time
@@ -13,6 +14,7 @@ from typing import NamedTuple
 
 from torsh_runtime.monitoring import layout
 from torsh_runtime.monitoring.notes import Group, Note, groups_of, notes_of
+from torshrun.health.clocks import CommonClock, Reading
 from torshrun.safe_files import Folder
 from torshrun.text import printable
 
@@ -66,10 +68,17 @@ class Recordings:
 
 
 def save(
-    copied: bytes, folder: Folder, run_id: str, number: int, node: int, first_rank: int, at: float
+    copied: bytes,
+    folder: Folder,
+    run_id: str,
+    number: int,
+    node: int,
+    first_rank: int,
+    at: float,
+    clock: CommonClock | None = None,
 ) -> None:
-    """Keep what copy() gave, of round `number` and of that moment, as seconds of CLOCK_MONOTONIC.
-    OSError.
+    """Keep what copy() gave, of round `number` and of that moment, as seconds of CLOCK_MONOTONIC;
+    `clock` as it is known for that moment. OSError.
     """
     told = {
         "run_id": run_id[:256],
@@ -78,6 +87,7 @@ def save(
         "host": os.uname().nodename,
         "first_rank": first_rank,
         "at": at,
+        "clock": [clock.leader, *clock.reading] if clock else None,
     }
     header = copied[:24].ljust(_TOLD_AT, b"\0") + json.dumps(told).encode()
     path = f"{folder.path}/attempt_{number}/operations_{node}.bin"
@@ -113,11 +123,30 @@ class Dump(NamedTuple):
     """Seconds to be added to `at` for the leader's CLOCK_MONOTONIC; None is unknown."""
     bound: float = 0.0
     """By how many seconds `offset` may be wrong."""
+    drift: float = 0.0
+    """By how much the offset grows in a second."""
+    drift_bound: float = 0.0
+    leader: str = ""
+    """The leader's node id."""
 
     @property
     def operations(self) -> Mapping[int, Sequence[layout.Operation]]:
         """Of each rank."""
         return {rank: record.operations for rank, record in self.records.items()}
+
+    def with_clock(self, leader: str, reading: Reading) -> Dump:
+        """The same of which this is known."""
+        offset, bound, drift, drift_bound = reading
+        return self._replace(
+            leader=leader, offset=offset, bound=bound, drift=drift, drift_bound=drift_bound
+        )
+
+    @property
+    def reading(self) -> Reading | None:
+        """What is known of the leader's clock at that moment."""
+        if self.offset is None:
+            return None
+        return Reading(self.offset, self.bound, self.drift, self.drift_bound)
 
 
 def load(path: str) -> Dump | None:
@@ -130,10 +159,14 @@ def load(path: str) -> Dump | None:
         told = json.loads(content[_TOLD_AT : layout.HEADER_BYTES].rstrip(b"\0"))
         run_id, number, node = str(told["run_id"]), int(told["round"]), int(told["node"])
         host, first, at = str(told["host"]), int(told["first_rank"]), float(told["at"])
+        leader, *numbers = told.get("clock") or [""]
+        reading = Reading(*map(float, numbers)) if numbers else None
     except (ValueError, KeyError, TypeError):
         return None
     records = dict(enumerate(_records(content, content, at), first))
-    return Dump(printable(run_id), number, node, printable(host), at, records)
+    dump = Dump(printable(run_id), number, node, printable(host), at, records)
+    is_known = reading is not None and all(map(math.isfinite, reading))
+    return dump.with_clock(str(leader), reading) if reading and is_known else dump
 
 
 def read_recordings(status_file: str) -> tuple[float, list[Record]]:

@@ -7,7 +7,7 @@ import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from torsh_runtime.errors import TorshError
 from torshrun import exit_codes
@@ -15,6 +15,9 @@ from torshrun.config.job import LaunchConfig
 from torshrun.rendezvous import base
 from torshrun.rendezvous.ports import choose_port
 from torshrun.rendezvous.restart import History, following, judge, pause
+
+if TYPE_CHECKING:  # at the start it would take time
+    from torshrun.health.clocks import CommonClock
 
 
 @dataclass(eq=False)
@@ -105,6 +108,11 @@ class Alone(base.Rendezvous):
 
     def note_standbys(self, count: int) -> None:
         """Nobody else looks."""
+
+    def common_clock(self, at: float) -> CommonClock:
+        from torshrun.health.clocks import SAME, CommonClock
+
+        return CommonClock(os.uname().nodename, SAME)
 
     def tell_leader(self, summary: bytes) -> None:
         told = {os.uname().nodename: base.check_summary(summary)}

@@ -10,9 +10,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from torshrun.exit_codes import LOST
+
+if TYPE_CHECKING:  # at the start it would take time
+    from torshrun.health.clocks import CommonClock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +198,12 @@ class Rendezvous(ABC):
         """Send this to the agent that leads, past the store, with the next sign of life. It takes
         the place of what was told before, and a new leader is told it, too: Summaries come of it.
         ValueError if it is longer than SUMMARY_BYTES.
+        """
+
+    @abstractmethod
+    def common_clock(self, at: float) -> CommonClock | None:
+        """The clock that all nodes have in common, which is the leader's, as this node knows it for
+        a moment of its time.monotonic(); None if nothing is known of it.
         """
 
     @abstractmethod

@@ -5,8 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
+from torshrun.health.clocks import Exchange
 from torshrun.rendezvous.base import SUMMARY_BYTES
 from torshrun.rendezvous.rows import NodeId, RoundNumber, Token
 
@@ -33,6 +34,16 @@ class Beat:
 
 Answer = Literal["granted", "refused", "silent"]
 """granted, refused: by the leader. silent: no answer in time, or no way there."""
+
+
+class Reply(NamedTuple):
+    """What came of a beat."""
+
+    answer: Answer
+    exchange: Exchange | None = None
+    """When it was sent, answered by the leader's clock, and the answer came; None is unknown."""
+
+
 Judge = Callable[[Beat], bool]
 """Whether to grant a beat; called in the loop's thread for each that comes in, and never waits."""
 
@@ -45,9 +56,7 @@ class Beats(ABC):
         """Answer the beats that come in by this judge from now on; None refuses all."""
 
     @abstractmethod
-    async def beat(
-        self, node: str, endpoint: str, fence: int, beat: Beat, timeout: float
-    ) -> Answer:
+    async def beat(self, node: str, endpoint: str, fence: int, beat: Beat, timeout: float) -> Reply:
         """Send one beat and wait `timeout` seconds at most for its answer; never raises. `fence`
         tells leaders apart: for another one it may connect anew.
         """

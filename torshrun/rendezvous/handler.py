@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from torsh_runtime.errors import StoreError
 from torsh_runtime.store.base import Listing
+from torshrun.health.clocks import SAME, CommonClock
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.asking import Asking
 from torshrun.rendezvous.base import (
@@ -127,6 +128,11 @@ class NodeRendezvous(Rendezvous):
 
     def tell_leader(self, summary: bytes) -> None:
         self._pulse.summary = check_summary(summary)
+
+    def common_clock(self, at: float) -> CommonClock | None:
+        if self._election.is_won:
+            return CommonClock(self._member.row.node, SAME)
+        return self._pulse.common_clock(at)
 
     def leave(self, outcome: Literal["preempted", "stopped"], code: int, reason: str) -> None:
         self._tell(self._member.leave(outcome, code, reason))

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
 from torsh_runtime.errors import StoreError
-from torsh_runtime.store.base import Delete, Store
+from torsh_runtime.store.base import Delete, Entry, Store
+from torsh_runtime.store.connection import ARRIVED
 from torsh_runtime.store.endpoint import TcpEndpoint, parse_endpoint
 from torsh_runtime.store.memory import MemoryStore
 from torsh_runtime.store.remote import RemoteStore
 from torsh_runtime.store.scoped import ScopedStore
 from torsh_runtime.store.server import StoreServer
+from torshrun.health.clocks import Exchange
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.address import is_loopback
 from torshrun.rendezvous.base import SUMMARY_BYTES
-from torshrun.rendezvous.beats import Answer, Beat, Beats, Judge
+from torshrun.rendezvous.beats import Beat, Beats, Judge, Reply
 from torshrun.rendezvous.epoch import Epoch
 from torshrun.rendezvous.served import ServedStore
 
 _LONGEST_BEAT = 1024 + 2 * SUMMARY_BYTES  # bytes
-_BEAT = "beat"
-"""What is put under this key is a sign of life; the answer is 1 or 0, for granted or refused."""
+_BEAT = "beat "
+"""Who asks for a key that begins so gives a sign of life, which is the rest of it. The entry that
+it gets is named after the answer. In place of revision and lease it has nanoseconds of the leader's
+CLOCK_MONOTONIC: when the beat came and when it was answered."""
 
 
 class Hub(Beats):
@@ -80,16 +85,17 @@ class Hub(Beats):
     def serve(self, judge: Judge | None) -> None:
         self._store.judge = judge
 
-    async def beat(
-        self, node: str, endpoint: str, fence: int, beat: Beat, timeout: float
-    ) -> Answer:
+    async def beat(self, node: str, endpoint: str, fence: int, beat: Beat, timeout: float) -> Reply:
         try:
             leader = await self._reach(node, endpoint, fence, timeout)
-            granted = await leader.put(_BEAT, rows.encode(beat))
+            told, sent, came = await leader.timed_get(_BEAT + rows.encode(beat).decode())
         except StoreError:
             await self._hang_up()
-            return "silent"
-        return "granted" if granted else "refused"
+            return Reply("silent")
+        if told is None or told.key not in ("granted", "refused"):
+            return Reply("silent")
+        exchange = Exchange(sent, told.revision / 1e9, told.lease / 1e9, came)
+        return Reply("granted" if told.key == "granted" else "refused", exchange)
 
     async def close(self) -> None:
         self.serve(None)
@@ -112,17 +118,20 @@ class Hub(Beats):
 
 
 class _HubStore(MemoryStore):
-    """A store in which one key takes signs of life."""
+    """A store whose readers may give signs of life."""
 
     judge: Judge | None = None
 
-    async def put(self, key: str, value: bytes, lease: int = 0) -> int:
-        if key != _BEAT:
-            return await super().put(key, value, lease)
-        beat = rows.decode(Beat, value[:_LONGEST_BEAT])
+    async def get(self, key: str) -> Entry | None:
+        if not key.startswith(_BEAT):
+            return await super().get(key)
+        text = key[len(_BEAT) :][:_LONGEST_BEAT]
+        beat = rows.decode(Beat, text.encode(errors="replace"))
         if beat is None:
             raise StoreError("this is no sign of life")
-        return int(self.judge is not None and self.judge(beat))
+        granted = self.judge is not None and self.judge(beat)
+        came, now = int(ARRIVED.get() * 1e9), time.monotonic_ns()
+        return Entry("granted" if granted else "refused", b"", came, now)
 
 
 def _prefix(number: int) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
+from torshrun.health.clocks import ClockEstimator, CommonClock, Exchange
 from torshrun.rendezvous.asking import FIRST_PAUSE, Asking
 from torshrun.rendezvous.base import Granted, Post
 from torshrun.rendezvous.beats import Beat, Beats
@@ -19,6 +20,12 @@ from torshrun.rendezvous.settings import GRANT
 
 ANSWERS_KEPT = 4
 """Of so many leaders, the latest."""
+MOST_QUICK, CROWD = 8, 256
+"""How many beats follow each other at once to a new leader, and when a round begins, so that its
+clock is known soon; and how many of all nodes together, from MOST_QUICK down to QUICK_AGAIN."""
+QUICK_AGAIN, EVERY = 2, 4
+"""How many follow at once after so many beats: the first one wakes the processors, which takes
+longer than all else, and longer on one side than on the other."""
 
 
 @dataclass(eq=False)
@@ -51,6 +58,9 @@ class Pulse:
         self._granted = self._heard_until = -math.inf
         """Until when workers may run, and until when they may by what leaders answered."""
         self._warning: asyncio.TimerHandle | None = None
+        self._quick = 0  # how many beats are still to follow soon
+        self._estimated = "", ClockEstimator()
+        """The node that led last of those that answered, and its clock."""
         self.summary = b""
         """What this node tells the leader with each beat."""
 
@@ -60,8 +70,13 @@ class Pulse:
         """Beat to this leader from now on."""
         if fence != self._fence:
             self._number = self._confirmed = self._refused = 0
+            self._be_quick()
         self._leader, self._fence = leader, fence
         self.beat_soon()
+
+    def _be_quick(self) -> None:
+        crowd = CROWD // self._settings.max_nodes
+        self._quick = max(min(MOST_QUICK, crowd), QUICK_AGAIN)
 
     def beat_soon(self) -> None:
         """Do not wait for the interval's end: something has changed."""
@@ -84,6 +99,8 @@ class Pulse:
     def _pause(self) -> float:
         """Until the next beat: soon after a refusal, as a new leader may not know this node yet."""
         interval = self._settings.interval
+        if self._quick:
+            return 0.0
         if not self._refused:
             return interval
         return min(interval, FIRST_PAUSE * 2.0 ** min(self._refused, 10))
@@ -101,15 +118,34 @@ class Pulse:
             summary=self.summary,
         )
         sent, bound = self._clock(), self._settings.interval
-        answer = await self.beats.beat(leader.node, leader.endpoint, fence, beat, bound)
-        if answer == "silent" or fence != self._fence:
+        reply = await self.beats.beat(leader.node, leader.endpoint, fence, beat, bound)
+        answer = reply.answer
+        if fence != self._fence:
             return
+        if answer == "silent":
+            self._quick = 0
+            return
+        again = QUICK_AGAIN if beat.number % EVERY == 0 else 0
+        self._quick = self._quick - 1 if self._quick else again
+        if reply.exchange:
+            self._estimate(leader.node, reply.exchange)
         self.on_answer()
         self._refused = self._refused + 1 if answer == "refused" and not inside else 0
         if self.registration.lease:
             self._note_answer(fence, beat.number)
         if answer == "granted" and inside and row.token == self._token:
             self._heard_until = max(self._heard_until, sent + GRANT * self._settings.ttl)
+
+    def _estimate(self, leader: str, exchange: Exchange) -> None:
+        if leader != self._estimated[0]:
+            self._estimated = leader, ClockEstimator()
+        self._estimated[1].add(exchange)
+
+    def common_clock(self, at: float) -> CommonClock | None:
+        """That of the leader that answered last, as known for this moment."""
+        leader, estimator = self._estimated
+        reading = estimator.at(at)
+        return CommonClock(leader, reading) if reading else None
 
     def _note_answer(self, fence: int, number: int) -> None:
         self._confirmed = number
@@ -127,6 +163,8 @@ class Pulse:
             return
         if member.row.token != self._token:
             self._token, self._granted, self._heard_until = member.row.token, -math.inf, -math.inf
+            self._be_quick()
+            self.beat_soon()
         if -math.inf < self._granted <= self._clock():  # this node stood still: too late
             self._run_out()
             return

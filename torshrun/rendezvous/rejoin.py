@@ -13,6 +13,7 @@ from torsh_runtime.errors import TorshError
 from torsh_runtime.store.base import Listing, Store
 from torsh_runtime.store.signed import SignedStore
 from torshrun import exit_codes
+from torshrun.health.clocks import CommonClock
 from torshrun.rendezvous import base
 from torshrun.rendezvous.asking import Asking
 from torshrun.rendezvous.beats import Beats
@@ -71,6 +72,9 @@ class EpochRendezvous(base.Rendezvous):
         self._summary = base.check_summary(summary)
         if self._node:
             self._node.tell_leader(summary)
+
+    def common_clock(self, at: float) -> CommonClock | None:
+        return self._node.common_clock(at) if self._node else None
 
     def leave(self, outcome: Literal["preempted", "stopped"], code: int, reason: str) -> None:
         self._leaving = base.JobOver(base.Verdict(outcome=outcome, code=code, reason=reason))

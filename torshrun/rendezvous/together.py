@@ -17,6 +17,7 @@ from torsh_runtime.store.base import Store
 from torsh_runtime.store.remote import RemoteStore
 from torshrun import exit_codes
 from torshrun.config.job import RendezvousConfig
+from torshrun.health.clocks import CommonClock
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.address import detach, is_loopback, routable
 from torshrun.rendezvous.base import JobOver, Place, Post, Rendezvous, RendezvousEvent, Report
@@ -74,6 +75,9 @@ class Together(Rendezvous):
 
     def tell_leader(self, summary: bytes) -> None:
         self._part.tell_leader(summary)
+
+    def common_clock(self, at: float) -> CommonClock | None:
+        return self._part.common_clock(at)
 
     def _pass_on(self, event: RendezvousEvent) -> None:
         """Tell the agent. A node that was drained, and serves the store, takes the others along."""

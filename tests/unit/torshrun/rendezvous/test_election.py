@@ -9,7 +9,7 @@ import random
 from torsh_runtime.store.memory import MemoryStore
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.asking import Asking
-from torshrun.rendezvous.beats import Answer, Beat, Beats, Judge
+from torshrun.rendezvous.beats import Beat, Beats, Judge, Reply
 from torshrun.rendezvous.election import Election
 from torshrun.rendezvous.member import Member
 from torshrun.rendezvous.registration import Registration
@@ -24,10 +24,8 @@ NOW = 100.0
 class NoBeats(Beats):
     """Nobody is asked, and nobody asks."""
 
-    async def beat(
-        self, node: str, endpoint: str, fence: int, beat: Beat, timeout: float
-    ) -> Answer:
-        return "silent"
+    async def beat(self, node: str, endpoint: str, fence: int, beat: Beat, timeout: float) -> Reply:
+        return Reply("silent")
 
     def serve(self, judge: Judge | None) -> None:
         pass

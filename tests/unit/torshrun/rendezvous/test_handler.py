@@ -16,7 +16,7 @@ from torshrun import exit_codes
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.asking import Asking
 from torshrun.rendezvous.base import JobOver, RendezvousEvent, RoundFormed
-from torshrun.rendezvous.beats import Answer, Beat, Beats, Judge
+from torshrun.rendezvous.beats import Answer, Beat, Beats, Judge, Reply
 from torshrun.rendezvous.handler import NodeRendezvous
 from torshrun.rendezvous.rows import LeaderRow, NodeRow
 from torshrun.rendezvous.settings import NodeFacts, Settings
@@ -37,10 +37,8 @@ class SameAnswer(Beats):
 
     answer: Answer = "silent"
 
-    async def beat(
-        self, node: str, endpoint: str, fence: int, beat: Beat, timeout: float
-    ) -> Answer:
-        return self.answer
+    async def beat(self, node: str, endpoint: str, fence: int, beat: Beat, timeout: float) -> Reply:
+        return Reply(self.answer)
 
     def serve(self, judge: Judge | None) -> None:
         pass

@@ -14,7 +14,7 @@ from torsh_runtime.store.memory import MemoryStore
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.asking import Asking
 from torshrun.rendezvous.base import Granted, RendezvousEvent, Report, RoundClosing
-from torshrun.rendezvous.beats import Answer, Beat, Beats, Judge
+from torshrun.rendezvous.beats import Answer, Beat, Beats, Judge, Reply
 from torshrun.rendezvous.member import Member
 from torshrun.rendezvous.pulse import Pulse
 from torshrun.rendezvous.registration import Registration
@@ -60,12 +60,10 @@ class SlowBeats(Beats):
         self._clock = clock
         self.meanwhile = lambda: None
 
-    async def beat(
-        self, node: str, endpoint: str, fence: int, beat: Beat, timeout: float
-    ) -> Answer:
+    async def beat(self, node: str, endpoint: str, fence: int, beat: Beat, timeout: float) -> Reply:
         self._clock.now += 1
         self.meanwhile()
-        return "granted"
+        return Reply("granted")
 
     def serve(self, judge: Judge | None) -> None:
         pass
@@ -119,13 +117,11 @@ class LateBeats(SlowBeats):
         self.answered = asyncio.Event()
         self._answers: list[Answer] = ["refused", "refused", "granted"]
 
-    async def beat(
-        self, node: str, endpoint: str, fence: int, beat: Beat, timeout: float
-    ) -> Answer:
+    async def beat(self, node: str, endpoint: str, fence: int, beat: Beat, timeout: float) -> Reply:
         answer = self._answers.pop(0)
         if not self._answers:
             self.answered.set()
-        return answer
+        return Reply(answer)
 
 
 @pytest.fixture
