@@ -90,6 +90,8 @@ class Pulse:
             known = self.registration.lease or self.member.takes_part  # else it counts for nobody
             if leader is not None and leader.node != node and known:
                 await self._beat(leader, self._fence)
+            else:
+                self._quick = 0
             self.extend()
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._pause()):
