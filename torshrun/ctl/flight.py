@@ -8,9 +8,11 @@ from itertools import groupby
 
 import click
 
-from torsh_runtime.monitoring.flight import Members, Records, in_words, named, suspicions
+from torsh_runtime.monitoring.flight import Records, in_words, named, suspicions
 from torsh_runtime.monitoring.layout import MESSAGES, NO_OPERATIONS, Operation
-from torshrun.ctl.recorded import find
+from torshrun.ctl.recorded import Recorded, find
+from torshrun.health.recordings import Dump
+from torshrun.text import format_ranks
 
 SCHEMA = 1
 _NOTHING = 1
@@ -18,18 +20,20 @@ _NOTHING = 1
 
 def show(place: str | None, last: int, *, as_json: bool) -> int:
     """Print it; the exit code. `last`: how many operations of each rank are shown in words."""
-    found = [(each.name, each.operations, each.members) for each in find(place)]
-    for name, records, members in found:
+    found = find(place)
+    for each in found:
         if as_json:
-            click.echo(json.dumps(_as_json(name, records, members)))
+            click.echo(json.dumps(_as_json(each)))
         else:
-            click.echo("\n".join(_lines(name, records, members, last)))
-    return 0 if any(records for _, records, _ in found) else _NOTHING
+            click.echo("\n".join(_lines(each, last)))
+    return 0 if any(each.operations for each in found) else _NOTHING
 
 
-def _lines(name: str, records: Records, members: Members, last: int) -> Iterator[str]:
-    yield name
-    for each in suspicions(records, members):
+def _lines(recorded: Recorded, last: int) -> Iterator[str]:
+    records = recorded.operations
+    yield recorded.name
+    yield from _of_clocks(recorded.dumps)
+    for each in suspicions(records, recorded.members):
         yield f"  {in_words(each, 0.0)}"
     for rank, held in sorted(records.items()):
         if not held:
@@ -37,6 +41,14 @@ def _lines(name: str, records: Records, members: Members, last: int) -> Iterator
         shown = held[len(held) - last :] if last < len(held) else held
         for operation in shown if last else ():
             yield f"  rank {rank}: {_told(operation)}"
+
+
+def _of_clocks(dumps: Sequence[Dump]) -> Iterator[str]:
+    """Whose times are not to be compared with the others'."""
+    for dump in dumps if len(dumps) > 1 else ():
+        if dump.offset is None:
+            ranks = format_ranks(dump.records)
+            yield f"  times of {ranks} are by the clock of {dump.host} alone"
 
 
 def _told(operation: Operation) -> str:
@@ -54,13 +66,23 @@ def _span(operation: Operation, until: float) -> str:
     return f"{(until - operation.entered) * 1e3:.3f} ms"
 
 
-def _as_json(name: str, records: Records, members: Members) -> Mapping[str, object]:
+def _as_json(recorded: Recorded) -> Mapping[str, object]:
+    records = recorded.operations
     return {
         "schema": SCHEMA,
-        "job": name,
+        "job": recorded.name,
+        "nodes": [
+            {
+                "node": dump.node,
+                "host": dump.host,
+                "ranks": sorted(dump.records),
+                "clock_bound": None if dump.offset is None else dump.bound,
+            }
+            for dump in recorded.dumps
+        ],
         "suspicions": [
             {**each._asdict(), "operation": each.operation._asdict(), "last": _by_rank(each.last)}
-            for each in suspicions(records, members)
+            for each in suspicions(records, recorded.members)
         ],
         "groups": _groups(records),
         "ranks": {

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from torsh_runtime.errors import TorshError
 from torsh_runtime.monitoring.layout import Operation
 from torshrun.ctl.host_jobs import HostJob, find_jobs
+from torshrun.health.alignment import aligned
 from torshrun.health.recordings import Dump, Record, load, read_recordings
 
 _PATTERN = "operations_*.bin"
@@ -27,7 +28,7 @@ class Recorded(NamedTuple):
     name: str
     """For people."""
     dumps: Sequence[Dump]
-    """Of its nodes, by rank of the node."""
+    """Of its nodes, by rank of the node, on one clock as far as that is known."""
 
     @property
     def operations(self) -> Mapping[int, Sequence[Operation]]:
@@ -85,7 +86,7 @@ def _kept(folder: Path) -> Recorded:
         for time, dump in loaded
         if time >= ended - _TOGETHER and (dump.run_id, dump.round) == (newest.run_id, newest.round)
     }
-    dumps = [dump for _, dump in sorted(nodes.items())]
+    dumps = aligned([dump for _, dump in sorted(nodes.items())])
     count = sum(len(dump.records) for dump in dumps)
     hosts = ", ".join(dict.fromkeys(dump.host for dump in dumps))
     return Recorded(f"run {newest.run_id}, attempt {newest.round}, {count} ranks of {hosts}", dumps)

@@ -159,14 +159,23 @@ def load(path: str) -> Dump | None:
         told = json.loads(content[_TOLD_AT : layout.HEADER_BYTES].rstrip(b"\0"))
         run_id, number, node = str(told["run_id"]), int(told["round"]), int(told["node"])
         host, first, at = str(told["host"]), int(told["first_rank"]), float(told["at"])
-        leader, *numbers = told.get("clock") or [""]
-        reading = Reading(*map(float, numbers)) if numbers else None
     except (ValueError, KeyError, TypeError):
         return None
     records = dict(enumerate(_records(content, content, at), first))
     dump = Dump(printable(run_id), number, node, printable(host), at, records)
-    is_known = reading is not None and all(map(math.isfinite, reading))
-    return dump.with_clock(str(leader), reading) if reading and is_known else dump
+    clock = _clock_of(told.get("clock"))
+    return dump.with_clock(*clock) if clock else dump
+
+
+def _clock_of(told: object) -> CommonClock | None:
+    """What was kept of the common clock; None if that is nothing, or nonsense."""
+    try:
+        leader, *numbers = told  # type: ignore[misc]
+        reading = Reading(*map(float, numbers))
+    except (ValueError, TypeError):
+        return None
+    is_sound = all(map(math.isfinite, reading)) and min(reading.bound, reading.drift_bound) >= 0
+    return CommonClock(printable(str(leader)), reading) if is_sound else None
 
 
 def read_recordings(status_file: str) -> tuple[float, list[Record]]:

@@ -16,7 +16,8 @@ from torsh_runtime.monitoring.layout import INSIDE, LEFT
 from torsh_runtime.status import OPERATIONS
 from torshrun.ctl.flight import show
 from torshrun.ctl.recorded import Unfit
-from torshrun.health.recordings import save
+from torshrun.health.clocks import CommonClock, Reading
+from torshrun.health.recordings import load, save
 from torshrun.safe_files import Folder
 
 
@@ -45,13 +46,21 @@ def recording(last: int, mark: int) -> bytes:
     return words.tobytes()
 
 
-def keep(folder: Path, node: int, recordings: list[bytes], *, run_id: str = "digits") -> Path:
+def keep(
+    folder: Path,
+    node: int,
+    recordings: list[bytes],
+    *,
+    run_id: str = "digits",
+    at: float = 10.0,
+    clock: CommonClock | None = None,
+) -> Path:
     """As an agent does, ten seconds after the workers' clocks began."""
     made = Folder.make(str(folder))
     try:
         header = struct.pack("=3Q", layout.MAGIC, layout.VERSION, len(recordings))
         content = header.ljust(layout.HEADER_BYTES, b"\0") + b"".join(recordings)
-        save(content, made, run_id, 1, node, 2 * node, 10.0)
+        save(content, made, run_id, 1, node, 2 * node, at, clock)
     finally:
         made.close()
     return folder / f"attempt_1/operations_{node}.bin"
@@ -93,6 +102,47 @@ def test_all_of_it_as_json(logs: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert told["groups"] == [{"group": 0, "size": 4, "members": [0, 1, 2, 3], "first_sequence": 0}]
     assert [len(held) for held in told["ranks"].values()] == [6, 6, 6, 5]
     assert told["ranks"]["3"][-1]["left"] == pytest.approx(-5.0, abs=1e-3)
+    nodes = [(each["node"], each["ranks"], each["clock_bound"]) for each in told["nodes"]]
+    assert nodes == [(0, [0, 1], 0.0), (1, [2, 3], pytest.approx(1e-4, abs=1e-4))]
+
+
+def clock(offset: float, bound: float = 0.0, leader: str = "n0") -> CommonClock:
+    return CommonClock(leader, Reading(offset, bound))
+
+
+def test_the_nodes_times_are_on_the_leaders_clock(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second node has kept its records half a second later."""
+    keep(tmp_path / "one", 0, [recording(5, LEFT)], clock=clock(0.0))
+    keep(tmp_path / "two", 1, [recording(5, LEFT)], at=10.5, clock=clock(5e-6, 20e-6))
+    show(str(tmp_path), 0, as_json=True)
+    told: dict[str, Any] = json.loads(capsys.readouterr().out)
+    last = [told["ranks"][rank][-1]["entered"] for rank in ("0", "2")]
+    assert last == pytest.approx([-4.5, -4.5], abs=2e-6)
+    assert told["nodes"][1]["clock_bound"] < 20e-6
+
+
+def test_what_is_not_to_be_compared_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep(tmp_path / "one", 0, [recording(5, LEFT)], clock=clock(0.0))
+    keep(tmp_path / "two", 1, [bytes(layout.STRIDE)], clock=clock(7.0, leader="n1"))
+    show(str(tmp_path), 0, as_json=False)
+    said = capsys.readouterr().out.splitlines()[1]
+    assert said == f"  times of rank 2 are by the clock of {os.uname().nodename} alone"
+
+
+@pytest.mark.parametrize(
+    "told", ["[1]", '["n0", 1]', '["n0", NaN, 0, 0, 0]', '["n0", "x", 0, 0, 0]', "7"]
+)
+def test_nonsense_is_no_clock(tmp_path: Path, told: str) -> None:
+    path = keep(tmp_path / "one", 0, [recording(1, LEFT)], clock=clock(3.0))
+    content = path.read_bytes().replace(b'["n0", 3.0, 0.0, 0.0, 0.0]', told.encode().ljust(26))
+    path.write_bytes(content)
+    dump = load(str(path))
+    assert dump is not None
+    assert dump.offset is None
 
 
 def test_a_pipe_of_that_name_is_not_waited_for(logs: Path) -> None:
