@@ -117,6 +117,14 @@ def test_ddp_network() -> None:
 
 @pytest.mark.netns
 @needs_hosts
+def test_clocks() -> None:
+    printed = run("clocks.py")
+    assert "0 effects before their causes" in printed
+    assert "errors beyond their bound 0 <= 0: pass" in printed
+
+
+@pytest.mark.netns
+@needs_hosts
 def test_network() -> None:
     printed = run("network.py", "--peers", "ours", "--sizes", "8,64Ki")
     rows = [line.split()[:2] for line in printed.splitlines() if line.lstrip().startswith("2x")]

@@ -169,8 +169,10 @@ def load(path: str) -> Dump | None:
 
 def _clock_of(told: object) -> CommonClock | None:
     """What was kept of the common clock; None if that is nothing, or nonsense."""
+    if not isinstance(told, list) or len(told) != 1 + len(Reading._fields):
+        return None
+    leader, *numbers = told
     try:
-        leader, *numbers = told  # type: ignore[misc]
         reading = Reading(*map(float, numbers))
     except (ValueError, TypeError):
         return None
