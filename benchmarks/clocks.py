@@ -63,7 +63,10 @@ def be_rank(operations: int, attempts: int) -> int:
             tr.send(array, 1) if rank == 0 else tr.recv(array, 0)
         else:
             tr.all_reduce(array)
-    return int(int(os.environ["TORCHELASTIC_RESTART_COUNT"]) + 1 < attempts)
+    tr.barrier()
+    if int(os.environ["TORCHELASTIC_RESTART_COUNT"]) + 1 < attempts:
+        os._exit(1)  # at once: an agent keeps what was recorded if a rank of its own has failed
+    return 0
 
 
 def kept(laid: Cable, folder: Path, operations: int, attempts: int) -> list[list[Dump]]:

@@ -180,8 +180,17 @@ class VirtualAgent:
             return
         self.place = place
         self._oracles.started(self.name, place)
+        self._check_clock()
         if self.finishing:
             self._loop.call_later(1.0, self._succeed, place.round)
+
+    def _check_clock(self) -> None:
+        """All agents have the virtual time, so that the leader's clock is not ahead."""
+        clock = self.rendezvous.common_clock(self._loop.time())
+        if clock:
+            offset, bound, *_ = clock.reading
+            what = f"{clock.leader} is said to be ahead by {offset} s, within {bound} s"
+            check(abs(offset) <= bound + 1e-9, f"{self.name}: {what}")
 
     # ---- the keeper
 
