@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from torsh_runtime.monitoring.layout import Operation
+from torsh_runtime.monitoring.layout import MESSAGES, Operation
 from torshrun.health.clocks import MOST_DRIFT, WANDER, Reading, Region
 from torshrun.health.recordings import Dump, Record
 
@@ -192,14 +192,15 @@ def _of_rank(rank: int, record: Record) -> _Spans:
     """By a key that is the same on all nodes. Of a group that was made again, as by a second
     init_process_group(), what was told since then.
     """
-    places = {group.number: place_in(group.ranks, rank) for group in record.groups}
+    members = {group.number: group.members for group in record.groups}
+    places = {group: of.index(rank) for group, of in members.items() if rank in of}
     found: _Spans = {}
     last: dict[_Key, int] = {}
     for each in record.operations:
         series, span = _told(each, places.get(each.group, -1 if each.group else rank))
         if not series:
             continue
-        if each.sequence <= last.get(series, -1):
+        if each.operation not in MESSAGES and each.sequence <= last.get(series, -1):
             found = {key: held for key, held in found.items() if key[0] != each.group}
         last[series] = each.sequence
         found[*series, each.sequence] = span
@@ -211,29 +212,12 @@ def _told(each: Operation, place: int) -> tuple[_Key, _Span]:
     group, -1 if it is unknown. () if it tells nothing.
     """
     left = each.left if each.state == "done" and each.path not in _LEAVES_EARLY else None
+    seen = each.came if each.came is not None else left
+    seen = _INFINITY if seen is None else seen
     if each.operation in _WAITS_FOR_ALL and (each.elements or each.operation == "barrier"):
-        seen = each.came if each.came is not None else left
-        return (each.group, each.operation), _Span(each.entered, _or_never(seen))
-    if each.operation == "send" and min(place, each.root) >= 0:
-        return (each.group, "message", place, each.root), _Span(entered=each.entered)
-    if each.operation == "recv" and min(place, each.root) >= 0:
-        return (each.group, "message", each.root, place), _Span(left=_or_never(left))
+        return (each.group, each.operation), _Span(each.entered, seen)
+    if each.operation in MESSAGES and each.sequence and min(place, each.root) >= 0:
+        if each.operation == "send":
+            return (each.group, "message", place, each.root), _Span(entered=each.entered)
+        return (each.group, "message", each.root, place), _Span(left=seen)
     return (), _Span()
-
-
-def _or_never(time: float | None) -> float:
-    return _INFINITY if time is None else time
-
-
-def place_in(ranks: str, rank: int) -> int:
-    """The rank's place in a list such as "0-3,8"; -1 if it has none."""
-    before = 0
-    for part in ranks.split(","):
-        first, _, last = part.partition("-")
-        if not (first.isdecimal() and (last or first).isdecimal()):
-            return -1
-        begin, end = int(first), int(last or first)
-        if begin <= rank <= end:
-            return before + rank - begin
-        before += end - begin + 1
-    return -1
