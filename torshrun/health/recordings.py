@@ -10,13 +10,15 @@ import struct
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torsh_runtime.monitoring import layout
 from torsh_runtime.monitoring.notes import Group, Note, groups_of, notes_of
-from torshrun.health.clocks import CommonClock, Reading
 from torshrun.safe_files import Folder
 from torshrun.text import printable
+
+if TYPE_CHECKING:  # at the start it would take time
+    from torshrun.health.clocks import CommonClock, Reading
 
 _log = logging.getLogger("torshrun")
 _TOLD_AT = 64
@@ -144,6 +146,8 @@ class Dump(NamedTuple):
     @property
     def reading(self) -> Reading | None:
         """What is known of the leader's clock at that moment."""
+        from torshrun.health.clocks import Reading
+
         if self.offset is None:
             return None
         return Reading(self.offset, self.bound, self.drift, self.drift_bound)
@@ -169,6 +173,8 @@ def load(path: str) -> Dump | None:
 
 def _clock_of(told: object) -> CommonClock | None:
     """What was kept of the common clock; None if that is nothing, or nonsense."""
+    from torshrun.health.clocks import CommonClock, Reading
+
     if not isinstance(told, list) or len(told) != 1 + len(Reading._fields):
         return None
     leader, *numbers = told
