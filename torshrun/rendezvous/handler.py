@@ -71,8 +71,7 @@ class NodeRendezvous(Rendezvous):
         self._newest_header = (0, -1, False)
         """Fence, number and whether it was closing, of the newest header seen."""
         self._started = 0.0
-        self._over = False
-        self._has_summaries = False
+        self._over = self._has_summaries = False
 
     def _make_parts(self) -> None:
         """What each does is told in its own module."""
@@ -122,7 +121,6 @@ class NodeRendezvous(Rendezvous):
         self._tell(self._member.hold_growth(is_held))
 
     def note_standbys(self, count: int) -> None:
-        """How many processes wait here to be workers."""
         self._member.note_standbys(count)
         self._tell(())
 
