@@ -105,11 +105,12 @@ def told(out: str) -> dict[str, list[tuple[list[str], list[int], list[object]]]]
     return found
 
 
-def output(torshrun: Launcher, script: str) -> tuple[str, str]:
+def output(torshrun: Launcher, script: str, *options: str) -> tuple[str, str]:
     """What two ranks print to stdout and stderr."""
     torshrun.environ["TORCHINDUCTOR_CACHE_DIR"] = str(torshrun.folder / "inductor")
-    code, out, err = torshrun.run("--nproc-per-node", "2", torshrun.script(script))
-    assert code == 0, err
+    process = torshrun.start("--nproc-per-node", "2", *options, torshrun.script(script))
+    out, err = process.communicate(timeout=300)  # these libraries take long to load
+    assert process.returncode == 0, err
     return out, err
 
 
@@ -172,3 +173,39 @@ def test_an_unmodified_script_has_steps_and_its_calls_are_logged(torshrun: Launc
     ] * 4
     assert len({line for _, _, line in calls}) == 2
     assert "barrier" not in err
+
+
+ACCELERATES = (
+    NOTES
+    + """
+import torch
+from accelerate import Accelerator
+from torsh_runtime.monitoring import progress as tqdm
+
+accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+loader = torch.utils.data.DataLoader(torch.ones(32, 4), 4)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+main = accelerator.is_local_main_process
+bar = tqdm(range(2), disable=not main, desc="Steps", mininterval=0)
+for batch in loader:
+    with accelerator.accumulate(model):
+        loss = model(batch).pow(2).mean()
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+    if accelerator.sync_gradients:
+        bar.update(1)
+        bar.set_postfix(loss=loss.detach().item(), lr=0.1)
+bar.close()
+tell("accelerate")
+"""
+)
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("accelerate"), reason="needs accelerate")
+def test_a_script_of_accelerate_has_steps_and_one_bar(torshrun: Launcher) -> None:
+    out, err = output(torshrun, ACCELERATES, "--torch-backend", "torsh")
+    assert told(out)["accelerate"] == [(["optimizer.step"], [1, 2], [])] * 2
+    assert len(re.findall(r"Steps: 100%\|#+\| 2/2 \[.*, loss=[\d.e-]+, lr=0.1\]", err)) == 1

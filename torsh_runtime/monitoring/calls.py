@@ -16,7 +16,8 @@ from torsh_runtime.status import OPERATIONS
 
 LOGGER = "torsh_runtime.communication"
 _OURS = str(Path(__file__).parents[1]) + os.sep
-_OTHERS = (_OURS, f"{os.sep}torch{os.sep}", "<frozen")
+_PYTHONS = str(Path(os.__file__).parent) + os.sep
+_PACKAGES = (f"{_PYTHONS}site-packages{os.sep}", f"{_PYTHONS}dist-packages{os.sep}")
 _COALESCED = "all_reduce_coalesced"
 Wrap = Callable[[Any], Any]
 Backend = TypeVar("Backend")
@@ -105,11 +106,19 @@ class _Logged:
 
 
 def _place() -> str:
-    """Where the program is in this thread: the innermost call that is not the library's own."""
-    frame = sys._getframe(2)
-    while frame.f_back is not None and any(each in frame.f_code.co_filename for each in _OTHERS):
+    """Where the program is in this thread: the innermost call that is not this library's, torch's
+    or Python's own."""
+    frame, torch = sys._getframe(2), sys.modules.get("torch")
+    others = (_OURS, "<frozen", *(torch.__path__ if torch is not None else ()))
+    while frame.f_back is not None and _is_in(frame.f_code.co_filename, others):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_qualname}"
+
+
+def _is_in(file: str, others: tuple[str, ...]) -> bool:
+    if file.startswith(_PYTHONS) and not file.startswith(_PACKAGES):
+        return True
+    return file.startswith(others)
 
 
 def _spelt(argument: Any) -> str:

@@ -13,6 +13,7 @@ from torsh_runtime import monitoring
 from torsh_runtime.monitoring.marks import Span, own_marks
 from torsh_runtime.monitoring.notes import Note
 from torsh_runtime.monitoring.recording import own_recording
+from torsh_runtime.status import PAGE_BYTES, Page
 
 Noted = Callable[[], list[Note]]
 
@@ -148,6 +149,21 @@ def test_the_programs_own_steps_end_all_others(noted: Noted) -> None:
     monitoring.step(100)
     own_marks().step_by(source)
     assert [each.value for each in noted()] == [1.0, 100.0]
+
+
+def test_steps_that_are_reported_end_all_others(
+    noted: Noted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = Page(memoryview(bytearray(PAGE_BYTES)).cast("Q"))
+    monkeypatch.setattr("torsh_runtime.monitoring.marks.own_page", lambda: page)
+    source = Source()
+    own_marks().step_by(source)
+    own_marks().step_by(source)
+    assert page.step == 2
+    page.note_step(50)
+    own_marks().step_by(source)
+    assert page.step == 50
+    assert [each.value for each in noted()] == [1.0, 2.0]
 
 
 CHILD = """

@@ -146,14 +146,17 @@ def test_calls_are_logged_with_their_place(noted: Noted, caplog: pytest.LogCaptu
         with start(DebugConfig(log_communication=True)):
             tr.all_reduce(numpy.ones(3, numpy.float32))
             group.broadcast(numpy.ones((2, 2)), 0)
+            with tr.coalesce():
+                tr.all_reduce(numpy.ones(5))
         level = logger.level
         tr.barrier()
     finally:
         tr.destroy_process_group()
-    first, second = (each.getMessage() for each in caplog.records)
+    first, second, third = (each.getMessage() for each in caplog.records)
     assert first.startswith(f"all_reduce(float32[3], SUM) of 1 ranks at {__file__}:")
     assert first.endswith(f" in {test_calls_are_logged_with_their_place.__qualname__}")
     assert second.startswith(f"broadcast(float64[2, 2]) of 1 ranks at {__file__}:")
+    assert third.startswith(f"all_reduce(float64[5], SUM) of 1 ranks at {__file__}:")
     assert level == logging.NOTSET
 
 
