@@ -33,6 +33,7 @@ class Monitoring:
         self._kinds = [type(config).__name__ for config in configs]
         self._env, self._pid = _place(), os.getpid()
         self._metrics: Any = None
+        self._outputs: list[Callable[[], None]] = []
         self.url = ""
         """Where this process serves its metrics; "" is nowhere."""
         for kind in self._kinds:
@@ -59,10 +60,13 @@ class Monitoring:
         """End it, and write and print what is asked for. Later calls do nothing, nor do those of a
         forked child."""
         ending, self._ending = self._ending, ExitStack()
+        outputs, self._outputs = self._outputs, []
         if os.getpid() == self._pid:
             atexit.unregister(self.stop)
             _running().difference_update(self._kinds)
-            ending.close()
+            with ending:
+                for write in outputs:
+                    write()
 
     def __enter__(self) -> Monitoring:
         return self
@@ -84,12 +88,13 @@ class Monitoring:
 
     def _debug(self, config: DebugConfig, undo: ExitStack) -> None:
         if config.save_timeline:
-            undo.callback(save_timeline, self.timeline_path(config.timeline_file), self._env.rank)
+            path = self.timeline_path(config.timeline_file)
+            self._outputs.append(partial(save_timeline, path, self._env.rank))
         if config.enable_profiling:
             from torsh_runtime.monitoring.section_times import SectionTimes
 
             times = SectionTimes()
-            undo.callback(partial(_print_summary, times.summary, self._env.rank))
+            self._outputs.append(partial(_print_summary, times.summary, self._env.rank))
             _observe(times, undo)
         if config.memory_profiling:
             from torsh_runtime.monitoring.memory_use import SectionMemory

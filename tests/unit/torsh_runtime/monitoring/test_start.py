@@ -55,7 +55,7 @@ def test_wrong_values_are_refused_by_name(kind: Any, field: str, value: Any) -> 
         kind(**{field: value})
 
 
-def test_a_kind_is_in_force_once(noted: Noted) -> None:
+def test_a_kind_is_in_force_once(noted: Noted, capsys: pytest.CaptureFixture[str]) -> None:
     with start(DebugConfig()), start(MetricsConfig()) as second:
         with pytest.raises(ConfigError, match="a MetricsConfig is in force already"):
             start(MetricsConfig(collection_interval_ms=5))
@@ -67,6 +67,9 @@ def test_a_kind_is_in_force_once(noted: Noted) -> None:
     with pytest.raises(ConfigError, match="start\\(\\) takes DebugConfig, MetricsConfig and"):
         start(DebugConfig(), "metrics")
     start(DebugConfig()).stop()  # nothing of what was refused is in force
+    with pytest.raises(ConfigError):
+        start(DebugConfig(enable_profiling=True), "metrics")
+    assert capsys.readouterr().err == ""
 
 
 def test_rank_0_sums_up_how_long_sections_took(
