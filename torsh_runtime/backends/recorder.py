@@ -32,6 +32,7 @@ def opened() -> Recording | None:
             from torsh_runtime.backends.native.compiled import _native
 
             _native.open_recording(recording.memory)
+            recording.notebook.write_by(_native.NoteWriter(recording.memory).write)
             recording.is_open = True
     return recording if recording is not None and recording.is_open else None
 

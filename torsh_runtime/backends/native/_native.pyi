@@ -57,6 +57,10 @@ RECORDING_BYTES: int
 
 def open_recording(memory: memoryview) -> None: ...
 
+class NoteWriter:
+    def __init__(self, recording: memoryview) -> None: ...
+    def write(self, what: int, value: float, /) -> None: ...
+
 class LibraryRecorder:
     def __init__(
         self, recording: memoryview, place: int, group: int, ranks: int, path: int

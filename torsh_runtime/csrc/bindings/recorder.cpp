@@ -70,11 +70,34 @@ class LibraryOperation {
   const std::uint64_t call_, count_, bytes_;
 };
 
+// Of notes (torsh_runtime/monitoring/notes.py), one at a time: whoever writes one holds the GIL.
+class NoteWriter {
+ public:
+  explicit NoteWriter(nb::handle recording) : recording_(recording) {}
+
+  void write(std::uint64_t what, double value) {
+    Recording& recording = *recording_.get();
+    const std::uint64_t number = recording.notes_begun.load(std::memory_order_relaxed), mark = (number + 1) << 2;
+    Word* const note = recording.notes[number % Recording::notes_held];
+    note[0].store(mark | Recording::writing, std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_release);
+    note[1].store(what, std::memory_order_relaxed);
+    note[2].store(nanoseconds(), std::memory_order_relaxed);
+    note[3].store(std::bit_cast<std::uint64_t>(value), std::memory_order_relaxed);
+    note[0].store(mark | Recording::left, std::memory_order_release);
+    recording.notes_begun.store(number + 1, std::memory_order_release);
+  }
+
+ private:
+  const Notes<Recording> recording_;
+};
+
 }  // namespace
 
 void bind_recorder(nb::module_& m) {
   m.attr("RECORDING_BYTES") = sizeof(Recording);
   m.def("open_recording", [](nb::handle memory) { Notes<Recording>(memory).get()->open(); });
+  nb::class_<NoteWriter>(m, "NoteWriter").def(nb::init<nb::handle>()).def("write", &NoteWriter::write);
   nb::class_<LibraryRecorder>(m, "LibraryRecorder")
       .def(nb::init<nb::handle, std::size_t, std::uint32_t, std::uint32_t, std::uint8_t>(), "recording"_a, "place"_a, "group"_a,
            "ranks"_a, "path"_a);

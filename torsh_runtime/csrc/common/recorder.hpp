@@ -40,7 +40,7 @@ struct Tally {
 
 // All that a worker has for it.
 struct Recording {
-  static constexpr std::size_t entries_held = 1024, groups = 7;
+  static constexpr std::size_t entries_held = 1024, notes_held = 4096, groups = 7;
   static constexpr int most_passed = 16;  // operations under way that are spared in a row
   static constexpr std::uint64_t first_look = 1 << 16, last_look = std::uint64_t{1} << 31;  // ticks between two looks at both clocks
   enum : std::uint64_t { failed, writing, inside, left };  // in an entry's mark
@@ -50,7 +50,7 @@ struct Recording {
   Word first_ticks, first_time, last_ticks, last_time;
   Word notes_begun, names_taken;
   Entry entries[entries_held];
-  Word notes[1024][4], names[128][8], members[32][32];  // Python writes these: torsh_runtime/monitoring/notes.py
+  Word notes[notes_held][4], names[128][8], members[32][32];  // Python writes these: torsh_runtime/monitoring/notes.py
   Tally tallies[groups];
 
   // Once, before anything else.

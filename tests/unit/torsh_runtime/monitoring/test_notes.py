@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from torsh_runtime.backends.native.compiled import _native
 from torsh_runtime.monitoring.layout import NAMES, NOTES, RECORDING_BYTES, words_of
 from torsh_runtime.monitoring.notes import OTHER, Group, Notebook, groups_of, notes_of
 
@@ -57,6 +58,21 @@ def test_groups_keep_their_place(memory: memoryview) -> None:
     notebook.name_group(Group(9, 2, "tp", "0,2"))
     notebook.name_group(Group(0, 3, "default", "0-2"))
     assert groups_of(words_of(memory)) == [Group(0, 3, "default", "0-2"), Group(9, 2, "tp", "0,2")]
+
+
+def test_the_compiled_library_goes_on_where_python_was(memory: memoryview) -> None:
+    notebook, before = Notebook(memory), time.monotonic()
+    for step in range(NOTES - 5):
+        notebook.write("step", value=step)
+    notebook.write_by(_native.NoteWriter(memory).write)
+    for step in range(NOTES - 5, NOTES + 10):
+        notebook.write("step", value=step)
+    notebook.write("end", "data", -0.25)
+    words = words_of(memory)
+    *steps, last = notes_of(words, words)
+    assert [each.value for each in steps] == list(range(11, NOTES + 10))
+    assert (last.number, last.kind, last.name, last.value) == (NOTES + 10, "end", "data", -0.25)
+    assert before <= steps[-1].time <= last.time <= time.monotonic()
 
 
 def test_nonsense_is_survived() -> None:
