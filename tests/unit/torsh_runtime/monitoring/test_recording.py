@@ -156,7 +156,9 @@ def test_waits_say_what_is_waited_for(pair: Pair) -> None:
     reduced = one.all_reduce(room, ReduceOp.SUM, SOON, True)
     when_waiting(pair, reduced, lambda: other.all_reduce(np.ones(1), ReduceOp.SUM, SOON, False))
     assert one.recv(room, 1, 1, SOON, True).wait(0.0) is False  # a look is no wait
-    received, for_message, operation, for_operation, _ = pair.read(0)[1:]
+    # The wait for it may begin before the queue's thread does the operation.
+    held = sorted(pair.read(0)[1:], key=lambda each: (each.operation, -each.root))
+    operation, received, _, for_message, for_operation = held
     for wait, awaited in ((for_message, received), (for_operation, operation)):
         assert (wait.operation, wait.state, wait.elements, wait.nbytes) == ("wait", "done", 0, 0)
         assert (wait.awaited, wait.sequence) == (awaited.number, awaited.sequence)
