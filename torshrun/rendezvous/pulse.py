@@ -26,6 +26,9 @@ clock is known soon; and how many of all nodes together, from MOST_QUICK down to
 QUICK_AGAIN, EVERY = 2, 4
 """How many follow at once after so many beats: the first one wakes the processors, which takes
 longer than all else, and longer on one side than on the other."""
+EARLY = 3
+"""How often they do after a quarter of the interval, once a round has begun: then workers start,
+which delays messages, and a drift shows only later."""
 
 
 @dataclass(eq=False)
@@ -58,7 +61,7 @@ class Pulse:
         self._granted = self._heard_until = -math.inf
         """Until when workers may run, and until when they may by what leaders answered."""
         self._warning: asyncio.TimerHandle | None = None
-        self._quick = 0  # how many beats are still to follow soon
+        self._quick = self._early = 0  # how many beats are still to follow at once, and soon
         self._estimated = "", ClockEstimator()
         """The node that led last of those that answered, and its clock."""
         self.summary = b""
@@ -77,6 +80,7 @@ class Pulse:
     def _be_quick(self) -> None:
         crowd = CROWD // self._settings.max_nodes
         self._quick = max(min(MOST_QUICK, crowd), QUICK_AGAIN)
+        self._early = EARLY if crowd >= MOST_QUICK else 0
 
     def beat_soon(self) -> None:
         """Do not wait for the interval's end: something has changed."""
@@ -91,7 +95,7 @@ class Pulse:
             if leader is not None and leader.node != node and known:
                 await self._beat(leader, self._fence)
             else:
-                self._quick = 0
+                self._quick = self._early = 0
             self.extend()
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._pause()):
@@ -103,6 +107,8 @@ class Pulse:
         interval = self._settings.interval
         if self._quick:
             return 0.0
+        if self._early:
+            return interval / 4
         if not self._refused:
             return interval
         return min(interval, FIRST_PAUSE * 2.0 ** min(self._refused, 10))
@@ -125,10 +131,12 @@ class Pulse:
         if fence != self._fence:
             return
         if answer == "silent":
-            self._quick = 0
+            self._quick = self._early = 0
             return
-        again = QUICK_AGAIN if beat.number % EVERY == 0 else 0
-        self._quick = self._quick - 1 if self._quick else again
+        if self._quick:
+            self._quick -= 1
+        elif self._early or beat.number % EVERY == 0:
+            self._early, self._quick = max(self._early - 1, 0), QUICK_AGAIN
         if reply.exchange:
             self._estimate(leader.node, reply.exchange)
         self.on_answer()
