@@ -217,7 +217,7 @@ def report(rounds: Sequence[Sequence[Dump]], steady: Sequence[Told], least: int)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--attempts", type=int, default=110, help="default: 110")
+    parser.add_argument("--attempts", type=int, default=125, help="default: 125")
     parser.add_argument("--operations", type=int, default=1000, help="of each; default: 1000")
     parser.add_argument("--bars", action="store_true", help="end with 1 if a bar is not reached")
     parser.add_argument("--quick", action="store_true")
