@@ -1,7 +1,9 @@
 """What the recorder of operations costs: `python benchmarks/recorder.py --bars`.
 
 Two ranks have the same group twice, with the recorder and without (TORSH_RECORDER=off), and call
-all_reduce of 8 bytes, and of 1 MiB, in each in turns.
+all_reduce of 8 bytes, and of 1 MiB, in each in turns, and send each other messages. What a recorder
+that is off costs is measured by a small program of its own (recorder_off.cpp), and a training step
+(recorder_ddp.py) with both in turns.
 """
 
 from __future__ import annotations
@@ -9,13 +11,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 if not __package__:
     sys.path[:] = [*sys.path[1:], str(Path(__file__).resolve().parents[1])]
@@ -28,8 +33,11 @@ from benchmarks.peers import ONE_THREAD, SPAWN
 from benchmarks.table import render
 from torsh_runtime.monitoring import recording
 
-_BARRED, _MOST_NS = "all_reduce of 8 B", 50.0
-_CASES = {"all_reduce of 8 B": (1, 2_000), "all_reduce of 1 MiB": (1 << 17, 200)}
+_REDUCE, _SEND, _RECEIVE = "all_reduce of 8 B", "send of 8 B", "recv of 8 B"
+_BURST, _BURSTS = 200, 5
+"""Messages in a row, which a ring holds, and how often for each round."""
+_MOST_NS, _MOST_OFF_NS, _MOST_OF_STEP = 50.0, 5.0, 0.5
+_CASES = {_REDUCE: (1, 2_000), "all_reduce of 1 MiB": (1 << 17, 200)}
 """By name, the elements of 8 bytes, and how many calls are a batch."""
 
 
@@ -58,9 +66,41 @@ def measured(
     return found
 
 
+def bursts(
+    groups: Mapping[str, tr.ProcessGroup], batch: int, rounds: int
+) -> dict[str, dict[str, list[float]]]:
+    """Of messages of 8 bytes, nanoseconds of each send and of each recv on rank 0: so many in a row
+    that nobody waits for the other."""
+    found: dict[str, dict[str, list[float]]] = {_SEND: {}, _RECEIVE: {}}
+    array = np.zeros(1)
+    for number in range(rounds + 1):
+        for name, group in groups.items():
+            for what, sender in ((_SEND, 0), (_RECEIVE, 1)):
+                calls = [partial(group.send, array, 1 - sender), partial(group.recv, array, sender)]
+                first, then = calls if group.rank == sender else (None, calls[1])
+                took = _burst(first, batch)
+                group.barrier()
+                took = _burst(None if first else then, batch) or took
+                group.barrier()
+                if number:
+                    found[what].setdefault(name, []).append(took)
+    return found
+
+
+def _burst(call: Callable[[], object] | None, batch: int) -> float:
+    """Nanoseconds of each call; 0 of none."""
+    if call is None:
+        return 0.0
+    begin = time.perf_counter()
+    for _ in range(batch):
+        call()
+    return (time.perf_counter() - begin) / batch * 1e9
+
+
 def be_rank(rounds: int) -> None:
     tr.init_process_group()
-    groups, found = groups_of([0, 1]), {}
+    groups = groups_of([0, 1])
+    found = bursts(groups, _BURST, _BURSTS * rounds)
     for what, (count, batch) in _CASES.items():
         array = np.zeros(count)
         calls = {name: partial(group.all_reduce, array) for name, group in groups.items()}
@@ -77,10 +117,60 @@ def report(found: dict[str, dict[str, list[float]]]) -> list[Check]:
         each = [a - b for a, b in zip(times["on"], times["off"], strict=True)]
         more = statistics.median(each)
         rows.append([what, f"{on:.0f}", f"{off:.0f}", f"{more:.0f}", f"{on / off:.3f}"])
-        if what == _BARRED:
-            checks.append(Check(f"{what}: ns more", more, _MOST_NS, at_most=True, bar="recorder"))
+        if what in (_REDUCE, _SEND, _RECEIVE):
+            checks.append(_check(f"{what}: ns more", more, _MOST_NS))
     print(render(["call", "on ns", "off ns", "more ns", "ratio"], rows))
     return checks
+
+
+def report_off() -> list[Check]:
+    """What a recorder costs that is off."""
+    compiler = shutil.which("c++")
+    if compiler is None:
+        return [_check("off: ns more", None, _MOST_OFF_NS)]
+    source = Path(__file__).with_name("recorder_off.cpp")
+    with TemporaryDirectory() as folder:
+        program = f"{folder}/recorder_off"
+        places = ["-I", str(source.parents[1] / "torsh_runtime" / "csrc"), "-o", program]
+        subprocess.run([compiler, "-std=c++20", "-O2", *places, str(source)], check=True)
+        told = subprocess.run([program], stdout=subprocess.PIPE, text=True, check=True).stdout
+    return [_check("off: ns more", float(told), _MOST_OFF_NS)]
+
+
+def report_step(rounds: int, entry_ns: float) -> list[Check]:
+    """What it costs in a training step: as it is measured, and by what its entries cost."""
+    if find_spec("torch") is None:
+        return [_check("step of DDP: % more", None, _MOST_OF_STEP)]
+    found = json.loads(_ranks(Path(__file__).with_name("recorder_ddp.py"), str(rounds)))
+    on, off = statistics.median(found["on"]), statistics.median(found["off"])
+    ratios = [a / b for a, b in zip(found["on"], found["off"], strict=True)]
+    spread = statistics.stdev(ratios) / len(ratios) ** 0.5 * 100
+    more = (statistics.median(ratios) - 1) * 100
+    by_entries = found["entries"] * entry_ns / off / 1e4
+    print(
+        f"step of DDP: {on:.2f} ms on, {off:.2f} ms off, {more:+.2f} % (+- {spread:.2f} %); "
+        f"{found['entries']} entries, by whose cost it is {by_entries:.4f} %"
+    )
+    return [
+        _check("step of DDP: % more, less two standard errors", more - 2 * spread, _MOST_OF_STEP),
+        _check("step of DDP: % more by its entries", by_entries, _MOST_OF_STEP),
+    ]
+
+
+def _check(what: str, value: float | None, most: float) -> Check:
+    return Check(what, value, most, at_most=True, bar="recorder")
+
+
+def _ranks(script: Path, *words: str) -> str:
+    """What two ranks of the script print."""
+    return subprocess.run(
+        [sys.executable, str(SPAWN), "2", str(script), *words],
+        env={**os.environ, **ONE_THREAD, "TORSH_SECRET": "00" * 16},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=600,
+    ).stdout
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -94,16 +184,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.rank:
         be_rank(rounds)
         return 0
-    command = [sys.executable, str(SPAWN), "2", str(Path(__file__).resolve()), "--rank"]
-    told = subprocess.run(
-        [*command, "--rounds", str(rounds)],
-        env={**os.environ, **ONE_THREAD, "TORSH_SECRET": "00" * 16},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        timeout=600,
-    ).stdout
+    told = _ranks(Path(__file__).resolve(), "--rank", "--rounds", str(rounds))
     checks = report(json.loads(told))
+    entry_ns = max(check.value or 0.0 for check in checks)
+    checks += [*report_off(), *report_step(rounds, entry_ns)]
     print("\n".join(map(str, checks)))
     return 0 if all_pass(checks) or not options.bars else 1
 

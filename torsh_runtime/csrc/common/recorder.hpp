@@ -7,6 +7,7 @@
 #include <bit>
 #include <cstdint>
 
+#include "common/prefetch.hpp"
 #include "common/ticks.hpp"
 #include "common/types.hpp"
 
@@ -151,6 +152,7 @@ class Recorded {
     entry.left.store(0, std::memory_order_relaxed);
     entry.mark.store(mark(Recording::inside), std::memory_order_release);
     entry_ = &entry;
+    prefetch_for_write(reinterpret_cast<const std::byte*>(recorder.recording_->entries + (number_ + 1) % Recording::entries_held));
   }
 
   // 1 + its number; 0 if it is none.
@@ -184,6 +186,11 @@ class Recorded {
   void cancel() {
     if (entry_ != nullptr && is_own()) entry_->mark.store(0, std::memory_order_relaxed);
     entry_ = nullptr;
+  }
+
+  // The same of its number alone.
+  void tell(std::uint64_t sequence) {
+    if (entry_ != nullptr && is_own()) entry_->place.store(sequence, std::memory_order_relaxed);
   }
 
   void leave(bool has_failed) {

@@ -47,7 +47,7 @@ void Postbox::post(const TransferPtr& receive) {
   if (const ArrivalPtr arrival = first_arrival(*receive)) {
     if (receive->probing()) return receive->find(arrival->peer, arrival->header);
     box(arrival->peer).unexpected.remove(arrival);
-    return join(receive, *arrival);
+    return join(receive, *arrival, true);
   }
   demand_coming(*receive);
   const int peer = receive->peer();
@@ -60,7 +60,7 @@ void Postbox::arrive(const ArrivalPtr& arrival) {
   arrival->order = ++arrivals_;
   if (arrival->header.purpose != Purpose::collective) arrival->sequence = ++box(arrival->peer).arrived;
   compare(*arrival);
-  if (const TransferPtr receive = take_receiver(*arrival)) return join(receive, *arrival);
+  if (const TransferPtr receive = take_receiver(*arrival)) return join(receive, *arrival, false);
   Box& from = box(arrival->peer);
   from.unexpected.push_back(arrival);
   tell_probes(*arrival);
@@ -112,15 +112,13 @@ ArrivalPtr Postbox::first_arrival(const Transfer& receive) const {
   return first;
 }
 
-void Postbox::join(const TransferPtr& receive, Arrival& arrival) {
+void Postbox::join(const TransferPtr& receive, Arrival& arrival, bool was_there) {
   const bool fits = is_same_call(*receive, arrival.header) && receive->room_.size() == arrival.header.bytes;
   if (!receive->taking() && !fits) {
     receive->finish(Transfer::State::failed);
     throw mismatch(*receive, arrival);
   }
-  receive->header_ = arrival.header;
-  receive->peer_.store(arrival.peer, std::memory_order_release);
-  receive->meet(arrival.sequence);
+  receive->meet(arrival.peer, arrival.header, arrival.sequence, was_there);
   arrival.receiver = receive;
   if (arrival.target == nullptr) arrival.target = receive->room_for(arrival.header.bytes);
   if (arrival.parts == 0) deliver(arrival);

@@ -73,7 +73,7 @@ class Postbox {
   TransferPtr take_receiver(const Arrival& arrival);
   ArrivalPtr first_arrival(const Transfer& receive) const;
   void tell_probes(const Arrival& arrival);
-  void join(const TransferPtr& receive, Arrival& arrival);
+  void join(const TransferPtr& receive, Arrival& arrival, bool was_there);
   void let_in(Box& box);
   void deliver(Arrival& arrival);
   void compare(const Arrival& arrival) const;

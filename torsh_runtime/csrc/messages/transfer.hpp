@@ -91,15 +91,21 @@ class Transfer {
       copy_bytes(room_.data(), buffer.get(), header_.bytes);
     }
   }
-  // The message is there, or comes; header_ says what it is.
-  void meet(std::uint64_t sequence) {
+  // The message from that rank, of this number, was there or comes.
+  void meet(int peer, const Header& header, std::uint64_t sequence, bool was_there) {
+    const bool was_known = peer_.load(std::memory_order_relaxed) == peer && !taking();
+    header_ = header;
+    peer_.store(peer, std::memory_order_release);
     if (label_.is_recorded) met_ = ticks();
     if (!recorded_.is_under_way()) return;
-    Call call = header_.call;
-    call.kind = OpKind::recv;
     sequence_.store(sequence, std::memory_order_relaxed);
-    recorded_.tell(call.summary_to(peer()), call.count, header_.bytes, sequence);
-    recorded_.all_came();
+    if (was_known) recorded_.tell(sequence);
+    else recorded_.tell(received(header.call).summary_to(peer), header.call.count, header.bytes, sequence);
+    was_there ? recorded_.all_came(0) : recorded_.all_came();
+  }
+  static Call received(Call sent) {
+    sent.kind = OpKind::recv;
+    return sent;
   }
   // What a probe looked for is there.
   void find(int peer, const Header& header) {

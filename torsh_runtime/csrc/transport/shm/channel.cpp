@@ -62,13 +62,14 @@ Channel::Operation::Operation(Channel& channel, const Call& call, double timeout
     channel.busy_.unlock();
     throw;
   }
+  if (channel.recorded_.is_under_way()) unwinding_ = std::uncaught_exceptions();
   channel.owner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
   const int busy_threads = background ? 2 * channel.neighbours_ : channel.neighbours_;
   channel.spins_ = busy_threads <= channel.cpus_.load(std::memory_order_relaxed);
 }
 
 Channel::Operation::~Operation() {
-  channel_.recorded_.leave(std::uncaught_exceptions() > unwinding_);
+  if (channel_.recorded_.is_under_way()) channel_.recorded_.leave(std::uncaught_exceptions() > unwinding_);
   channel_.progress_->leave(channel_.sequence_.load(std::memory_order_relaxed));
   channel_.owner_.store(std::thread::id(), std::memory_order_relaxed);
   channel_.busy_.unlock();
@@ -132,7 +133,7 @@ void Channel::begin(const Call& call, double timeout, bool background) {
   segment_.area(rank_).own.sequence.store(sequence, std::memory_order_release);
   progress_->enter(sequence, call, group_, world_);
   neighbours_came_ = ranks_ == 1;
-  recorded_.enter(recorder_, Beginning::of(call, sequence, path_, background));
+  if (recorder_.is_on()) recorded_.enter(recorder_, Beginning::of(call, sequence, path_, background));
 }
 
 // A round in which this rank has waited for all others is over.

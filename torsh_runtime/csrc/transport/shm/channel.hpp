@@ -106,7 +106,7 @@ class Channel {
     void acquire(double timeout);
 
     Channel& channel_;
-    const int unwinding_ = std::uncaught_exceptions();
+    int unwinding_ = 0;
   };
 
   // Posts, with at most tiny_bytes of payload, and waits for everybody. Throws Failure or
