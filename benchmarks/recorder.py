@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,10 +32,13 @@ import torsh_runtime as tr
 from benchmarks.bars import Check, all_pass
 from benchmarks.peers import ONE_THREAD, SPAWN
 from benchmarks.table import render
+from torsh_runtime.backends.native.backend import NativeBackend
 from torsh_runtime.monitoring import recording
+from torsh_runtime.store.client import StoreClient
+from torsh_runtime.store.hosted import HostedStore
 
 _REDUCE, _SEND, _RECEIVE = "all_reduce of 8 B", "send of 8 B", "recv of 8 B"
-_BURST, _BURSTS = 200, 5
+_BURST, _BURSTS = 200, 20
 """Messages in a row, which a ring holds, and how often for each round."""
 _MOST_NS, _MOST_OFF_NS, _MOST_OF_STEP = 50.0, 5.0, 0.5
 _CASES = {_REDUCE: (1, 2_000), "all_reduce of 1 MiB": (1 << 17, 200)}
@@ -66,41 +70,44 @@ def measured(
     return found
 
 
-def bursts(
-    groups: Mapping[str, tr.ProcessGroup], batch: int, rounds: int
-) -> dict[str, dict[str, list[float]]]:
-    """Of messages of 8 bytes, nanoseconds of each send and of each recv on rank 0: so many in a row
-    that nobody waits for the other."""
+def both_ranks(value: str) -> list[NativeBackend]:
+    """Two ranks of this process."""
+    os.environ[recording.VARIABLE] = value
+    recording.own_recording.cache_clear()
+    secret = os.urandom(16)
+    hosted = HostedStore.start(f"unix:@torsh-recorder-{secret.hex()}", secret)
+    clients = [StoreClient.connect(hosted.endpoint, secret, 10.0) for _ in range(2)]
+    with ThreadPoolExecutor() as pool:
+        made = list(
+            pool.map(lambda rank: NativeBackend.connect(clients[rank], rank, 2, 30.0), range(2))
+        )
+    for client in clients:
+        client.close()
+    hosted.close()
+    return made
+
+
+def messages(rounds: int) -> dict[str, dict[str, list[float]]]:
+    """Of messages of 8 bytes, nanoseconds of each send and of each recv. Both ranks are one thread,
+    so none waits for another."""
     found: dict[str, dict[str, list[float]]] = {_SEND: {}, _RECEIVE: {}}
-    array = np.zeros(1)
-    for number in range(rounds + 1):
-        for name, group in groups.items():
-            for what, sender in ((_SEND, 0), (_RECEIVE, 1)):
-                calls = [partial(group.send, array, 1 - sender), partial(group.recv, array, sender)]
-                first, then = calls if group.rank == sender else (None, calls[1])
-                took = _burst(first, batch)
-                group.barrier()
-                took = _burst(None if first else then, batch) or took
-                group.barrier()
-                if number:
-                    found[what].setdefault(name, []).append(took)
+    array, ranks = np.zeros(1), {name: both_ranks(name) for name in ("on", "off")}
+    for number in range(_BURSTS * rounds):
+        for name, (sender, receiver) in sorted(ranks.items(), reverse=bool(number % 2)):
+            send = partial(sender.send, array, 1, 0, 30.0)
+            receive = partial(receiver.recv, array, 0, 0, 30.0)
+            for what, call in ((_SEND, send), (_RECEIVE, receive)):
+                begin = time.perf_counter()
+                for _ in range(_BURST):
+                    call()
+                took = (time.perf_counter() - begin) / _BURST * 1e9
+                found[what].setdefault(name, []).append(took)
     return found
-
-
-def _burst(call: Callable[[], object] | None, batch: int) -> float:
-    """Nanoseconds of each call; 0 of none."""
-    if call is None:
-        return 0.0
-    begin = time.perf_counter()
-    for _ in range(batch):
-        call()
-    return (time.perf_counter() - begin) / batch * 1e9
 
 
 def be_rank(rounds: int) -> None:
     tr.init_process_group()
-    groups = groups_of([0, 1])
-    found = bursts(groups, _BURST, _BURSTS * rounds)
+    groups, found = groups_of([0, 1]), {}
     for what, (count, batch) in _CASES.items():
         array = np.zeros(count)
         calls = {name: partial(group.all_reduce, array) for name, group in groups.items()}
@@ -185,7 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         be_rank(rounds)
         return 0
     told = _ranks(Path(__file__).resolve(), "--rank", "--rounds", str(rounds))
-    checks = report(json.loads(told))
+    checks = report({**messages(rounds), **json.loads(told)})
     entry_ns = max(check.value or 0.0 for check in checks)
     checks += [*report_off(), *report_step(rounds, entry_ns)]
     print("\n".join(map(str, checks)))

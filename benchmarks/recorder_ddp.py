@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-sys.path[:] = [*sys.path[1:], str(Path(__file__).resolve().parents[1])]
+if not __package__:
+    sys.path[:] = [*sys.path[1:], str(Path(__file__).resolve().parents[1])]
 
 import torch
 import torch.distributed as dist
