@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import json
 import logging
 import os
 import sys
@@ -175,25 +174,18 @@ def _print_summary(summary: Callable[[], str], rank: int) -> None:
 def save_timeline(path: Path, rank: int) -> None:
     """Write what this process's recording holds as a Chrome trace, whole or not at all."""
     from torsh_runtime.monitoring.layout import operations_of
-    from torsh_runtime.monitoring.notes import notes_of
+    from torsh_runtime.monitoring.notes import groups_of, notes_of
     from torsh_runtime.monitoring.timeline import events_of
+    from torsh_runtime.monitoring.trace_events import name_events
+    from torsh_runtime.monitoring.trace_file import TraceNotWritten, write_trace
 
     recording = own_recording()
     if recording is None:
         _log.warning("no timeline is written: TORSH_RECORDER is off")
         return
-    words = recording.words()
-    later = recording.words()
-    events = events_of(rank, operations_of(words, later), notes_of(words, later))
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    words, later = recording.words(), recording.words()
+    held = operations_of(words, later), notes_of(words, later), groups_of(words)
     try:
-        with part.open("w") as file:
-            file.write('{"traceEvents": [\n')
-            file.writelines(
-                f"{',' if place else ''}{json.dumps(event)}\n" for place, event in enumerate(events)
-            )
-            file.write("]}\n")
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        _log.warning("the timeline %s cannot be written: %s", path, error.strerror or error)
+        write_trace(str(path), [*name_events(rank), *events_of(rank, *held)], {"ranks": [rank]})
+    except TraceNotWritten as error:
+        _log.warning("the timeline %s", error)

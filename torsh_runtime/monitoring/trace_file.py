@@ -1,0 +1,78 @@
+"""Writes events to a file of Chrome's trace format: either all of it is there, or nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import IO
+
+from torsh_runtime.errors import TorshError
+from torsh_runtime.monitoring.trace_events import Event
+
+
+class TraceNotWritten(TorshError):
+    """The file cannot be written, and why."""
+
+
+def write_trace(path: str, events: Iterable[Event], about: Mapping[str, object]) -> int:
+    """Write the events as one document, compressed if the name ends with .gz; how many bytes.
+
+    They may be more than fit into memory. A file of that name is replaced once all is written, and
+    stays as it is if that fails. `about` tells what else is known. Raises TraceNotWritten.
+    """
+    try:
+        with _replaced(path) as file:
+            with _text(file, is_compressed=path.endswith(".gz")) as out:
+                for part in _parts(events, about):
+                    out.write(part)
+            file.flush()
+            return os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise TraceNotWritten(
+            f"{path} cannot be written: {error.strerror or error}; name another file"
+        ) from None
+
+
+def _parts(events: Iterable[Event], about: Mapping[str, object]) -> Iterator[str]:
+    encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=str).encode
+    yield '{"traceEvents":['
+    separator = "\n"
+    for event in events:
+        yield separator + encode(event)
+        separator = ",\n"
+    yield f'\n],"displayTimeUnit":"ns","otherData":{encode(dict(about))}}}\n'
+
+
+@contextlib.contextmanager
+def _text(file: IO[bytes], *, is_compressed: bool) -> Iterator[IO[str]]:
+    """Where to write the document; the file stays open."""
+    if is_compressed:
+        with gzip.open(file, "wt", compresslevel=9, encoding="ascii", newline="\n") as out:
+            yield out
+    else:
+        plain = io.TextIOWrapper(file, encoding="ascii", newline="\n")
+        yield plain
+        plain.detach()  # flushes
+
+
+@contextlib.contextmanager
+def _replaced(path: str) -> Iterator[IO[bytes]]:
+    """A new file that takes the place of this one in the end; a device or a pipe is written to."""
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        with target.open("wb") as file:
+            yield file
+        return
+    made = target.with_name(f".{target.name[:200]}.{os.getpid()}.part")
+    try:
+        with made.open("xb") as file:
+            yield file
+        made.replace(target)
+    except BaseException:
+        made.unlink(missing_ok=True)
+        raise
