@@ -90,6 +90,7 @@ def save(
         "first_rank": first_rank,
         "at": at,
         "clock": [clock.leader, *clock.reading] if clock else None,
+        "wall": time.time() - time.monotonic(),
     }
     header = copied[:24].ljust(_TOLD_AT, b"\0") + json.dumps(told).encode()
     path = f"{folder.path}/attempt_{number}/operations_{node}.bin"
@@ -130,6 +131,8 @@ class Dump(NamedTuple):
     drift_bound: float = 0.0
     leader: str = ""
     """The leader's node id."""
+    wall: float | None = None
+    """Seconds to be added to `at` for the node's wall clock; None is unknown."""
 
     @property
     def operations(self) -> Mapping[int, Sequence[layout.Operation]]:
@@ -163,10 +166,11 @@ def load(path: str) -> Dump | None:
         told = json.loads(content[_TOLD_AT : layout.HEADER_BYTES].rstrip(b"\0"))
         run_id, number, node = str(told["run_id"]), int(told["round"]), int(told["node"])
         host, first, at = str(told["host"]), int(told["first_rank"]), float(told["at"])
+        wall = float(told["wall"]) if "wall" in told else None
     except (ValueError, KeyError, TypeError):
         return None
     records = dict(enumerate(_records(content, content, at), first))
-    dump = Dump(printable(run_id), number, node, printable(host), at, records)
+    dump = Dump(printable(run_id), number, node, printable(host), at, records, wall=wall)
     clock = _clock_of(told.get("clock"))
     return dump.with_clock(*clock) if clock else dump
 
