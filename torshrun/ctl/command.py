@@ -230,6 +230,56 @@ def top(place: str | None, at: str, once: bool, interval: str) -> int:
     return show(place, -values.seconds(at.removeprefix("-")), pause, once=once)
 
 
+@command.command(short_help="Write the timeline of all ranks, for Perfetto.")
+@click.argument("places", metavar="[DIR|FILE|PID]...", nargs=-1)
+@click.option(
+    "--steps", metavar="A:B", help="Of these steps, which a running job has yet to begin."
+)
+@click.option(
+    "--seconds",
+    metavar="N",
+    help="For how long a running job is looked at, or waited for the steps; of a directory, the "
+    "last N seconds. [default: 10; 300 for steps; all]",
+)
+@click.option(
+    "-o", "--output", default="trace.json.gz", metavar="FILE", help="[default: trace.json.gz]"
+)
+@click.option(
+    "--with",
+    "others",
+    multiple=True,
+    metavar="[RANK=]FILE",
+    help="Also what torch.profiler wrote there, or torshrun's --events.",
+)
+def trace(
+    places: tuple[str, ...],
+    steps: str | None,
+    seconds: str | None,
+    output: str,
+    others: tuple[str, ...],
+) -> int:
+    """Write what each rank did and when, in Chrome's trace format: open the file at
+    https://ui.perfetto.dev. Steps, sections, collectives as waiting and moving, messages as arrows.
+
+    PID is that of a torshrun that runs on this host; nothing given is the only one. Its workers
+    do not notice. DIR is a directory that torshrun has made in --log-dir, or one above it: the
+    newest attempt there that has failed or hung, with those before it. Ctrl-C ends it early.
+
+    Exit codes: 0 done; 1 there is nothing to show, or it cannot be written; 2 wrong usage.
+    """
+    from torshrun.ctl.trace.run import Wanted, parse_steps
+    from torshrun.ctl.trace.run import run as write
+
+    wanted = Wanted(
+        places=places,
+        steps=parse_steps(steps) if steps is not None else None,
+        seconds=values.seconds(seconds) if seconds is not None else None,
+        output=output,
+        others=others,
+    )
+    return write(wanted, _say)
+
+
 @command.command(short_help="Find what would keep jobs from running here.")
 @click.option("--json", "as_json", is_flag=True, help="As one line of JSON.")
 @click.option("--only", default="", metavar="AREA,...", help="Look at these areas alone.")

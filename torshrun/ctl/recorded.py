@@ -74,16 +74,16 @@ def of_job(job: HostJob) -> Recorded:
 
 def _kept(folder: Path) -> Recorded:
     """The newest attempt below the folder that has any; all nodes of it."""
-    loaded = list(_loaded(folder))
-    if not loaded:
+    found = list(loaded(folder))
+    if not found:
         raise Unfit(
             f"there are no recorded operations below {folder}: torshrun keeps them where a job "
             f"fails or hangs and has a --log-dir"
         )
-    ended, newest = loaded[-1]
+    ended, newest = found[-1]
     nodes: dict[int, Dump] = {
         dump.node: dump
-        for time, dump in loaded
+        for time, dump in found
         if time >= ended - _TOGETHER and (dump.run_id, dump.round) == (newest.run_id, newest.round)
     }
     dumps = aligned([dump for _, dump in sorted(nodes.items())])
@@ -92,7 +92,7 @@ def _kept(folder: Path) -> Recorded:
     return Recorded(f"run {newest.run_id}, attempt {newest.round}, {count} ranks of {hosts}", dumps)
 
 
-def _loaded(folder: Path) -> Iterator[tuple[float, Dump]]:
+def loaded(folder: Path) -> Iterator[tuple[float, Dump]]:
     """When each was written, and what it holds, the oldest first."""
     try:
         files = sorted((path.stat().st_mtime, str(path)) for path in folder.rglob(_PATTERN))

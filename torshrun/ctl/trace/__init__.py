@@ -1,0 +1,1 @@
+"""torshctl trace: the timeline of a job, for Perfetto."""

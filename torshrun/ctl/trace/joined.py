@@ -1,0 +1,238 @@
+"""All nodes' records on one clock, as the events of one trace."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from torsh_runtime.monitoring import timeline
+from torsh_runtime.monitoring.layout import MESSAGES, Operation
+from torsh_runtime.monitoring.notes import Note
+from torsh_runtime.monitoring.timeline import Message
+from torsh_runtime.monitoring.trace_events import FAR, Event, instant, name_events
+from torshrun.ctl.trace.aligned import Offset, Spans, offsets, spans_of
+from torshrun.ctl.trace.live import Steps
+from torshrun.ctl.trace.nodes import Node, Worker
+from torshrun.text import format_ranks
+
+_BEFORE = 1e-9
+"""Seconds by which the last step shown ends before the next one, which is not."""
+
+
+class Placed(NamedTuple):
+    """A node of which it is known where it stands in the trace."""
+
+    node: Node
+    shift: float
+    """Seconds to be added to its clock for the time of the trace."""
+    clock: str
+    """How well that is known, for people."""
+
+
+class Joined:
+    """The trace of all nodes. It begins with time 0."""
+
+    def __init__(self, nodes: Sequence[Node], steps: Steps | None, seconds: float | None) -> None:
+        """`seconds`: only the last ones of what agents kept; None is all."""
+        self._steps = steps
+        self._spans: dict[int, tuple[float, float]] = {}
+        clocks = _clocks(nodes)
+        found = [_Scan(node, clock.seconds, seconds, steps) for node, clock, _ in clocks]
+        self.count = sum(each.count for each in found)
+        """How many operations are shown, and how many notes."""
+        self.noted = sum(each.noted for each in found)
+        self.seconds = max((each.last for each in found), default=0.0)
+        zero = min((each.first for each in found), default=0.0)
+        zero = zero if math.isfinite(zero) else 0.0
+        self.seconds = max(self.seconds - zero, 0.0)
+        self.placed = [Placed(node, clock.seconds - zero, words) for node, clock, words in clocks]
+        self._windows = [each.windows for each in found]
+        self._joined = [
+            timeline.joined_messages(
+                message for each in found if each.node.round == round_ for message in each.messages
+            )
+            for round_ in (node.round for node in nodes)
+        ]
+        self.silent = sorted(rank for each in found for rank in each.silent)
+
+    def events(self, others: Sequence[Sequence[Event]] = ()) -> Iterator[Event]:
+        """In the order of time, names first, with the streams of others."""
+        names: dict[int, str] = {}
+        for node, _, clock in self.placed:
+            host = f"{node.host}, {clock}" if clock else node.host
+            names |= dict.fromkeys((worker.rank for worker in node.workers), host)
+        for rank, name in sorted(names.items()):
+            yield from name_events(rank, name)
+        streams = [
+            self._of(worker, placed, windows[worker.rank], joined)
+            for placed, windows, joined in zip(
+                self.placed, self._windows, self._joined, strict=True
+            )
+            for worker in placed.node.workers
+        ]
+        yield from heapq.merge(self._rounds(), *streams, *others, key=_time)
+
+    def about(self) -> Mapping[str, object]:
+        """What else is known, and goes into the file."""
+        return {
+            "ranks": sorted({w.rank for each in self.placed for w in each.node.workers}),
+            "clocks": {
+                f"node {each.node.node} ({each.node.host})": each.clock or "the only one"
+                for each in self.placed
+            },
+            "complaints": list(self.complaints()),
+        }
+
+    def complaints(self) -> Iterator[str]:
+        """What a reader has to know, for people."""
+        silent = {*self.silent}
+        if silent:
+            has = "has" if len(silent) == 1 else "have"
+            yield (
+                f"{format_ranks(silent)} {has} recorded nothing: TORSH_RECORDER=off, or no "
+                f"group or step yet"
+            )
+        for each in self.placed:
+            yield from each.node.complaints
+
+    def _of(
+        self,
+        worker: Worker,
+        placed: Placed,
+        window: tuple[float, float],
+        joined: Collection[Message],
+    ) -> Iterator[Event]:
+        return timeline.events_of(
+            worker.rank,
+            worker.operations(),
+            worker.notes(),
+            worker.groups,
+            since=window[0],
+            until=window[1],
+            shift=placed.shift + placed.node.zero,
+            joined=joined,
+        )
+
+    def _rounds(self) -> Iterator[Event]:
+        """When each round was seen last, where there are several."""
+        rounds = sorted({each.node.round for each in self.placed})
+        for number in rounds[:-1]:
+            at = max(e.node.at + e.shift for e in self.placed if e.node.round == number)
+            yield instant(at, f"attempt {number} had ended", {"attempt": number})
+
+
+class _Scan:
+    """What has to be known of a node's records before the first event is made."""
+
+    def __init__(
+        self, node: Node, shift: float, seconds: float | None, steps: Steps | None
+    ) -> None:
+        self.node = node
+        self.windows: dict[int, tuple[float, float]] = {}
+        self.messages: list[tuple[str, Message]] = []
+        self.silent: list[int] = []
+        self.first, self.last = math.inf, -math.inf
+        self.count = self.noted = 0
+        since = -math.inf if node.began is None or steps else node.began - node.zero
+        until = node.at - node.zero
+        if seconds is not None and node.began is None:
+            since = until - seconds
+        for worker in node.workers:
+            notes = list(worker.notes())
+            window = since, until
+            if steps is not None:
+                window = _window(notes, steps, until)
+            self.windows[worker.rank] = window
+            self._scan(worker, notes, window, shift + node.zero)
+
+    def _scan(
+        self, worker: Worker, notes: Sequence[Note], window: tuple[float, float], shift: float
+    ) -> None:
+        since, until = window
+        oldest = max(since, until - FAR)
+        times = [note.time for note in notes if oldest <= note.time <= until]
+        self.noted += len(times)
+        has_any = bool(notes)
+        messages = []
+        for each in worker.operations():
+            has_any = True
+            if each.operation in MESSAGES:
+                messages.append(each)
+            left = until if each.left is None else each.left
+            if left >= oldest and until - FAR < each.entered <= until:
+                times += (max(each.entered, since), min(left, until))
+                self.count += 1
+        first = since if math.isfinite(since) else min(times, default=math.inf)
+        if not has_any:
+            self.silent.append(worker.rank)
+        self.messages += timeline.messages_of(worker.rank, messages, worker.groups)
+        self.first = min(self.first, first + shift)
+        self.last = max(self.last, max(times, default=-math.inf) + shift)
+
+
+def _window(notes: Iterable[Note], steps: Steps, until: float) -> tuple[float, float]:
+    """From when the first of these steps began until after the last one; nothing if there were
+    none.
+    """
+    since = None
+    for note in notes:
+        if note.kind == "step" and since is None and steps.first <= note.value <= steps.last:
+            since = note.time
+        if note.kind == "step" and note.value > steps.last and since is not None:
+            return since, note.time - _BEFORE
+    return (until, until) if since is None else (since, until)
+
+
+def _clocks(nodes: Sequence[Node]) -> list[tuple[Node, Offset, str]]:
+    """By how much each clock differs from one that all have, and how well that is known."""
+    if len({_clock_of(each) for each in nodes}) < 2:
+        return [(each, Offset(0.0, 0.0), "") for each in nodes]
+    newest = max(each.round for each in nodes)
+    last = {_clock_of(each): each for each in nodes if each.round == newest}
+    known = [_measured(each) for each in last.values()]
+    spans = [_spans(each) if None in known else {} for each in last.values()]
+    estimated = dict(zip(last, offsets(spans, known), strict=True))
+    first = next(iter(last.values()))
+    found = []
+    for each in nodes:
+        measured, offset = _measured(each), estimated.get(_clock_of(each))
+        if measured is not None:
+            found.append((each, measured, f"clock ± {_span(measured.bound)}"))
+        elif offset is None:
+            found.append((each, Offset(first.at - each.at, 0.0), "clock unknown"))
+        elif each.host == first.host and abs(offset.seconds) <= offset.bound:
+            found.append((each, Offset(0.0, 0.0), ""))
+        else:
+            found.append((each, offset, f"clock estimated ± {_span(offset.bound)}"))
+    return found
+
+
+def _measured(node: Node) -> Offset | None:
+    return None if node.offset is None else Offset(node.offset, node.bound)
+
+
+def _spans(node: Node) -> Spans:
+    return spans_of(_shifted(worker, node.zero) for worker in node.workers)
+
+
+def _clock_of(node: Node) -> tuple[int, str]:
+    return node.node, node.host
+
+
+def _shifted(worker: Worker, shift: float) -> Iterator[Operation]:
+    for each in worker.operations():
+        yield each._replace(
+            entered=each.entered + shift,
+            came=None if each.came is None else each.came + shift,
+            left=None if each.left is None else each.left + shift,
+        )
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds * 1e6:.0f} µs" if seconds < 1e-3 else f"{seconds * 1e3:.1f} ms"
+
+
+def _time(event: Event) -> float:
+    return float(event.get("ts", -math.inf))

@@ -1,0 +1,173 @@
+"""Follows jobs of this host for a while: their workers do not notice."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from torsh_runtime.monitoring.layout import file_beside
+from torshrun.ctl.host_jobs import HostJob, find_jobs
+from torshrun.ctl.recorded import Unfit
+from torshrun.ctl.trace.nodes import Node, node_of_trace
+from torshrun.health.collecting import Collector
+from torshrun.health.traced import read_trace
+
+_TURN = 0.25
+"""Seconds between two looks whether workers still run."""
+
+
+class Steps(NamedTuple):
+    """Those to be shown."""
+
+    first: int
+    last: int
+
+
+class Followed:
+    """A job of this host, also beyond a restart."""
+
+    def __init__(self, job: HostJob, say: Callable[[str], None]) -> None:
+        self._agent, self._say = job.agent, say
+        self._round = 0
+        self._nodes: list[Node] = []
+        self._collector: Collector | None = None
+        self._job = job
+        self._next_turn = 0.0
+        self.has_ended = False
+        self._open(job)
+
+    @property
+    def steps(self) -> list[float]:
+        """The last step of each worker that has told one."""
+        told = self._collector.steps if self._collector else ()
+        return [step for step in told if step is not None]
+
+    @property
+    def is_full(self) -> bool:
+        return self._collector is not None and self._collector.full_at is not None
+
+    def go_on(self, *, is_wanted: bool) -> float:
+        """Collect what is new, or (`is_wanted` false) only look at steps; when to do it again."""
+        now = time.monotonic()
+        if now >= self._next_turn:
+            self._next_turn = now + _TURN
+            self._follow()
+        if self._collector is None:
+            return _TURN
+        return self._collector.collect() if is_wanted else self._collector.watch()
+
+    def finish(self) -> list[Node]:
+        """What was collected, by round."""
+        self._close()
+        return self._nodes
+
+    def _follow(self) -> None:
+        """Look whether the workers are still those."""
+        if self._collector is not None and any(_runs(each.pid) for each in self._job.workers):
+            return
+        self._close()
+        job = next((job for job in find_jobs() if job.agent == self._agent), None)
+        if job is None:
+            self.has_ended = True
+        elif not {each.pid for each in job.workers} & {each.pid for each in self._job.workers}:
+            self._open(job)
+            if self._collector is not None:
+                self._round += 1
+                self._say(f"its workers have been restarted: following attempt {self._round}")
+
+    def _open(self, job: HostJob) -> None:
+        """Follow its workers, if their recordings are there by now."""
+        files = {worker.place[0] for worker in job.workers}
+        if len(files) != 1:
+            return
+        try:
+            self._collector, self._job = Collector(file_beside(*files)), job
+        except OSError:
+            return
+
+    def _close(self) -> None:
+        if self._collector is None:
+            return
+        about = {
+            "host": os.uname().nodename,
+            "round": self._round,
+            "ranks": {each.place[1]: each.rank for each in self._job.workers},
+            "pids": {each.place[1]: each.pid for each in self._job.workers},
+        }
+        traced = read_trace(self._collector.finish(about))
+        self._collector.close()
+        self._collector = None
+        if traced is not None:
+            self._nodes.append(node_of_trace(traced))
+
+
+def jobs_of(pids: Sequence[int]) -> list[HostJob]:
+    """Those of these torshruns, or (none) the only one of this host. Unfit if there is none."""
+    found = [job for job in find_jobs() if not pids or job.agent in pids]
+    missing = [str(pid) for pid in pids if pid not in {job.agent for job in found}]
+    if missing:
+        raise Unfit(
+            f"process {', '.join(missing)} is no torshrun of this host that this user may look at"
+        )
+    if not found:
+        raise Unfit("no job of torshrun's runs on this host, or none that this user may look at")
+    if len(found) > 1 and not pids:
+        listed = "; ".join(f"{job.agent}: {job.command}" for job in found)
+        raise Unfit(f"several jobs run on this host: name the pid of one ({listed})")
+    return found
+
+
+def follow(
+    jobs: Sequence[HostJob], seconds: float, steps: Steps | None, say: Callable[[str], None]
+) -> list[Node]:
+    """For so many seconds, or until the steps have gone by, which is waited for so long at most;
+    Ctrl-C ends it before. Unfit if the steps have gone by already, or do not come.
+    """
+    until = f"steps {steps.first} to {steps.last}" if steps else f"{seconds:g} s"
+    workers = sum(len(job.workers) for job in jobs)
+    os.nice(10)  # workers need the processors more
+    followed = [Followed(job, say) for job in jobs]
+    is_wanted = steps is None
+    deadline = time.monotonic() + seconds
+    try:
+        say(f"looking at {workers} workers for {until}; Ctrl-C ends it and writes what there is")
+        while (now := time.monotonic()) < deadline and not all(each.has_ended for each in followed):
+            pauses = [each.go_on(is_wanted=is_wanted) for each in followed]
+            at = [step for each in followed for step in each.steps]
+            if steps is not None and at:
+                if not is_wanted and min(at) > steps.last:
+                    raise Unfit(f"step {steps.last} has gone by: the ranks are at step {min(at):g}")
+                if is_wanted and min(at) > steps.last:
+                    break
+                is_wanted = is_wanted or max(at) >= steps.first - 1
+            if any(each.is_full for each in followed):
+                break
+            time.sleep(max(min(*pauses, deadline - now), 0))
+    except KeyboardInterrupt:
+        say("interrupted: writing what there is")
+    if not is_wanted:
+        raise Unfit(_no_steps(followed, steps, seconds))
+    return [node for each in followed for node in each.finish()]
+
+
+def _no_steps(followed: Sequence[Followed], steps: Steps | None, seconds: float) -> str:
+    at = [step for each in followed for step in each.steps]
+    wanted = f"step {steps.first}" if steps else "the steps"
+    if not at:
+        return (
+            f"no rank has told its steps within {seconds:g} s: call tr.monitoring.step(n) in the "
+            f"script, or trace it for a while with --seconds"
+        )
+    return f"{wanted} has not come within {seconds:g} s: the ranks are at step {max(at):g}"
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True  # somebody else's
+    return True

@@ -1,0 +1,163 @@
+"""Nodes' records, from whichever place: what agents kept, or what was collected of running jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from torsh_runtime.monitoring.layout import Operation
+from torsh_runtime.monitoring.notes import Group, Note
+from torshrun.ctl.recorded import Unfit, find, loaded
+from torshrun.health.packed import MAGIC
+from torshrun.health.recordings import Dump
+from torshrun.health.traced import Traced, read_trace
+
+Record = TypeVar("Record", Operation, Note)
+_MOST_BYTES = 1 << 30
+_NEAR = 5.0
+"""Seconds by which a disk's clock may differ from when an attempt's records were kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """What is known of one rank."""
+
+    rank: int
+    operations: Callable[[], Iterable[Operation]]
+    """In the order in which they began; may be called again."""
+    notes: Callable[[], Iterable[Note]]
+    groups: Sequence[Group]
+    pid: int | None = None
+    """Of its process; None is unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """The records of one node's workers in one round. All times are of the node's own clock,
+    but those of the workers, which are less by `zero`."""
+
+    host: str
+    round: int
+    at: float
+    """When they were read."""
+    zero: float
+    workers: Sequence[Worker]
+    began: float | None = None
+    """Since when all was collected; None: what was held when they were read is all."""
+    wall: float | None = None
+    """Seconds to be added to get its wall clock; None is unknown."""
+    offset: float | None = None
+    """Seconds to be added to get the leader's clock; None is unknown."""
+    bound: float = 0.0
+    """By how much `offset` may be wrong."""
+    node: int = 0
+    """Its rank among the nodes."""
+    nbytes: int = 0
+    """Of the trace that these were read from; 0 is unknown."""
+    complaints: Sequence[str] = field(default=())
+    """What is not as it should be, for people."""
+
+
+def nodes_of_dumps(dumps: Iterable[Dump]) -> list[Node]:
+    """Of what agents kept when a round failed or hung."""
+    return [
+        Node(
+            host=dump.host,
+            round=dump.round,
+            at=dump.at,
+            zero=dump.at,
+            workers=[
+                Worker(rank, _again(record.operations), _again(record.notes), record.groups)
+                for rank, record in sorted(dump.records.items())
+            ],
+            wall=dump.wall,
+            offset=dump.offset,
+            bound=dump.bound,
+            node=dump.node,
+        )
+        for dump in dumps
+    ]
+
+
+def node_of_trace(traced: Traced) -> Node:
+    """Of what a Collector has found. Facts that it needs: `ranks` (by local rank), and if they are
+    known `host`, `round`, `node`, `pids` (by local rank), `offset` and `bound`.
+    """
+    about = traced.about
+    ranks, pids = (_numbers(about.get(key)) for key in ("ranks", "pids"))
+    workers = [
+        Worker(ranks.get(place, place), each.operations, each.notes, each.groups(), pids.get(place))
+        for place, each in traced.workers.items()
+    ]
+    complaints = []
+    if traced.full_at is not None:
+        seconds = traced.full_at - traced.began
+        complaints.append(f"there was no room for what came after the first {seconds:.1f} s")
+    offset, bound = about.get("offset"), about.get("bound")
+    return Node(
+        host=str(about.get("host", "")),
+        round=_number(about.get("round")),
+        at=traced.at,
+        zero=0.0,
+        workers=sorted(workers, key=lambda each: each.rank),
+        began=traced.began,
+        wall=traced.wall,
+        offset=offset if isinstance(offset, float) else None,
+        bound=bound if isinstance(bound, float) else 0.0,
+        node=_number(about.get("node")),
+        nbytes=traced.nbytes,
+        complaints=complaints,
+    )
+
+
+def kept(place: str) -> list[Node]:
+    """Of a directory, or a file that a collector's trace was written to. Unfit if it has none."""
+    path = Path(place)
+    if path.is_dir():
+        (found,) = find(place)
+        return nodes_of_dumps([*_attempts_before(path, found.dumps), *found.dumps])
+    try:
+        content = b""
+        if path.is_file() or not path.exists():  # a pipe might never end
+            with path.open("rb") as file:
+                content = file.read(len(MAGIC))
+                content += file.read(_MOST_BYTES) if content == MAGIC else b""
+    except OSError as error:
+        raise Unfit(f"cannot read {place}: {error.strerror or error}") from None
+    traced = read_trace(content)
+    if traced is None:
+        raise Unfit(f"{place} is neither a directory of a job's nor a trace of one node")
+    return [node_of_trace(traced)]
+
+
+def _attempts_before(folder: Path, newest: Sequence[Dump]) -> Iterator[Dump]:
+    """What was kept of the same run's earlier attempts, since the nodes were booted."""
+    found = list(loaded(folder))
+    last = {dump.node: (time, dump.at) for time, dump in found if dump in newest}
+    numbers = {(dump.run_id, dump.round) for dump in newest}
+    for time, dump in found:
+        is_before = any(dump.run_id == run_id and dump.round < number for run_id, number in numbers)
+        if is_before and dump.node in last:
+            written, at = last[dump.node]
+            if abs((written - time) - (at - dump.at)) < _NEAR:
+                yield dump
+
+
+def _again(records: Sequence[Record]) -> Callable[[], Sequence[Record]]:
+    return lambda: records
+
+
+def _numbers(value: object) -> Mapping[int, int]:
+    if not isinstance(value, Mapping):
+        return {}
+    return {
+        int(key): number
+        for key, number in value.items()
+        if str(key).isdecimal() and isinstance(number, int)
+    }
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) else 0
