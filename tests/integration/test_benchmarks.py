@@ -231,6 +231,12 @@ def test_death_notice(tmp_path: Path) -> None:
     assert set(json.loads(record.read_text())["times"]) == {"all_reduce", "recv", "no group"}
 
 
+@pytest.mark.torch
+def test_trace() -> None:
+    pytest.importorskip("torch")
+    assert "a traced step" in run("trace.py")
+
+
 def test_recorder() -> None:
     assert "all_reduce of 8 B: ns more" in run("recorder.py")
 
