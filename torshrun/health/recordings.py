@@ -171,11 +171,11 @@ def load(path: str) -> Dump | None:
         return None
     records = dict(enumerate(_records(content, content, at), first))
     dump = Dump(printable(run_id), number, node, printable(host), at, records, wall=wall)
-    clock = _clock_of(told.get("clock"))
+    clock = common_clock_of(told.get("clock"))
     return dump.with_clock(*clock) if clock else dump
 
 
-def _clock_of(told: object) -> CommonClock | None:
+def common_clock_of(told: object) -> CommonClock | None:
     """What was kept of the common clock; None if that is nothing, or nonsense."""
     from torshrun.health.clocks import CommonClock, Reading
 

@@ -8,11 +8,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from torsh_runtime.monitoring import timeline
-from torsh_runtime.monitoring.layout import MESSAGES, Operation
+from torsh_runtime.monitoring.layout import MESSAGES
 from torsh_runtime.monitoring.notes import Note
 from torsh_runtime.monitoring.timeline import Message
 from torsh_runtime.monitoring.trace_events import FAR, Event, instant, name_events
-from torshrun.ctl.trace.aligned import Offset, Spans, offsets, spans_of
 from torshrun.ctl.trace.live import Steps
 from torshrun.ctl.trace.nodes import Node, Worker
 from torshrun.text import format_ranks
@@ -39,7 +38,7 @@ class Joined:
         self._steps = steps
         self._spans: dict[int, tuple[float, float]] = {}
         clocks = _clocks(nodes)
-        found = [_Scan(node, clock.seconds, seconds, steps) for node, clock, _ in clocks]
+        found = [_Scan(node, offset, seconds, steps) for node, offset, _ in clocks]
         self.count = sum(each.count for each in found)
         """How many operations are shown, and how many notes."""
         self.noted = sum(each.noted for each in found)
@@ -47,7 +46,7 @@ class Joined:
         zero = min((each.first for each in found), default=0.0)
         zero = zero if math.isfinite(zero) else 0.0
         self.seconds = max(self.seconds - zero, 0.0)
-        self.placed = [Placed(node, clock.seconds - zero, words) for node, clock, words in clocks]
+        self.placed = [Placed(node, offset - zero, words) for node, offset, words in clocks]
         self._windows = [each.windows for each in found]
         self._joined = [
             timeline.joined_messages(
@@ -185,49 +184,21 @@ def _window(notes: Iterable[Note], steps: Steps, until: float) -> tuple[float, f
     return (until, until) if since is None else (since, until)
 
 
-def _clocks(nodes: Sequence[Node]) -> list[tuple[Node, Offset, str]]:
-    """By how much each clock differs from one that all have, and how well that is known."""
-    if len({_clock_of(each) for each in nodes}) < 2:
-        return [(each, Offset(0.0, 0.0), "") for each in nodes]
-    newest = max(each.round for each in nodes)
-    last = {_clock_of(each): each for each in nodes if each.round == newest}
-    known = [_measured(each) for each in last.values()]
-    spans = [_spans(each) if None in known else {} for each in last.values()]
-    estimated = dict(zip(last, offsets(spans, known), strict=True))
-    first = next(iter(last.values()))
+def _clocks(nodes: Sequence[Node]) -> list[tuple[Node, float, str]]:
+    """The seconds by which each clock is behind one that all have, and how well that is known."""
+    if len({(each.node, each.host) for each in nodes}) < 2:
+        return [(each, 0.0, "") for each in nodes]
+    # Of an earlier round another leader's clock may be known: what counts is the node's own one.
+    newest = {(each.node, each.host): each for each in sorted(nodes, key=lambda each: each.round)}
+    common = max((n.at + n.offset for n in newest.values() if n.offset is not None), default=0.0)
     found = []
     for each in nodes:
-        measured, offset = _measured(each), estimated.get(_clock_of(each))
-        if measured is not None:
-            found.append((each, measured, f"clock ± {_span(measured.bound)}"))
-        elif offset is None:
-            found.append((each, Offset(first.at - each.at, 0.0), "clock unknown"))
-        elif each.host == first.host and abs(offset.seconds) <= offset.bound:
-            found.append((each, Offset(0.0, 0.0), ""))
+        known = newest[each.node, each.host]
+        if known.offset is None:
+            found.append((each, common - known.at, "clock unknown"))
         else:
-            found.append((each, offset, f"clock estimated ± {_span(offset.bound)}"))
+            found.append((each, known.offset, f"clock ± {_span(known.bound)}"))
     return found
-
-
-def _measured(node: Node) -> Offset | None:
-    return None if node.offset is None else Offset(node.offset, node.bound)
-
-
-def _spans(node: Node) -> Spans:
-    return spans_of(_shifted(worker, node.zero) for worker in node.workers)
-
-
-def _clock_of(node: Node) -> tuple[int, str]:
-    return node.node, node.host
-
-
-def _shifted(worker: Worker, shift: float) -> Iterator[Operation]:
-    for each in worker.operations():
-        yield each._replace(
-            entered=each.entered + shift,
-            came=None if each.came is None else each.came + shift,
-            left=None if each.left is None else each.left + shift,
-        )
 
 
 def _span(seconds: float) -> str:

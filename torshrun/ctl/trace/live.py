@@ -10,7 +10,7 @@ from typing import NamedTuple
 from torsh_runtime.monitoring.layout import file_beside
 from torshrun.ctl.host_jobs import HostJob, find_jobs
 from torshrun.ctl.recorded import Unfit
-from torshrun.ctl.trace.nodes import Node, node_of_trace
+from torshrun.ctl.trace.nodes import Node, nodes_of_traces
 from torshrun.health.collecting import Collector
 from torshrun.health.traced import read_trace
 
@@ -30,7 +30,6 @@ class Followed:
 
     def __init__(self, job: HostJob, say: Callable[[str], None]) -> None:
         self._agent, self._say = job.agent, say
-        self._round = 0
         self._nodes: list[Node] = []
         self._collector: Collector | None = None
         self._job = job
@@ -74,8 +73,7 @@ class Followed:
         elif not {each.pid for each in job.workers} & {each.pid for each in self._job.workers}:
             self._open(job)
             if self._collector is not None:
-                self._round += 1
-                self._say(f"its workers have been restarted: following attempt {self._round}")
+                self._say(f"its workers have been restarted: following attempt {job.round}")
 
     def _open(self, job: HostJob) -> None:
         """Follow its workers, if their recordings are there by now."""
@@ -92,7 +90,7 @@ class Followed:
             return
         about = {
             "host": os.uname().nodename,
-            "round": self._round,
+            "round": self._job.round,
             "ranks": {each.place[1]: each.rank for each in self._job.workers},
             "pids": {each.place[1]: each.pid for each in self._job.workers},
         }
@@ -100,7 +98,7 @@ class Followed:
         self._collector.close()
         self._collector = None
         if traced is not None:
-            self._nodes.append(node_of_trace(traced))
+            self._nodes += nodes_of_traces([traced])
 
 
 def jobs_of(pids: Sequence[int]) -> list[HostJob]:

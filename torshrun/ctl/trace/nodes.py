@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from torsh_runtime.monitoring.layout import Operation
 from torsh_runtime.monitoring.notes import Group, Note
 from torshrun.ctl.recorded import Unfit, find, loaded
+from torshrun.health.alignment import aligned
 from torshrun.health.packed import MAGIC
-from torshrun.health.recordings import Dump
+from torshrun.health.recordings import Dump, Record, before, common_clock_of
 from torshrun.health.traced import Traced, read_trace
 
-Record = TypeVar("Record", Operation, Note)
+if TYPE_CHECKING:
+    from torshrun.health.clocks import CommonClock
+
+Noted = TypeVar("Noted", Operation, Note)
 _MOST_BYTES = 1 << 30
 _NEAR = 5.0
 """Seconds by which a disk's clock may differ from when an attempt's records were kept."""
@@ -52,6 +56,8 @@ class Node:
     """Seconds to be added to get the leader's clock; None is unknown."""
     bound: float = 0.0
     """By how much `offset` may be wrong."""
+    clock: CommonClock | None = None
+    """What its agent knew of the leader's."""
     node: int = 0
     """Its rank among the nodes."""
     nbytes: int = 0
@@ -81,10 +87,22 @@ def nodes_of_dumps(dumps: Iterable[Dump]) -> list[Node]:
     ]
 
 
-def node_of_trace(traced: Traced) -> Node:
-    """Of what a Collector has found. Facts that it needs: `ranks` (by local rank), and if they are
-    known `host`, `round`, `node`, `pids` (by local rank), `offset` and `bound`.
+def nodes_of_traces(traces: Sequence[Traced]) -> list[Node]:
+    """Of what Collectors have found, on one clock as far as that is known. Facts that it needs:
+    `ranks` (by local rank), and if they are known `host`, `round`, `node`, `pids` (by local rank)
+    and `clock`, as recordings.save() keeps it.
     """
+    nodes = [_node_of_trace(traced) for traced in traces]
+    if len({(node.node, node.host) for node in nodes}) < 2:
+        return nodes
+    dumps = aligned([_dump(node) for node in nodes])
+    return [
+        replace(moved, began=node.began, nbytes=node.nbytes, complaints=node.complaints)
+        for moved, node in zip(nodes_of_dumps(dumps), nodes, strict=True)
+    ]
+
+
+def _node_of_trace(traced: Traced) -> Node:
     about = traced.about
     ranks, pids = (_numbers(about.get(key)) for key in ("ranks", "pids"))
     workers = [
@@ -95,7 +113,6 @@ def node_of_trace(traced: Traced) -> Node:
     if traced.full_at is not None:
         seconds = traced.full_at - traced.began
         complaints.append(f"there was no room for what came after the first {seconds:.1f} s")
-    offset, bound = about.get("offset"), about.get("bound")
     return Node(
         host=str(about.get("host", "")),
         round=_number(about.get("round")),
@@ -104,20 +121,36 @@ def node_of_trace(traced: Traced) -> Node:
         workers=sorted(workers, key=lambda each: each.rank),
         began=traced.began,
         wall=traced.wall,
-        offset=offset if isinstance(offset, float) else None,
-        bound=bound if isinstance(bound, float) else 0.0,
+        clock=common_clock_of(about.get("clock")),
         node=_number(about.get("node")),
         nbytes=traced.nbytes,
         complaints=complaints,
     )
 
 
+def _dump(node: Node) -> Dump:
+    """The same as of an agent's."""
+    records = {
+        each.rank: Record(
+            before(list(each.operations()), node.at),
+            [note._replace(time=note.time - node.at) for note in each.notes()],
+            each.groups,
+        )
+        for each in node.workers
+    }
+    dump = Dump("", node.round, node.node, node.host, node.at, records, wall=node.wall)
+    return dump.with_clock(*node.clock) if node.clock else dump
+
+
 def kept(place: str) -> list[Node]:
-    """Of a directory, or a file that a collector's trace was written to. Unfit if it has none."""
+    """Of a directory. Unfit if it has none."""
+    (found,) = find(place)
+    return nodes_of_dumps([*_attempts_before(Path(place), found.dumps), *found.dumps])
+
+
+def trace_in(place: str) -> Traced:
+    """Of a file that a Collector's trace was written to. Unfit if it is none."""
     path = Path(place)
-    if path.is_dir():
-        (found,) = find(place)
-        return nodes_of_dumps([*_attempts_before(path, found.dumps), *found.dumps])
     try:
         content = b""
         if path.is_file() or not path.exists():  # a pipe might never end
@@ -129,23 +162,26 @@ def kept(place: str) -> list[Node]:
     traced = read_trace(content)
     if traced is None:
         raise Unfit(f"{place} is neither a directory of a job's nor a trace of one node")
-    return [node_of_trace(traced)]
+    return traced
 
 
 def _attempts_before(folder: Path, newest: Sequence[Dump]) -> Iterator[Dump]:
     """What was kept of the same run's earlier attempts, since the nodes were booted."""
     found = list(loaded(folder))
-    last = {dump.node: (time, dump.at) for time, dump in found if dump in newest}
-    numbers = {(dump.run_id, dump.round) for dump in newest}
-    for time, dump in found:
-        is_before = any(dump.run_id == run_id and dump.round < number for run_id, number in numbers)
-        if is_before and dump.node in last:
+    run_id, number = newest[0].run_id, newest[0].round
+    numbered = [each for each in found if each[1].run_id == run_id]
+    last = {dump.node: (time, dump.at) for time, dump in numbered if dump.round == number}
+    rounds: dict[int, list[Dump]] = {}
+    for time, dump in numbered:
+        if dump.round < number and dump.node in last:
             written, at = last[dump.node]
             if abs((written - time) - (at - dump.at)) < _NEAR:
-                yield dump
+                rounds.setdefault(dump.round, []).append(dump)
+    for _, dumps in sorted(rounds.items()):
+        yield from aligned(dumps)
 
 
-def _again(records: Sequence[Record]) -> Callable[[], Sequence[Record]]:
+def _again(records: Sequence[Noted]) -> Callable[[], Sequence[Noted]]:
     return lambda: records
 
 

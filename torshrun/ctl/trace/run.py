@@ -6,6 +6,7 @@ import contextlib
 import re
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from torsh_runtime.errors import ConfigError
@@ -13,7 +14,7 @@ from torsh_runtime.monitoring.trace_file import write_trace
 from torshrun.ctl.recorded import Unfit
 from torshrun.ctl.trace.joined import Joined
 from torshrun.ctl.trace.live import Steps, follow, jobs_of
-from torshrun.ctl.trace.nodes import Node, kept
+from torshrun.ctl.trace.nodes import Node, kept, nodes_of_traces, trace_in
 from torshrun.ctl.trace.others import Others
 from torshrun.text import format_ranks, printable, size
 
@@ -93,7 +94,9 @@ def write(nodes: Sequence[Node], wanted: Wanted, say: Callable[[str], None]) -> 
 
 def _nodes(wanted: Wanted, say: Callable[[str], None]) -> list[Node]:
     pids = [int(each) for each in wanted.places if each.isdecimal()]
-    found = [node for each in wanted.places if not each.isdecimal() for node in kept(each)]
+    places = [each for each in wanted.places if not each.isdecimal()]
+    found = [node for each in places if Path(each).is_dir() for node in kept(each)]
+    found += nodes_of_traces([trace_in(each) for each in places if not Path(each).is_dir()])
     if pids or not wanted.places:
         seconds = wanted.seconds or (_PATIENCE if wanted.steps else _SECONDS)
         found += follow(jobs_of(pids), seconds, wanted.steps, say)

@@ -18,12 +18,12 @@ from torsh_runtime.events import Event as JobEvent
 from torsh_runtime.monitoring.layout import Operation, file_beside
 from torsh_runtime.monitoring.notes import Group, Note
 from torshrun.ctl.recorded import Unfit
-from torshrun.ctl.trace.aligned import offsets, spans_of
 from torshrun.ctl.trace.joined import Joined
 from torshrun.ctl.trace.live import Steps
 from torshrun.ctl.trace.nodes import Node, Worker, nodes_of_dumps
 from torshrun.ctl.trace.others import Others
 from torshrun.ctl.trace.run import Wanted, parse_steps, run
+from torshrun.health.alignment import aligned
 from torshrun.health.collecting import Collector
 from torshrun.health.recordings import Dump, Record
 
@@ -59,38 +59,18 @@ def events(joined: Joined) -> list[Event]:
     return found
 
 
-@pytest.mark.parametrize("apart", [0.0, 3600.0, -86400.0])
-def test_clocks_are_found_within_their_bounds_by_collectives(apart: float) -> None:
-    ranks = collectives(random.Random(2), 200)
-    first, second = offsets(
-        [spans_of([ranks[0]]), spans_of([moved(ranks[1], apart)])], [None, None]
-    )
-    assert first == (0.0, 0.0)
-    assert second is not None
-    assert abs(second.seconds + apart) <= second.bound + 1e-9
-    assert second.bound < 20e-6
-
-
-def test_nodes_are_joined_by_others_and_strangers_are_not() -> None:
-    chance = random.Random(3)
-    near, far = collectives(chance, 50), collectives(chance, 50)
-    other = [each._replace(group=7) for each in moved(far[0], 5.0)]
-    between = [*near[1], *(each._replace(group=7) for each in far[1])]
-    stranger = [operation(0, "all_reduce", 1.0, None, 2.0, group=99)]
-    spans = [spans_of([each]) for each in (near[0], other, between, stranger)]
-    found = offsets(spans, [None] * 4)
-    assert found[3] is None
-    assert found[1] is not None
-    assert abs(found[1].seconds + 5.0) <= found[1].bound + 1e-9
-
-
 def test_no_effect_is_before_its_cause_and_the_names_say_how_clocks_are_known() -> None:
     ranks = collectives(random.Random(4), 100)
-    joined = Joined([node(0, ranks[0]), node(1, moved(ranks[1], 77.0))], None, None)
-    found = events(joined)
+    dumps = [
+        Dump("r", 0, rank, f"n{rank}", 1000.0, {rank: Record(moved(ranks[rank], apart - 1000))})
+        for rank, apart in ((0, 0.0), (1, 77.0))
+    ]
+    found = events(Joined(nodes_of_dumps(aligned(dumps)), None, None))
     names = [e["args"]["name"] for e in found if e["name"] == "process_name"]
-    assert names[0] == "rank 0 (node n0)"
-    assert names[1].startswith("rank 1 (node n1, clock estimated ± ")
+    assert [name.partition("±")[0] for name in names] == [
+        "rank 0 (node n0, clock ",
+        "rank 1 (node n1, clock ",
+    ]
     entered: dict[int, float] = {}
     left: dict[int, float] = {}
     for event in (event for event in found if event["ph"] == "X"):
@@ -110,11 +90,9 @@ def test_measured_clocks_count_and_one_host_has_one_clock() -> None:
         "rank 0 (node n0, clock ± 10 µs)",
         "rank 1 (node n1, clock ± 2.0 ms)",
     ]
-    partly = [measured[0], node(1, [held[0]._replace(entered=8.0, left=9.0)])]
-    names = [
-        e["args"]["name"] for e in events(Joined(partly, None, None)) if e["name"] == "process_name"
-    ]
-    assert names[1] == "rank 1 (node n1, clock estimated ± 1000.0 ms)"
+    found = events(Joined([measured[0], node(1, held)], None, None))
+    names = [e["args"]["name"] for e in found if e["name"] == "process_name"]
+    assert names[1] == "rank 1 (node n1, clock unknown)"
     same = [node(0, held, host="n"), node(1, held, host="n")]
     found = events(Joined(same, None, None))
     assert [begin for _, begin, _ in slices(found)] == [0.0, 0.0]
@@ -125,7 +103,10 @@ def test_messages_between_nodes_are_arrows() -> None:
     sent = operation(20, "send", 200.0, None, 200.5, root=1)
     lost = operation(21, "send", 201.0, None, 201.5, root=1, sequence=21)
     got = operation(20, "recv", 200.1, None, 200.7, root=0)
-    nodes = [node(0, [*ranks[0], sent, lost]), node(1, moved([*ranks[1], got], 9.0))]
+    nodes = [
+        node(0, [*ranks[0], sent, lost], offset=0.0),
+        node(1, moved([*ranks[1], got], 9.0), offset=-9.0),
+    ]
     arrows = [(e["ph"], e["pid"]) for e in events(Joined(nodes, None, None)) if e["ph"] in "sf"]
     assert arrows == [("s", 1), ("f", 2)]
 
@@ -140,6 +121,18 @@ def test_only_the_steps_that_are_wanted() -> None:
     assert Joined([node(0, held, noted)], Steps(44, 45), None).count == 0
     last = Joined([node(0, held, noted, at=20.0)], None, 2.5)
     assert [name for name, *_ in slices(events(last))][:3] == ["step 7", "step 8", "barrier (wait)"]
+
+
+def test_rounds_of_different_leaders_are_on_the_nodes_own_clocks() -> None:
+    held = [operation(0, "barrier", 1.0, 1.5, 2.0)]
+    nodes = [
+        node(0, held, offset=400.0),
+        node(1, held, offset=500.0),
+        node(0, moved(held, 10.0), round=1, offset=0.0),
+        node(1, moved(held, 10.0), round=1, offset=1.0),
+    ]
+    found = events(Joined(nodes, None, None))
+    assert [begin for name, begin, _ in slices(found) if "wait" in name] == [0.0, 1.0, 10.0, 11.0]
 
 
 def test_dumps_are_placed_by_the_moment_when_they_were_kept() -> None:
