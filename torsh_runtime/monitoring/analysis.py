@@ -1,0 +1,217 @@
+"""Where the time of each step went, by rank: own work, communication that it waited for, that which
+its work hid, and whom it waited for. Pure; agents and workers use it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import NamedTuple, TypeVar
+
+from torsh_runtime.monitoring import replay
+from torsh_runtime.monitoring.joining import Call, Records, joined
+from torsh_runtime.monitoring.notes import Note
+from torsh_runtime.monitoring.spans import Source, Span, spans
+from torsh_runtime.monitoring.stretches import Cover, Stretch
+
+T = TypeVar("T")
+
+
+class Breakdown(NamedTuple):
+    """One step of one rank, in seconds."""
+
+    rank: int
+    step: int
+    begin: float
+    end: float
+    own: float
+    """In which it was in no operation: `end - begin - exposed`."""
+    exposed: float
+    """In operations, and in waits for those that go on in the background: `waiting + moving`."""
+    hidden: float
+    """In which an operation went on in the background while it worked."""
+    waiting: float
+    """Until all ranks had entered an operation."""
+    moving: float
+    """After that, until it left the operation. Where nobody knows when all had entered, all."""
+    waiting_for: Mapping[int, float]
+    """By the rank that came last; -1 is unknown."""
+    sections: Mapping[str, float]
+    """Of own work, by section of the script; in nested ones it is the inner one's."""
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.begin
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What records say about the steps that they hold whole."""
+
+    source: Source
+    """How the steps were found: by notes, by the pattern in which operations repeat, or windows of
+    a second."""
+    steps: Sequence[Breakdown]
+    """By step, then by rank."""
+    calls: Mapping[int, Sequence[Call]]
+    """Each rank's operations in the order in which they were entered."""
+
+    def of_rank(self, rank: int) -> list[Breakdown]:
+        """Its steps, ascending."""
+        return [each for each in self.steps if each.rank == rank]
+
+    def mean(self, rank: int) -> Breakdown | None:
+        """A rank's mean step; None without any."""
+        return mean_of(self.of_rank(rank))
+
+    def speedup_without(self, rank: int) -> float | None:
+        """How many times as fast the steps would be if this rank's own work took as long as that
+        of the other ranks in the median; None if the records do not tell.
+        """
+        windows = self._common_window()
+        if windows is None or rank not in windows or len(windows) < 2:
+            return None
+        return replay.speedup_without(rank, self.calls, windows)
+
+    def _common_window(self) -> dict[int, Stretch] | None:
+        """From when until when each rank was in the steps that all have."""
+        held: dict[int, dict[int, Breakdown]] = {}
+        for each in self.steps:
+            held.setdefault(each.rank, {})[each.step] = each
+        if not held:
+            return None
+        common = set.intersection(*(set(of_rank) for of_rank in held.values()))
+        if not common:
+            return None
+        first, last = min(common), max(common)
+        return {rank: (of_rank[first].begin, of_rank[last].end) for rank, of_rank in held.items()}
+
+
+def analyse(records: Records, bound: float | None = 0.0) -> Analysis:
+    """Take the records apart, by step. They may hold anything.
+
+    bound: by how many seconds the clocks of two ranks may differ; None: they cannot be compared.
+    """
+    calls = joined(records, bound)
+    source, found = spans(calls, {rank: record.notes for rank, record in records.items()})
+    steps = [
+        breakdown
+        for rank, of_rank in found.items()
+        for breakdown in breakdowns(rank, calls[rank], records[rank].notes, of_rank)
+    ]
+    return Analysis(source, sorted(steps, key=lambda each: (each.step, each.rank)), calls)
+
+
+def breakdowns(
+    rank: int, calls: Sequence[Call], notes: Sequence[Note], of_rank: Sequence[Span]
+) -> list[Breakdown]:
+    """One rank's steps."""
+    if not of_rank:
+        return []
+    front = [call for call in calls if not call.operation.in_background]
+    back = [call for call in calls if call.operation.in_background]
+    exposed = Cover((call.entered, call.left) for call in front)
+    waiting = Cover((call.entered, call.came) for call in front)
+    all_of_it = Cover((call.entered, call.left) for call in (*front, *back))
+    whom = _by_whom(front)
+    sections = sections_of(notes, max(span.end for span in of_rank))
+    found = []
+    for number, begin, end in of_rank:
+        in_calls, waited = exposed.within(begin, end), waiting.within(begin, end)
+        found.append(
+            Breakdown(
+                rank,
+                number,
+                begin,
+                end,
+                own=end - begin - in_calls,
+                exposed=in_calls,
+                hidden=max(all_of_it.within(begin, end) - in_calls, 0.0),
+                waiting=waited,
+                moving=max(in_calls - waited, 0.0),
+                waiting_for=_amounts(whom, begin, end),
+                sections=_own_amounts(sections, exposed, begin, end),
+            )
+        )
+    return found
+
+
+def mean_of(steps: Sequence[Breakdown]) -> Breakdown | None:
+    """The mean of some steps of one rank, of the newest one's number; None without any."""
+    if not steps:
+        return None
+    last = steps[-1]
+    amounts = [fmean(values) for values in zip(*(each[4:9] for each in steps), strict=True)]
+    own, exposed, hidden, waiting, moving = amounts
+    return Breakdown(
+        last.rank,
+        last.step,
+        last.end - fmean(each.seconds for each in steps),
+        last.end,
+        own,
+        exposed,
+        hidden,
+        waiting,
+        moving,
+        _means([each.waiting_for for each in steps]),
+        _means([each.sections for each in steps]),
+    )
+
+
+def sections_of(notes: Sequence[Note], until: float) -> dict[str, Cover]:
+    """When the main thread was in each section, and in none within that. One that has not ended
+    goes on until then.
+    """
+    open_ones: list[str] = []
+    found: dict[str, list[Stretch]] = {}
+    since = -math.inf
+    for note in sorted(notes, key=lambda note: note.time):
+        if note.thread or note.kind not in ("begin", "end") or not math.isfinite(note.time):
+            continue
+        if open_ones:
+            found.setdefault(open_ones[-1], []).append((since, note.time))
+        since = note.time
+        if note.kind == "begin":
+            open_ones.append(note.name)
+        elif note.name in open_ones:  # what was within it and has not ended ends with it
+            del open_ones[len(open_ones) - 1 - open_ones[::-1].index(note.name) :]
+    if open_ones:
+        found.setdefault(open_ones[-1], []).append((since, until))
+    return {name: Cover(stretches) for name, stretches in found.items()}
+
+
+def _by_whom(front: Sequence[Call]) -> dict[int, Cover]:
+    found: dict[int, list[Stretch]] = {}
+    for call in front:
+        found.setdefault(call.last, []).append((call.entered, call.came))
+    return {rank: Cover(stretches) for rank, stretches in found.items()}
+
+
+def _amounts(covers: Mapping[int, Cover], begin: float, end: float) -> dict[int, float]:
+    found = ((name, cover.within(begin, end)) for name, cover in covers.items())
+    return {name: seconds for name, seconds in found if seconds > 0}
+
+
+def _own_amounts(
+    sections: Mapping[str, Cover], exposed: Cover, begin: float, end: float
+) -> dict[str, float]:
+    found = {}
+    for name, cover in sections.items():
+        seconds = sum(
+            until - since - exposed.within(since, until)
+            for a, b in cover.between(begin, end)
+            if (since := max(a, begin)) < (until := min(b, end))
+        )
+        if seconds > 0:
+            found[name] = seconds
+    return found
+
+
+def _means(amounts: Sequence[Mapping[T, float]]) -> dict[T, float]:
+    found: dict[T, float] = {}
+    for each in amounts:
+        for name, seconds in each.items():
+            found[name] = found.get(name, 0.0) + seconds / len(amounts)
+    return found

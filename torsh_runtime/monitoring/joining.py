@@ -1,0 +1,210 @@
+"""Which operations of several ranks are one and the same, when all had entered it, and who last."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from torsh_runtime.monitoring.layout import Operation
+from torsh_runtime.monitoring.notes import Group, Note
+
+Key = tuple[object, ...]
+"""What all ranks' records of one operation have in common."""
+_MESSAGES = ("send", "recv")
+_NO_COLLECTIVE = (*_MESSAGES, "wait", "batch")
+_SOON = 50e-6
+"""Seconds: who has waited no longer has come last, or nearly so."""
+
+
+class Recorded(Protocol):
+    """What one rank has noted, with times in seconds of a clock that is the same for all ranks."""
+
+    @property
+    def operations(self) -> Sequence[Operation]: ...
+    @property
+    def notes(self) -> Sequence[Note]: ...
+    @property
+    def groups(self) -> Sequence[Group]: ...
+
+
+Records = Mapping[int, Recorded]
+"""By rank of the job."""
+
+
+class Call(NamedTuple):
+    """One operation of one rank, as it stands among those of the others."""
+
+    operation: Operation
+    key: Key | None
+    """None is an operation whose counterparts cannot be told."""
+    entered: float
+    came: float
+    """When all had entered it, as far as that is known: between `entered` and `left`."""
+    left: float
+    last: int
+    """The rank that entered it last; -1 is unknown."""
+
+
+def joined(records: Records, bound: float | None = 0.0) -> dict[int, list[Call]]:
+    """Each rank's operations in the order in which they were entered. Nonsense is left out.
+
+    bound: by how many seconds clocks of two ranks may differ; None: they cannot be compared.
+    """
+    horizon = _horizon(records)
+    keyed = {rank: _keyed(rank, record) for rank, record in records.items()}
+    meetings: dict[Key, dict[int, Operation]] = {}
+    for rank, held in keyed.items():
+        for operation, key in held:
+            if key is not None and operation.operation != "wait":
+                meetings.setdefault(key, {})[rank] = operation
+    lasts = {key: _last(ranks, bound) for key, ranks in meetings.items()}
+    return {
+        rank: sorted(
+            (
+                _call(rank, operation, key, meetings, lasts, horizon, bound)
+                for operation, key in held
+            ),
+            key=lambda call: call.entered,
+        )
+        for rank, held in keyed.items()
+    }
+
+
+def _horizon(records: Records) -> float:
+    """The last moment that anything is known of: until then run operations that have not ended."""
+    moments = [
+        moment
+        for record in records.values()
+        for operation in record.operations
+        for moment in (operation.entered, operation.left)
+        if moment is not None and math.isfinite(moment)
+    ]
+    moments += [note.time for each in records.values() for note in each.notes[-1:]]
+    return max(filter(math.isfinite, moments), default=0.0)
+
+
+def _keyed(rank: int, record: Recorded) -> list[tuple[Operation, Key | None]]:
+    """In the order in which they began."""
+    members = {group.number: _ranks_of(group.ranks) for group in record.groups}
+    lives: dict[Key, tuple[int, int]] = {}
+    found: list[tuple[Operation, Key | None]] = []
+    for operation in reversed([each for each in record.operations if _makes_sense(each)]):
+        key = None if operation.operation == "wait" else _key(rank, operation, members)
+        if key is not None:
+            # A group that was made again counts anew, so lives are counted from the newest.
+            life, sequence = lives.get(key, (0, operation.sequence + 1))
+            life += operation.sequence >= sequence
+            lives[key] = life, operation.sequence
+            key = *key, life, operation.sequence
+        found.append((operation, key))
+    found.reverse()
+    return _with_waits(found)
+
+
+def _with_waits(
+    found: Sequence[tuple[Operation, Key | None]],
+) -> list[tuple[Operation, Key | None]]:
+    """The same with the keys of waits: those of the operations that are waited for."""
+    begun: dict[tuple[int, int], Key | None] = {}
+    keyed = []
+    for operation, key in found:
+        place = operation.group, operation.sequence
+        if operation.operation == "wait":
+            key = begun.get(place)
+        elif operation.in_background and (place not in begun or _is_collective(operation)):
+            begun[place] = key
+        keyed.append((operation, key))
+    return keyed
+
+
+def _is_collective(operation: Operation) -> bool:
+    return operation.operation not in _NO_COLLECTIVE
+
+
+def _key(rank: int, operation: Operation, members: Mapping[int, Sequence[int]]) -> Key | None:
+    """Without the sequence number; None if it cannot be told with whom the operation is."""
+    if _is_collective(operation):
+        return ("all", operation.group)
+    if operation.operation not in _MESSAGES or operation.root < 0:
+        return None
+    peer, ranks = operation.root, members.get(operation.group, ())
+    if operation.group and not peer < len(ranks):
+        return None
+    peer = ranks[peer] if operation.group else peer
+    ends = (rank, peer) if operation.operation == "send" else (peer, rank)
+    return ("message", operation.group, *ends)
+
+
+def _ranks_of(text: str) -> list[int]:
+    """Of such as "0-3,8"; [] if it is nonsense, or too many."""
+    found: list[int] = []
+    for part in text.split(",") if text else []:
+        first, _, last = part.partition("-")
+        last = last or first
+        if not (first.isascii() and first.isdecimal() and last.isascii() and last.isdecimal()):
+            return []
+        if len(first) > 7 or len(last) > 7 or int(last) - int(first) > 1 << 16:
+            return []
+        found += range(int(first), int(last) + 1)
+    return found
+
+
+def _makes_sense(operation: Operation) -> bool:
+    left = operation.left
+    return math.isfinite(operation.entered) and (
+        left is None or (math.isfinite(left) and left >= operation.entered)
+    )
+
+
+def _last(ranks: Mapping[int, Operation], bound: float | None) -> int:
+    """Who entered last: by the clock, or where it is too close to call who waited least."""
+    if len(ranks) < 2 or _was_other(ranks):
+        return -1
+    entered = sorted((each.entered, rank) for rank, each in ranks.items())
+    if bound is not None and entered[-1][0] - entered[-2][0] >= bound:
+        return entered[-1][1]
+    waited = [
+        (end - each.entered, rank)
+        for rank, each in ranks.items()
+        if (end := each.left if each.came is None else each.came) is not None
+    ]
+    # Whoever has not left, or was not told, may have waited for anybody.
+    return min(waited)[1] if len(waited) == len(ranks) else -1
+
+
+def _was_other(ranks: Mapping[int, Operation]) -> bool:
+    """Whether a rank that nothing is known of came last: all that are known have waited."""
+    operations = ranks.values()
+    if len(ranks) >= max(each.ranks for each in operations):
+        return False
+    return all(each.came is None or each.came - each.entered > _SOON for each in operations)
+
+
+def _call(
+    rank: int,
+    operation: Operation,
+    key: Key | None,
+    meetings: Mapping[Key, Mapping[int, Operation]],
+    lasts: Mapping[Key, int],
+    horizon: float,
+    bound: float | None,
+) -> Call:
+    entered = operation.entered
+    left = max(horizon, entered) if operation.left is None else operation.left
+    ranks = meetings.get(key, {}) if key is not None else {}
+    awaited = ranks.get(rank, operation) if operation.operation == "wait" else operation
+    came, last = _came(awaited, ranks, bound), lasts.get(key, -1) if key is not None else -1
+    if came is None or not math.isfinite(came):  # then it counts as moving, which blames nobody
+        came = entered if operation.left is not None else left
+    return Call(operation, key, entered, min(max(came, entered), left), left, last)
+
+
+def _came(
+    operation: Operation, ranks: Mapping[int, Operation], bound: float | None
+) -> float | None:
+    """When all had entered it; None is unknown."""
+    if operation.came is not None or bound is None or operation.operation == "send":
+        return operation.came
+    has_all = operation.operation == "recv" or len(ranks) >= operation.ranks
+    return max((each.entered for each in ranks.values()), default=None) if has_all else None
