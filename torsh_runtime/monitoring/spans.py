@@ -1,4 +1,4 @@
-"""Where the steps of a record begin and end: by its notes, else by what repeats, else by the clock."""
+"""Where steps of a record begin and end: by its notes, else what repeats in it, else the clock."""
 
 from __future__ import annotations
 

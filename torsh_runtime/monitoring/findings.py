@@ -1,0 +1,65 @@
+"""What is told of a rank, a link or a resource that slows the job down."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+Cause = str
+"""quota, processor, disk, gpu, link, "section NAME", or "" for unknown."""
+_WORDS: Mapping[str, str] = {
+    "quota": "its control group's CPU quota is used up",
+    "processor": "other processes take its processor",
+    "disk": "it waits for pages from a disk",
+    "gpu": "its GPU is throttled",
+    "link": "data to or from its node moves slowly",
+    "": "the cause is not known",
+}
+
+
+class Finding(NamedTuple):
+    """A rank that has become slow, or is so no more; or a resource that is used up, or is not."""
+
+    kind: Literal["straggler", "link", "resource"]
+    is_gone: bool
+    """Whether it is over."""
+    node: int
+    ranks: tuple[int, ...]
+    """Of the job: the slow one, or those of the node."""
+    step: int
+    """The last that was seen; -1 is unknown."""
+    ratio: float
+    """How many times as long its own work takes as the others', or as before if there are none; of
+    a resource the part that is used."""
+    speedup: float
+    """How many times as fast steps would be without it; 1 is unknown."""
+    cause: Cause
+    """Of a resource its name: cpu, memory, network or gpu."""
+    is_lasting: bool = False
+    """Whether this is only told anew because it has been so for long."""
+
+    @property
+    def text(self) -> str:
+        """One line for people."""
+        who = f"node {self.node}" if self.kind != "straggler" else f"rank {self.ranks[0]}"
+        if self.node < 0:
+            who = "the network between nodes"
+        if self.kind == "resource":
+            told = f"{self.ratio:.0%} of its {self.cause} is used"
+            return f"{who}: {'no longer ' if self.is_gone else ''}{told}"
+        if self.is_gone:
+            return f"{who} is no longer slow (step {self.step})"
+        gain = f"; without that steps would be {self.speedup:.2f} times as fast"
+        since = "is still slow" if self.is_lasting else "is slow"
+        if self.kind == "link":
+            return f"{who} {since} to send (step {self.step}): {in_words(self.cause)}{gain}"
+        return (
+            f"{who} (node {self.node}) {since} at step {self.step}: its own work takes "
+            f"{self.ratio:.2f} times as long as that of the others; {in_words(self.cause)}{gain}"
+        )
+
+
+def in_words(cause: Cause) -> str:
+    """What the cause is, for a sentence."""
+    name = cause.removeprefix("section ")
+    return f'section "{name}" takes longer' if name != cause else _WORDS.get(cause, cause)

@@ -1,0 +1,331 @@
+"""Which ranks have become slow, and why, from summaries of all nodes. Pure.
+
+A rank is slow whose own work takes longer than that of the other ranks that do the same, and longer
+than its own did before; or, for longer, only the former: it may have been slow from the start. Both
+its beginning and its end take several steps in a row, nearly all of which say so.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Literal
+
+from torsh_runtime.monitoring.findings import Cause, Finding
+from torsh_runtime.monitoring.summaries import (
+    NodeSummary,
+    RankSummary,
+    figures_of,
+    with_figures,
+)
+
+THRESHOLD = 1.2
+"""A rank that takes so many times as long as the others is slow, if nobody says otherwise."""
+ENOUGH, SURE = 12, 20
+"""So many steps have to be slow where others and the past agree, and where only others say so."""
+LOOKS = 3
+"""So many looks have to find a resource used up, or free again."""
+_MOST = 5 / 4
+"""Of so many times as many steps."""
+_EXPLAINS = 0.4
+"""The part of the time lost that a cause has to account for."""
+_A_FAULT = 100e-6
+"""Seconds that reading a page takes at least, on fast disks."""
+_LEARNS = 0.2
+"""How much the newest summary counts in what is known of the past."""
+_LASTING = 100
+"""Steps after which a slow rank has been so for long."""
+_BUSIER = 1.3
+"""How many times as long as any other a slow link has something to send."""
+_Change = Literal["", "begin", "lasting", "end"]
+
+
+@dataclass
+class _Evidence:
+    """Steps in a row, and which of them speak for something."""
+
+    enough: int
+    held: deque[tuple[int, bool]] = field(default_factory=deque)
+
+    def add(self, steps: int, speaks: bool) -> bool:
+        """Whether enough do now."""
+        most = int(self.enough * _MOST)
+        self.held.append((min(steps, most), speaks))
+        while sum(steps for steps, _ in self.held) - self.held[0][0] >= most:
+            self.held.popleft()
+        return sum(steps for steps, spoke in self.held if spoke) >= self.enough and speaks
+
+
+@dataclass
+class _Past:
+    """What a rank's steps were like before it was slow."""
+
+    summary: RankSummary
+    steps: int
+
+    def learn(self, now: RankSummary) -> None:
+        """A little of how it is now."""
+        weight = max(_LEARNS, now.steps / (self.steps + now.steps))
+        mixed = [
+            before + weight * (after - before)
+            for before, after in zip(figures_of(self.summary), figures_of(now), strict=True)
+        ]
+        before = dict(self.summary.sections)
+        sections = [
+            (name, before.get(name, 0.0) + weight * (seconds - before.get(name, 0.0)))
+            for name, seconds in now.sections
+        ]
+        self.steps += now.steps
+        self.summary = with_figures(now, mixed, sections)
+
+
+@dataclass
+class _Standing:
+    """What is known of one rank, or of one node's link."""
+
+    past: _Past | None = None
+    slow: _Evidence = field(default_factory=lambda: _Evidence(ENOUGH))
+    from_start: _Evidence = field(default_factory=lambda: _Evidence(SURE))
+    well: _Evidence = field(default_factory=lambda: _Evidence(ENOUGH))
+    is_slow: bool = False
+    steps: int = 0
+    """Since it is slow."""
+
+    @classmethod
+    def of_looks(cls) -> _Standing:
+        """Of something that is counted in looks at it."""
+        return cls(slow=_Evidence(LOOKS), well=_Evidence(LOOKS))
+
+    def begin(self) -> None:
+        self.is_slow, self.steps = True, 0
+        self.well.held.clear()
+
+    def end(self) -> None:
+        self.is_slow = False
+        self.slow.held.clear()
+        self.from_start.held.clear()
+
+
+class Judge:
+    """Takes summaries and tells what has changed."""
+
+    def __init__(
+        self, threshold: float = THRESHOLD, limits: Mapping[str, float] | None = None
+    ) -> None:
+        """threshold: see THRESHOLD; more than 1. limits: from which part on a resource (cpu,
+        memory, network, gpu) counts as used up; None looks at none.
+        """
+        self._threshold = threshold
+        self._well = 1 + (threshold - 1) / 2
+        self._limits = limits or {}
+        self._ranks: dict[int, _Standing] = {}
+        self._links = _Standing()
+        self._slow_link = -1
+        self._resources: dict[tuple[int, str], _Standing] = {}
+        self._seen: dict[int, int] = {}
+
+    def observe(self, summaries: Iterable[NodeSummary]) -> list[Finding]:
+        """Take the newest summary of each node; what was seen before is only compared with."""
+        nodes = {each.node: each for each in summaries}
+        fresh = [each for each in nodes.values() if self._seen.get(each.node) != each.number]
+        self._seen = {each.node: each.number for each in nodes.values()}
+        ranks = {rank.rank: rank for node in nodes.values() for rank in node.ranks if rank.steps}
+        found = []
+        for node in fresh:
+            for rank in node.ranks:
+                if rank.steps:
+                    found += self._observe_rank(node, rank, ranks)
+            found += self._observe_resources(node)
+        if len(nodes) > 1 and fresh and ranks:
+            found += self._observe_links(nodes, ranks)
+        return found
+
+    # ---- ranks
+
+    def _observe_rank(
+        self, node: NodeSummary, now: RankSummary, ranks: Mapping[int, RankSummary]
+    ) -> list[Finding]:
+        standing = self._ranks.setdefault(now.rank, _Standing())
+        others = [
+            each for rank, each in ranks.items() if rank != now.rank and each.pattern == now.pattern
+        ]
+        reference, ratio = self._reference(standing, now, others, ranks)
+        change = self._change(standing, now, ratio, has_others=bool(others))
+        if not change:
+            return []
+        is_gone = change == "end"
+        return [
+            Finding(
+                "straggler",
+                is_gone,
+                node.node,
+                (now.rank,),
+                now.step,
+                ratio,
+                1.0 if is_gone else _speedup(now, reference, others),
+                "" if is_gone else _cause(node, now, reference),
+                is_lasting=change == "lasting",
+            )
+        ]
+
+    def _reference(
+        self,
+        standing: _Standing,
+        now: RankSummary,
+        others: Sequence[RankSummary],
+        ranks: Mapping[int, RankSummary],
+    ) -> tuple[RankSummary, float]:
+        """What the rank is compared with, and how many times as long its own work takes: with the
+        others that do the same, else with its past, by how much other ranks have grown since."""
+        if others:
+            reference = _median_of(others)
+            return reference, _quotient(now.own, reference.own)
+        if standing.past is None or not standing.past.steps:
+            return now, 1.0
+        growth = [
+            _quotient(each.own, known.past.summary.own)
+            for rank, each in ranks.items()
+            if rank != now.rank and (known := self._ranks.get(rank)) and known.past
+        ]
+        usual = max(median(growth), 1.0) if growth else 1.0
+        past = standing.past.summary
+        return past, _quotient(now.own, past.own) / usual
+
+    def _change(
+        self, standing: _Standing, now: RankSummary, ratio: float, *, has_others: bool
+    ) -> _Change:
+        """What becomes of the rank's standing by what it does now."""
+        if standing.is_slow:
+            return self._while_slow(standing, now.steps, is_well=ratio < self._well)
+        past, is_over = standing.past, ratio >= self._threshold
+        before = past.summary.own if past and past.steps else 0.0
+        has_grown = now.own >= self._well * before
+        agree = standing.slow.add(now.steps, is_over and has_grown and before > 0)
+        only_others = standing.from_start.add(now.steps, is_over and has_others)
+        if agree or only_others:
+            standing.begin()
+            return "begin"
+        if past is None:  # what it did first says little of later: programs warm up
+            standing.past = _Past(now, 0)
+        elif not (is_over and has_grown):
+            past.learn(now)
+        return ""
+
+    def _while_slow(self, standing: _Standing, steps: int, *, is_well: bool) -> _Change:
+        if standing.well.add(steps, is_well):
+            standing.end()
+            return "end"
+        was_short = standing.steps < _LASTING
+        standing.steps += steps
+        return "lasting" if was_short and standing.steps >= _LASTING else ""
+
+    # ---- links between nodes
+
+    def _observe_links(
+        self, nodes: Mapping[int, NodeSummary], ranks: Mapping[int, RankSummary]
+    ) -> list[Finding]:
+        """Whether operations move for longer than they did, on all ranks, while none works longer:
+        who came last has waited for nobody, so the least of all ranks is of the network."""
+        now = min(ranks.values(), key=lambda each: each.moving)
+        links, past = self._links, self._links.past
+        if past is None or not past.steps or any(each.is_slow for each in self._ranks.values()):
+            links.past = past or _Past(now, 0)
+            links.past.learn(now)
+            return []
+        before = past.summary
+        more = now.moving - before.moving
+        ratio = 1 + more / before.seconds if before.seconds > 0 else 1.0
+        if links.is_slow:
+            change = self._while_slow(links, now.steps, is_well=ratio < self._well)
+        else:
+            change = self._begin_link(links, now, ratio)
+        if not change:
+            return []
+        if change == "begin":
+            self._slow_link = _slowest_link(nodes)
+        node = nodes.get(self._slow_link)
+        of_node = tuple(sorted(rank.rank for rank in node.ranks)) if node else ()
+        speedup = _quotient(now.seconds, now.seconds - more) if change != "end" else 1.0
+        where = self._slow_link, of_node, now.step, ratio, speedup, "link"
+        return [Finding("link", change == "end", *where, is_lasting=change == "lasting")]
+
+    def _begin_link(self, links: _Standing, now: RankSummary, ratio: float) -> _Change:
+        if links.slow.add(now.steps, ratio >= self._threshold):
+            links.begin()
+            return "begin"
+        if ratio < self._threshold and links.past:
+            links.past.learn(now)
+        return ""
+
+    # ---- resources
+
+    def _observe_resources(self, node: NodeSummary) -> list[Finding]:
+        found = []
+        for name, limit in self._limits.items():
+            used = getattr(node, name)
+            if used is None:
+                continue
+            standing = self._resources.setdefault((node.node, name), _Standing.of_looks())
+            is_over = used > limit
+            if standing.is_slow:
+                has_changed = standing.well.add(1, not is_over)
+                standing.end() if has_changed else None
+            else:
+                has_changed = standing.slow.add(1, is_over)
+                standing.begin() if has_changed else None
+            if has_changed:
+                ranks = tuple(sorted(rank.rank for rank in node.ranks))
+                step = max((rank.step for rank in node.ranks), default=-1)
+                is_gone = not standing.is_slow
+                found.append(Finding("resource", is_gone, node.node, ranks, step, used, 1.0, name))
+        return found
+
+
+def _median_of(ranks: Sequence[RankSummary]) -> RankSummary:
+    """Of each figure, and of each section."""
+    figures = [median(values) for values in zip(*map(figures_of, ranks), strict=True)]
+    sections = [dict(each.sections) for each in ranks]
+    names = dict.fromkeys(name for each in sections for name in each)
+    usual = [(name, median(each.get(name, 0.0) for each in sections)) for name in names]
+    return with_figures(ranks[0], figures, usual)
+
+
+def _quotient(one: float, other: float) -> float:
+    return one / other if other > 0 else 1.0
+
+
+def _speedup(now: RankSummary, reference: RankSummary, others: Sequence[RankSummary]) -> float:
+    """How many times as fast steps would be: no more is gained than the others wait for it."""
+    gain = now.own - reference.own
+    if others:
+        gain = min(gain, max(reference.waiting - now.waiting, 0.0))
+    return _quotient(now.seconds, now.seconds - gain) if 0 < gain < now.seconds else 1.0
+
+
+def _cause(node: NodeSummary, now: RankSummary, reference: RankSummary) -> Cause:
+    """Of what explains enough of the time that is lost, what would be the reason for the others."""
+    lost = (now.own - reference.own) * _EXPLAINS
+    usual = dict(reference.sections)
+    grown = [(seconds - usual.get(name, 0.0), name) for name, seconds in now.sections]
+    section = max(grown, default=(0.0, ""))
+    disk = max(now.read - reference.read, (now.faults - reference.faults) * _A_FAULT)
+    explained: Sequence[tuple[float, Cause]] = (
+        (now.throttled - reference.throttled, "quota"),
+        (now.queued - reference.queued, "processor"),
+        (disk, "disk"),
+        (lost * node.gpu_is_throttled, "gpu"),
+        (section[0], f"section {section[1]}"),
+    )
+    return next((cause for seconds, cause in explained if seconds >= lost > 0), "")
+
+
+def _slowest_link(nodes: Mapping[int, NodeSummary]) -> int:
+    """The node whose connections have had something to send for longest; -1 is none."""
+    busy = sorted(
+        (each.sending, number) for number, each in nodes.items() if each.sending is not None
+    )
+    if len(busy) < 2 or busy[-1][0] < _BUSIER * busy[-2][0]:
+        return -1
+    return busy[-1][1]
