@@ -31,10 +31,11 @@ def field(text: str, name: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def find(controller: str, root: Path) -> Iterator[list[Cgroup]]:
-    """For each hierarchy with the controller: our own cgroup and those above, innermost first."""
+def find(controller: str, root: Path, process: str = "self") -> Iterator[list[Cgroup]]:
+    """For each hierarchy with the controller: the cgroup that we are in, or the process of that
+    pid, and those above, innermost first."""
     mounts = read_text(root / "proc/self/mountinfo").splitlines()
-    lines = read_text(root / "proc/self/cgroup").splitlines()
+    lines = read_text(root / f"proc/{process}/cgroup").splitlines()
     for _, controllers, name in (line.split(":", 2) for line in lines if line.count(":") > 1):
         version = 1 if controllers else 2
         if not controllers or controller in controllers.split(","):

@@ -5,7 +5,7 @@ its work hid, and whom it waited for. Pure; agents and workers use it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple, TypeVar
@@ -160,26 +160,41 @@ def mean_of(steps: Sequence[Breakdown]) -> Breakdown | None:
     )
 
 
-def sections_of(notes: Sequence[Note], until: float) -> dict[str, Cover]:
+def sections_of(notes: Iterable[Note], until: float) -> dict[str, Cover]:
     """When the main thread was in each section, and in none within that. One that has not ended
     goes on until then.
     """
-    open_ones: list[str] = []
     found: dict[str, list[Stretch]] = {}
-    since = -math.inf
+    since, name = -math.inf, ""
+    for moment, open_ones in _changes(notes):
+        if name:
+            found.setdefault(name, []).append((since, moment))
+        since, name = moment, open_ones[-1].name if open_ones else ""
+    if name:
+        found.setdefault(name, []).append((since, until))
+    return {name: Cover(stretches) for name, stretches in found.items()}
+
+
+def open_sections(notes: Iterable[Note]) -> list[Note]:
+    """The begins of those that have not ended, from the outermost on."""
+    held: list[Note] = []
+    for _, open_ones in _changes(notes):
+        held = open_ones
+    return held
+
+
+def _changes(notes: Iterable[Note]) -> Iterator[tuple[float, list[Note]]]:
+    """Each moment at which the main thread begins or ends a section, and which are open then."""
+    held: list[Note] = []
     for note in sorted(notes, key=lambda note: note.time):
         if note.thread or note.kind not in ("begin", "end") or not math.isfinite(note.time):
             continue
-        if open_ones:
-            found.setdefault(open_ones[-1], []).append((since, note.time))
-        since = note.time
+        names = [each.name for each in held]
         if note.kind == "begin":
-            open_ones.append(note.name)
-        elif note.name in open_ones:  # what was within it and has not ended ends with it
-            del open_ones[len(open_ones) - 1 - open_ones[::-1].index(note.name) :]
-    if open_ones:
-        found.setdefault(open_ones[-1], []).append((since, until))
-    return {name: Cover(stretches) for name, stretches in found.items()}
+            held = [*held, note]
+        elif note.name in names:  # what was within it and has not ended ends with it
+            held = held[: len(names) - 1 - names[::-1].index(note.name)]
+        yield note.time, held
 
 
 def _by_whom(front: Sequence[Call]) -> dict[int, Cover]:

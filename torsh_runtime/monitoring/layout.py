@@ -160,22 +160,24 @@ def clock_of(words: memoryview) -> Clock | None:
     return Clock(ticks, last / 1e9, (ticks - first_ticks) / (last - first) * 1e9)
 
 
-def operations_of(words: memoryview, later: memoryview) -> list[Operation]:
-    """The operations that are held, in the order in which they began. `later`: the same recording,
-    read again afterwards; an operation that was overwritten in between is left out.
+def operations_of(words: memoryview, later: memoryview, since: int = 0) -> list[Operation]:
+    """The operations that are held, in the order in which they began, from that number on. `later`:
+    the same recording, read again afterwards; an operation that was overwritten in between is left
+    out.
     """
     clock = clock_of(later)
     if clock is None:
         return []
     begun = words[0]
     found = []
-    for place in range(ENTRIES):
+    recent = range(max(begun - ENTRIES, since), begun)
+    for place in range(ENTRIES) if since == 0 else (number % ENTRIES for number in recent):
         start = FIRST_ENTRY + place * ENTRY_WORDS
         mark, again = words[start], later[start]
         number = (mark >> 2) - 1
         is_whole = mark >> 2 == again >> 2 and WRITING not in (mark & 3, again & 3)
         is_held = begun - ENTRIES <= number or mark & 3 == INSIDE
-        if is_whole and is_held and 0 <= number < begun and number % ENTRIES == place:
+        if is_whole and is_held and since <= number < begun and number % ENTRIES == place:
             entry = words[start : start + ENTRY_WORDS].tolist()
             found.append(_operation(number, entry, clock))
     return sorted(found)  # by their numbers

@@ -152,6 +152,11 @@ class Notebook:
         words[start] = mark | LEFT
         words[NOTES_BEGUN] = number + 1
 
+    def take_name(self, name: str) -> None:
+        """Keep a name that no note needs: those that read the recording find it at any time."""
+        if name not in self._names:
+            self._take(name)
+
     def name_group(self, group: Group) -> None:
         """Tell what the group of this number is; the GROUPS-th and later ones are left out."""
         with self._lock:
@@ -197,15 +202,20 @@ class Notebook:
         self._bytes[word * 8 : word * 8 + size] = content.ljust(size, b"\0")
 
 
+def names_of(words: memoryview) -> list[str]:
+    """All names that the worker has taken, in the order in which it did."""
+    return [
+        _text(words, FIRST_NAME + place * NAME_WORDS, NAME_WORDS)
+        for place in range(min(words[NAMES_TAKEN], NAMES))
+    ]
+
+
 def notes_of(words: memoryview, later: memoryview, first: int = 0) -> list[Note]:
     """The notes that are held, from the one of number `first` on, in the order in which they were
     begun. `later`: the same recording, read again afterwards; a note that was overwritten in
     between is left out.
     """
-    names = [
-        _text(words, FIRST_NAME + place * NAME_WORDS, NAME_WORDS)
-        for place in range(min(words[NAMES_TAKEN], NAMES))
-    ]
+    names = names_of(words)
     begun = words[NOTES_BEGUN]
     found = []
     for number in range(max(begun - NOTES, first), begun):

@@ -1,0 +1,82 @@
+"""What a worker has noted of late: only that is read which was not there before."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from torsh_runtime.monitoring import layout, notes
+
+_WORD = 8
+_HEAD = 0, layout.FIRST_ENTRY
+_NAMES = layout.FIRST_NAME, layout.FIRST_GROUP
+
+
+class Latest(NamedTuple):
+    """What was noted, in the order in which it began; times are seconds of CLOCK_MONOTONIC."""
+
+    operations: Sequence[layout.Operation]
+    notes: Sequence[notes.Note]
+    groups: Sequence[notes.Group] = ()
+
+
+class Recent:
+    """One worker's operations and notes from some number on."""
+
+    def __init__(self, descriptor: int, place: int) -> None:
+        """`descriptor`: of the recordings' file; `place`: the worker's local rank."""
+        self._descriptor = descriptor
+        self._begin = layout.HEADER_BYTES + place * layout.STRIDE
+        self._memories = [bytearray(layout.FIRST_TALLY * _WORD) for _ in range(2)]
+        self._taken = 0
+
+    def names(self) -> Sequence[str]:
+        """All that the worker has taken, for a note or not; () if there are no new ones since they
+        were asked for before. OSError if the file cannot be read, here and below.
+        """
+        words = self._read(*_HEAD, self._memories[0])
+        if words[layout.NAMES_TAKEN] == self._taken:
+            return ()
+        self._taken = words[layout.NAMES_TAKEN]
+        return notes.names_of(self._read(*_NAMES, self._memories[0]))
+
+    def read(self, first_operation: int, first_note: int) -> Latest:
+        """Those from these numbers on that are still held."""
+        words, later = (
+            self._copy(memory, first_operation, first_note) for memory in self._memories
+        )
+        return Latest(
+            layout.operations_of(words, later, first_operation),
+            notes.notes_of(words, later, first_note),
+        )
+
+    def _copy(self, memory: bytearray, first_operation: int, first_note: int) -> memoryview:
+        words = self._read(*_HEAD, memory)
+        entries = layout.FIRST_ENTRY, layout.ENTRIES, layout.ENTRY_WORDS
+        held = layout.FIRST_NOTE, layout.NOTES, layout.NOTE_WORDS
+        begun, noted = words[0], words[layout.NOTES_BEGUN]
+        for begin, end in (
+            *_parts(*entries, first_operation, begun),
+            *_parts(*held, first_note, noted),
+            *([_NAMES] if noted > first_note else []),
+        ):
+            self._read(begin, end, memory)
+        return words
+
+    def _read(self, begin: int, end: int, memory: bytearray) -> memoryview:
+        """Read these words of the recording into their places in memory; all of its words."""
+        into = memoryview(memory)[begin * _WORD : end * _WORD]
+        os.preadv(self._descriptor, [into], self._begin + begin * _WORD)
+        return memoryview(memory).cast("Q")
+
+
+def _parts(start: int, places: int, size: int, first: int, begun: int) -> Iterator[tuple[int, int]]:
+    """Where in the ring that begins at `start` those from number `first` on are, as words."""
+    count = min(begun - first, places)
+    if count <= 0:
+        return
+    place = (begun - count) % places
+    yield start + place * size, start + min(place + count, places) * size
+    if place + count > places:
+        yield start, start + (place + count - places) * size
