@@ -156,6 +156,29 @@ _KILLED_BY = Fact("text", 'Name of the signal that killed it, as in "SIGKILL"; "
 _SECONDS = Fact("number", "How long it ran, in seconds.")
 _SIGNAL = Fact("text", 'Name of the signal, as in "SIGTERM".')
 
+_SLOW: Mapping[str, Fact] = MappingProxyType(
+    {
+        "kind": Fact("text", "What is slow: a rank's own work, or a link.", ("straggler", "link")),
+        "ranks": Fact("integers", "The slow rank, or those of the node of the link."),
+        "node": Fact("integer", "Rank of the node; -1 is unknown."),
+        "step": Fact("integer", "The last step that was looked at."),
+        "ratio": Fact(
+            "number",
+            "How many times as long its own work takes as that of the others, or as before; of a "
+            "link steps as before.",
+        ),
+        "text": Fact("text", "The line, as on stderr."),
+    }
+)
+_RESOURCE: Mapping[str, Fact] = MappingProxyType(
+    {
+        "resource": Fact("text", "Which one.", ("cpu", "memory", "network", "gpu")),
+        "node": Fact("integer", "Rank of the node."),
+        "ranks": _RANKS,
+        "used": Fact("number", "The part of it that is used, 0 to 1."),
+        "text": Fact("text", "The line, as on stderr."),
+    }
+)
 SCHEMA: Mapping[str, Kind] = {
     "job_started": Kind(
         "This node's agent is about to start the first workers. Always the first event.",
@@ -214,6 +237,27 @@ SCHEMA: Mapping[str, Kind] = {
             "text": Fact("text", "The report, with stacks, as on stderr."),
         },
     ),
+    "straggler_found": Kind(
+        "A rank, or a node's link, has become slow, as the leader's agent judges; or has been so "
+        "for long. With --straggler-threshold, or when the script asks for it.",
+        {
+            **_SLOW,
+            "speedup": Fact(
+                "number", "How many times as fast steps would be without it; 1 is unknown."
+            ),
+            "cause": Fact(
+                "text",
+                'Why: quota, processor, disk, gpu, link or "section NAME"; "" is unknown.',
+            ),
+            "lasting": Fact("boolean", "Whether it has been told before, and is so for long."),
+            "sequel": Fact("text", 'What is done about it, or proposed; "" is nothing.'),
+        },
+    ),
+    "straggler_gone": Kind("A rank, or a node's link, is no longer slow.", _SLOW),
+    "resource_exhausted": Kind(
+        "A node uses more of a resource than the script's BottleneckThresholds say.", _RESOURCE
+    ),
+    "resource_available": Kind("It uses no more than that again.", _RESOURCE),
     "dead_man_fired": Kind(
         "The keeper killed all workers, since the agent gave no sign of life for so long.",
         {"timeout_seconds": Fact("number", "Seconds: --agent-timeout, or with several nodes ttl.")},

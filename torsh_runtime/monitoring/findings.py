@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 Cause = str
 """quota, processor, disk, gpu, link, "section NAME", or "" for unknown."""
@@ -57,6 +57,20 @@ class Finding(NamedTuple):
             f"{who} (node {self.node}) {since} at step {self.step}: its own work takes "
             f"{self.ratio:.2f} times as long as that of the others; {in_words(self.cause)}{gain}"
         )
+
+    def event(self, sequel: str = "") -> tuple[str, dict[str, Any]]:
+        """The event that tells of it, by name, and its facts. `sequel`: what is done about it, or
+        proposed, in a sentence."""
+        text = f"{self.text}. {sequel}" if sequel else self.text
+        facts: dict[str, Any] = {"node": self.node, "ranks": list(self.ranks), "text": text}
+        if self.kind == "resource":
+            name = "resource_available" if self.is_gone else "resource_exhausted"
+            return name, facts | {"resource": self.cause, "used": self.ratio}
+        facts |= {"kind": self.kind, "step": self.step, "ratio": self.ratio}
+        if self.is_gone:
+            return "straggler_gone", facts
+        more = {"speedup": self.speedup, "cause": self.cause, "lasting": self.is_lasting}
+        return "straggler_found", facts | more | {"sequel": sequel}
 
 
 def in_words(cause: Cause) -> str:

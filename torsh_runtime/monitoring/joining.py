@@ -28,6 +28,14 @@ class Recorded(Protocol):
     def groups(self) -> Sequence[Group]: ...
 
 
+class Held(NamedTuple):
+    """A record as values."""
+
+    operations: Sequence[Operation] = ()
+    notes: Sequence[Note] = ()
+    groups: Sequence[Group] = ()
+
+
 Records = Mapping[int, Recorded]
 """By rank of the job."""
 

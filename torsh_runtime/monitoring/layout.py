@@ -160,7 +160,7 @@ def clock_of(words: memoryview) -> Clock | None:
     return Clock(ticks, last / 1e9, (ticks - first_ticks) / (last - first) * 1e9)
 
 
-def operations_of(words: memoryview, later: memoryview, since: int = 0) -> list[Operation]:
+def operations_of(words: memoryview, later: memoryview, first: int = 0) -> list[Operation]:
     """The operations that are held, in the order in which they began, from that number on. `later`:
     the same recording, read again afterwards; an operation that was overwritten in between is left
     out.
@@ -170,14 +170,14 @@ def operations_of(words: memoryview, later: memoryview, since: int = 0) -> list[
         return []
     begun = words[0]
     found = []
-    recent = range(max(begun - ENTRIES, since), begun)
-    for place in range(ENTRIES) if since == 0 else (number % ENTRIES for number in recent):
+    recent = range(max(begun - ENTRIES, first), begun)
+    for place in range(ENTRIES) if first == 0 else (number % ENTRIES for number in recent):
         start = FIRST_ENTRY + place * ENTRY_WORDS
         mark, again = words[start], later[start]
         number = (mark >> 2) - 1
         is_whole = mark >> 2 == again >> 2 and WRITING not in (mark & 3, again & 3)
         is_held = begun - ENTRIES <= number or mark & 3 == INSIDE
-        if is_whole and is_held and since <= number < begun and number % ENTRIES == place:
+        if is_whole and is_held and first <= number < begun and number % ENTRIES == place:
             entry = words[start : start + ENTRY_WORDS].tolist()
             found.append(_operation(number, entry, clock))
     return sorted(found)  # by their numbers

@@ -21,6 +21,7 @@ from torshrun.agent.dead_man_timer import DeadManTimer
 from torshrun.agent.diagnosis import Diagnosis, Findings
 from torshrun.agent.hang_monitor import HangMonitor
 from torshrun.agent.round import Round, ServeStore, first_worker
+from torshrun.agent.slowness import Slowness
 from torshrun.agent.standstill import Standstill
 from torshrun.agent.telemetry import Telemetry
 from torshrun.agent.time_limit import TimeLimit
@@ -92,6 +93,7 @@ class Agent:
             config.hang_timeout, self._group, self._post, timers, self._on_timer, say
         )
         self._standstill = Standstill(self._group)
+        self._slowness = Slowness(config, self._group, self.rendezvous, self._tell)
         self._time_limit = TimeLimit(config.time_limit, self._loop)
         self._round: Round | None = None
         self._diagnosing: asyncio.Task[None] | None = None
@@ -156,6 +158,7 @@ class Agent:
             self._tell.standing_by(event.reason)
         elif isinstance(event, base.Summaries):
             self._telemetry.summaries = event.by_node
+            self._slowness.judge(event)
         else:
             self._post(event)
 
@@ -209,6 +212,7 @@ class Agent:
             reap_orphans(self.keeper.pid)
         self._keeper_watch.tick()
         self._standstill.tick(self._round)
+        self._slowness.tick()
         self._tell.output_lost(self.pump.lost)
         if standbys := self._group.standbys:
             standbys.tick()
@@ -224,6 +228,7 @@ class Agent:
         if self._round:
             self._hangs.start(self._round)
             self._standstill.begin()
+            self._slowness.start(self._round)
 
     def on_not_started(self, worker: Worker, report: SpawnFailed) -> None:
         if self._complained_in != self._tell.round:  # the other ranks have the same reason
@@ -334,6 +339,7 @@ class Agent:
         self._tell.found_by_all(place.finding)
         self._tell.begin_round(place)
         self._telemetry.begin_round(place)
+        self._slowness.place(place)
         self._diagnosis.begin(place.node_rank)
         if self._dead_man.expired:  # the keeper's timer has run out before there was any worker
             self.on_dead_man()
@@ -357,6 +363,7 @@ class Agent:
 
     async def _stop_workers(self, stop: protocol.StopWorkers) -> None:
         self._hangs.stop()
+        self._slowness.stop()
         if stop.cause == "done":
             self._group.finish(stop.signo, stop.grace)
             return
@@ -397,6 +404,7 @@ class Agent:
 
     async def _close(self, state: machine.Finished) -> None:
         self._hangs.close()
+        self._slowness.close()
         if self._settling:
             self._settling.cancel()
         self._time_limit.stop()

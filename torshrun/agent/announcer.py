@@ -59,10 +59,8 @@ class Announcer:
         self._own_finding: Finding | None = None
         self.round = 0
 
-    def emit(self, name: str, **facts: object) -> None:
-        """Tell programs of an event of the present round."""
-        if self._record is None:
-            return
+    def emit(self, name: str, **facts: object) -> Event:
+        """Tell programs of an event of the present round, which is returned."""
         event = Event(
             name=name,
             time=time.time(),
@@ -71,7 +69,9 @@ class Announcer:
             round=self.round,
             facts=facts,
         )
-        self._record(event)
+        if self._record is not None:
+            self._record(event)
+        return event
 
     def say(self, text: str) -> None:
         """Tell people: a line of the agent's own."""

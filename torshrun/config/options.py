@@ -133,6 +133,13 @@ Watching:
 --otlp URL|env = (not sent)
     Send metrics and events to the OpenTelemetry collector at URL, like http://host:4318; env: where
     OTEL_EXPORTER_OTLP_ENDPOINT says. See docs/monitoring.md.
+--straggler-threshold RATIO = 0
+    Tell of a rank whose own work takes so many times as long as that of the others, such as 1.2,
+    and why; 0: never. See docs/monitoring.md.
+--replace-stragglers
+    Drain the node of a rank that is slow for long, if another node waits for a place.
+--notify COMMAND =
+    A shell's command that is run for each straggler, with its event as JSON at stdin.
 
 Rendezvous:
 --rdzv-backend BACKEND = static
@@ -215,6 +222,7 @@ _KINDS: Mapping[str, Kind] = {
     "NAMES": Kind(values.signals, is_list=True),
     "PORT": Kind(values.port),
     "RANKS": Kind(values.ranks, is_list=True),
+    "RATIO": Kind(values.ratio),
     "SECONDS": Kind(values.seconds),
     "SIZE": Kind(values.size),
     "STREAMS": Kind(values.stream_rule, pairs=":"),

@@ -19,6 +19,7 @@ MOST_WORKERS = 65536
 LONGEST = 1e9
 """Seconds; timers of the kernel and of Python take no more than a few times that."""
 
+_LARGEST_RATIO = 1000.0
 _UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -106,6 +107,17 @@ def port(text: str) -> int:
     number = whole(text)
     if not 0 <= number <= 65535:
         raise ConfigError(f"{number} is not a TCP port (1 to 65535, or 0 for a free one)")
+    return number
+
+
+def ratio(text: str) -> float:
+    """0, or how many times as long, more than 1."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if number != 0 and not 1 < number <= _LARGEST_RATIO:
+        raise ConfigError(f"{text!r} is neither 0 nor a number more than 1, such as 1.2")
     return number
 
 

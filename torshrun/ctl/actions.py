@@ -19,7 +19,6 @@ STOPPED = exit_codes.SIGNALLED + 2
 """The code that all agents of a stopped job end with: as by Ctrl-C on each."""
 _STOP_KEPT = 30.0
 """Seconds at least that nodes have to find the request: it is not to meet the name's next run."""
-_DRAIN_KEPT = 86400.0  # seconds; the ids of nodes never come again
 
 
 class SteeredRun(Run):
@@ -58,7 +57,7 @@ class SteeredRun(Run):
         if not force:
             check_drain(asked, before)
         keys = {rows.WANT_DRAIN + row.node: rows.SET for row in asked}
-        await self.ask(keys, _DRAIN_KEPT)
+        await self.ask(keys, rows.DRAIN_KEPT)
         told = await self.wait(partial(drained, asked, before))
         if self.timeout is not None:
             with suppress(StoreError):  # it may have gone with them

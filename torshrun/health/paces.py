@@ -1,25 +1,23 @@
-"""How a worker's steps go: what it has noted, as a RankSummary of the steps since the one before."""
+"""How a worker's steps go: what it has noted, as a summary of those since the one before."""
 
 from __future__ import annotations
 
 import math
 import time
-import zlib
 from collections.abc import Sequence
-from statistics import fmean, median
+from statistics import median
 
-from torsh_runtime.monitoring.analysis import Breakdown, breakdowns, mean_of, open_sections
-from torsh_runtime.monitoring.joining import Call, joined
+from torsh_runtime.monitoring.analysis import breakdowns, open_sections
+from torsh_runtime.monitoring.joining import Held, joined
 from torsh_runtime.monitoring.notes import Note
 from torsh_runtime.monitoring.spans import spans
-from torsh_runtime.monitoring.summaries import SECTIONS, RankSummary
+from torsh_runtime.monitoring.summaries import RankSummary
+from torsh_runtime.monitoring.summing import summary_of
 from torshrun.health.kernel_facts import Facts, Process
-from torshrun.health.recent import Latest, Recent
+from torshrun.health.recent import Recent
 
 WARM_UP = 3
 """So many steps of a worker do not count: programs load, compile and allocate in them."""
-_MOST = 3.0
-"""So many times the median is the most that a single step counts."""
 
 
 class Pace:
@@ -52,9 +50,9 @@ class Pace:
         self.step_seconds = median(step.seconds for step in steps)
         was_warm, self._warm = self._warm >= WARM_UP, self._warm + len(steps)
         facts = self._new_facts()
-        return _summary(steps, _pattern(calls, steps[-1]), facts) if was_warm else None
+        return summary_of(steps, calls)._replace(**facts._asdict()) if was_warm else None
 
-    def _whole_from(self, latest: Latest) -> float:
+    def _whole_from(self, latest: Held) -> float:
         """The moment from which on all is held: what is not read in time is overwritten."""
         moments = [-math.inf]
         if latest.operations and latest.operations[0].number > self._operation:
@@ -63,7 +61,7 @@ class Pace:
             moments.append(latest.notes[0].time)
         return max(moments)
 
-    def _forget(self, latest: Latest, held: Sequence[Note]) -> None:
+    def _forget(self, latest: Held, held: Sequence[Note]) -> None:
         """What was over when the last step ended is not read again."""
         ended = self._until
         late = [each.number for each in latest.operations if each.left is None or each.left > ended]
@@ -74,46 +72,8 @@ class Pace:
 
     def _new_facts(self) -> Facts:
         """Of a step, by what there was of them since they were asked for before."""
-        now, facts, before, then = (
-            time.monotonic(),
-            self._process.facts(),
-            self._facts,
-            self._looked,
-        )
+        now, facts = time.monotonic(), self._process.facts()
+        share = self.step_seconds / (now - self._looked) if now > self._looked else 0.0
+        new = facts.since(self._facts)
         self._facts, self._looked = facts, now
-        share = self.step_seconds / (now - then) if now > then else 0.0
-        return Facts(*(amount * share for amount in facts.since(before)))
-
-
-def _summary(steps: Sequence[Breakdown], pattern: int, facts: Facts) -> RankSummary:
-    most = _MOST * median(step.own for step in steps)
-    mean = mean_of(steps)
-    assert mean is not None
-    sections = sorted(mean.sections.items(), key=lambda each: -each[1])
-    return RankSummary(
-        rank=mean.rank,
-        step=mean.step,
-        steps=len(steps),
-        pattern=pattern,
-        seconds=mean.seconds,
-        own=fmean(min(step.own, most) for step in steps),
-        waiting=mean.waiting,
-        moving=mean.moving,
-        queued=facts.queued,
-        throttled=facts.throttled,
-        faults=facts.faults,
-        read=facts.read,
-        sections=sections[:SECTIONS],
-    )
-
-
-def _pattern(calls: Sequence[Call], step: Breakdown) -> int:
-    """The same for ranks that call the same: their groups may be others."""
-    called = {
-        (operation.operation, operation.elements, operation.dtype, operation.ranks)
-        for call in calls
-        if step.begin <= call.entered < step.end
-        for operation in (call.operation,)
-        if operation.operation != "wait"  # whether a rank waits is a matter of time
-    }
-    return zlib.crc32(repr(sorted(called)).encode()) & 0xFFFF
+        return Facts(*(amount * share for amount in new))

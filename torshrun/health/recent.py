@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator
 
 from torsh_runtime.monitoring import layout, notes
+from torsh_runtime.monitoring.joining import Held
 
 _WORD = 8
 _HEAD = 0, layout.FIRST_ENTRY
 _NAMES = layout.FIRST_NAME, layout.FIRST_GROUP
-
-
-class Latest(NamedTuple):
-    """What was noted, in the order in which it began; times are seconds of CLOCK_MONOTONIC."""
-
-    operations: Sequence[layout.Operation]
-    notes: Sequence[notes.Note]
-    groups: Sequence[notes.Group] = ()
 
 
 class Recent:
@@ -29,24 +21,13 @@ class Recent:
         self._descriptor = descriptor
         self._begin = layout.HEADER_BYTES + place * layout.STRIDE
         self._memories = [bytearray(layout.FIRST_TALLY * _WORD) for _ in range(2)]
-        self._taken = 0
 
-    def names(self) -> Sequence[str]:
-        """All that the worker has taken, for a note or not; () if there are no new ones since they
-        were asked for before. OSError if the file cannot be read, here and below.
-        """
-        words = self._read(*_HEAD, self._memories[0])
-        if words[layout.NAMES_TAKEN] == self._taken:
-            return ()
-        self._taken = words[layout.NAMES_TAKEN]
-        return notes.names_of(self._read(*_NAMES, self._memories[0]))
-
-    def read(self, first_operation: int, first_note: int) -> Latest:
-        """Those from these numbers on that are still held."""
+    def read(self, first_operation: int, first_note: int) -> Held:
+        """Those from these numbers on that are still held. OSError if the file cannot be read."""
         words, later = (
             self._copy(memory, first_operation, first_note) for memory in self._memories
         )
-        return Latest(
+        return Held(
             layout.operations_of(words, later, first_operation),
             notes.notes_of(words, later, first_note),
         )

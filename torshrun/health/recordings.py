@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from torsh_runtime.monitoring import layout
-from torsh_runtime.monitoring.notes import Group, Note, groups_of, notes_of
+from torsh_runtime.monitoring.notes import Group, Note, groups_of, names_of, notes_of
 from torshrun.safe_files import Folder
 from torshrun.text import printable
 
@@ -33,6 +33,7 @@ class Recordings:
         """`descriptor` None: there is no file, and nothing is read."""
         self._descriptor = descriptor
         self._count = count
+        self._taken = [0] * count
 
     @classmethod
     def make(cls, status_file: str, count: int) -> Recordings:
@@ -48,6 +49,31 @@ class Recordings:
                 "workers' operations are not recorded in %s: %s", path, error.strerror or error
             )
             return cls(None, count)
+
+    @property
+    def descriptor(self) -> int | None:
+        """Of the file, to read it; None if there is none."""
+        return self._descriptor
+
+    def new_names(self) -> list[str]:
+        """All names that the workers have taken, if there are others since this was asked for
+        before; else []. It takes a system call for each worker."""
+        parts = range(self._count if self._descriptor is not None else 0)
+        taken = [self._words(place, layout.NAMES_TAKEN, 1)[0] for place in parts]
+        if taken == self._taken:
+            return []
+        self._taken = taken
+        words = [self._words(place, 0, layout.FIRST_GROUP) for place in parts]
+        return [name for each in words for name in names_of(each)]
+
+    def _words(self, place: int, first: int, count: int) -> memoryview:
+        """So many words of a recording; zeros for what cannot be read."""
+        begin = layout.HEADER_BYTES + place * layout.STRIDE + 8 * first
+        try:
+            content = os.pread(self._descriptor or 0, 8 * count, begin)
+        except OSError:
+            content = b""
+        return memoryview(content.ljust(8 * count, b"\0")).cast("Q")
 
     def copy(self) -> bytes:
         """All that the workers have noted; b"" if that is nothing, or cannot be read."""

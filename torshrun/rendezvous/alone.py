@@ -119,6 +119,9 @@ class Alone(base.Rendezvous):
         if not self._over:
             self._post(base.Summaries(told))
 
+    def replace(self, node: str) -> bool:
+        return False
+
     def _end(self, verdict: base.Verdict) -> None:
         self._cancel()
         if not self._over:

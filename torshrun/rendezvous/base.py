@@ -207,6 +207,12 @@ class Rendezvous(ABC):
         """
 
     @abstractmethod
+    def replace(self, node: str) -> bool:
+        """Ask the node of this id to leave the job, as torshctl drain does, if this one leads and
+        another waits that can take its place. Whether it was asked.
+        """
+
+    @abstractmethod
     async def close(self) -> None:
         """Give everything back, within a few seconds; leases too, so that nobody waits for them."""
 

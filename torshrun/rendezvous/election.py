@@ -159,6 +159,15 @@ class Election:
         view.note_summary(view.node, own)
         return dict(view.summaries)
 
+    def has_spare_for(self, node: str) -> bool:
+        """Whether this node leads, that one takes part in the round, and another waits for a place
+        in one."""
+        if not self._lead:
+            return False
+        view = self._lead.view
+        takes_part = node in view.roster.inside and node not in view.wishes.drained
+        return takes_part and any(map(view.stays, view.roster.newcomers))
+
     def leads_until(self) -> float:
         """Until when this node may act as the leader; -inf if it is none."""
         if not self._lead or self.registration.lease != self._lease:

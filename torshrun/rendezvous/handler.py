@@ -132,6 +132,18 @@ class NodeRendezvous(Rendezvous):
             return CommonClock(self._member.row.node, SAME)
         return self._pulse.common_clock(at)
 
+    def replace(self, node: str) -> bool:
+        if not self._election.has_spare_for(node):
+            return False
+        self._spawn(self._ask_to_go(node))
+        return True
+
+    async def _ask_to_go(self, node: str) -> None:
+        store, key = self.asking.store, self.asking.key(rows.WANT_DRAIN + node)
+        with suppress(StoreError):
+            lease = await self.asking.ask(store.grant(rows.DRAIN_KEPT))
+            await self.asking.ask(store.put(key, rows.SET, lease))
+
     def leave(self, outcome: Literal["preempted", "stopped"], code: int, reason: str) -> None:
         self._tell(self._member.leave(outcome, code, reason))
 

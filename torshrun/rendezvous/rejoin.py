@@ -76,6 +76,9 @@ class EpochRendezvous(base.Rendezvous):
     def common_clock(self, at: float) -> CommonClock | None:
         return self._node.common_clock(at) if self._node else None
 
+    def replace(self, node: str) -> bool:
+        return self._node is not None and self._node.replace(node)
+
     def leave(self, outcome: Literal["preempted", "stopped"], code: int, reason: str) -> None:
         self._leaving = base.JobOver(base.Verdict(outcome=outcome, code=code, reason=reason))
         if self._node:

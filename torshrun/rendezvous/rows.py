@@ -35,6 +35,8 @@ VERDICT, WAIT = "ctl/verdict", "ctl/wait"
 """Under CONTROL, which all agents watch."""
 CONTROL, NODES, PLACES, WANTS = "ctl/", "nodes/", "place/", "want/"
 """NODES and WANTS are watched by the leader alone. A place is read by the node it is for."""
+DRAIN_KEPT = 86400.0
+"""Seconds that a request to drain a node is kept: the ids of nodes never come again."""
 WANT_SIZE, WANT_STOP, WANT_DRAIN = "want/size", "want/stop", "want/drain/"
 SET = b"1"
 """Stands where a key says it all: in that of a node that is to go, or the mark of an epoch."""

@@ -79,6 +79,13 @@ class Together(Rendezvous):
     def common_clock(self, at: float) -> CommonClock | None:
         return self._part.common_clock(at)
 
+    def replace(self, node: str) -> bool:
+        """Not where the store may go with the node, or another cannot have its rank."""
+        backend, meeting = self.config.backend, self._meeting
+        outlives = meeting is not None and (backend == "etcd" or meeting.is_host)
+        is_host = backend != "etcd" and node == self._node
+        return outlives and not is_host and backend != "static" and self._part.replace(node)
+
     def _pass_on(self, event: RendezvousEvent) -> None:
         """Tell the agent. A node that was drained, and serves the store, takes the others along."""
         if isinstance(event, JobOver) and self._watching:

@@ -1,0 +1,46 @@
+"""Steps of one rank, summed up."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from statistics import fmean, median
+
+from torsh_runtime.monitoring.analysis import Breakdown, mean_of
+from torsh_runtime.monitoring.joining import Call
+from torsh_runtime.monitoring.summaries import SECTIONS, RankSummary
+
+_MOST = 3.0
+"""So many times the median is the most that a single step counts."""
+
+
+def summary_of(steps: Sequence[Breakdown], calls: Sequence[Call]) -> RankSummary:
+    """Of some steps of one rank, at least one, among whose calls are these; without what only the
+    kernel knows."""
+    most = _MOST * median(step.own for step in steps)
+    mean = mean_of(steps)
+    assert mean is not None
+    sections = sorted(mean.sections.items(), key=lambda each: -each[1])
+    return RankSummary(
+        rank=mean.rank,
+        step=mean.step,
+        steps=len(steps),
+        pattern=_pattern(calls, steps[-1]),
+        seconds=mean.seconds,
+        own=fmean(min(step.own, most) for step in steps),
+        waiting=mean.waiting,
+        moving=mean.moving,
+        sections=sections[:SECTIONS],
+    )
+
+
+def _pattern(calls: Sequence[Call], step: Breakdown) -> int:
+    """The same for ranks that call the same: their groups may be others."""
+    called = {
+        (operation.operation, operation.elements, operation.dtype, operation.ranks)
+        for call in calls
+        if step.begin <= call.entered < step.end
+        for operation in (call.operation,)
+        if operation.operation != "wait"  # whether a rank waits is a matter of time
+    }
+    return zlib.crc32(repr(sorted(called)).encode()) & 0xFFFF
