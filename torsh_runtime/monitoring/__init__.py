@@ -4,6 +4,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from torsh_runtime.monitoring.analysis import Analysis as Analysis
+    from torsh_runtime.monitoring.analysis import Breakdown as Breakdown
+    from torsh_runtime.monitoring.analysis import analyse as analyse
+    from torsh_runtime.monitoring.analysis import own_record as own_record
+    from torsh_runtime.monitoring.bottlenecks import Bottleneck as Bottleneck
+    from torsh_runtime.monitoring.bottlenecks import (
+        BottleneckDetectionConfig as BottleneckDetectionConfig,
+    )
+    from torsh_runtime.monitoring.bottlenecks import BottleneckThresholds as BottleneckThresholds
     from torsh_runtime.monitoring.config import DebugConfig as DebugConfig
     from torsh_runtime.monitoring.config import MetricsConfig as MetricsConfig
     from torsh_runtime.monitoring.layout import Operation as Operation
@@ -23,6 +32,11 @@ if TYPE_CHECKING:
     from torsh_runtime.monitoring.session import start as start
 
 _HOMES = {
+    "Analysis": "analysis",
+    "Bottleneck": "bottlenecks",
+    "BottleneckDetectionConfig": "bottlenecks",
+    "BottleneckThresholds": "bottlenecks",
+    "Breakdown": "analysis",
     "CommunicationStatistics": "monitor",
     "DebugConfig": "config",
     "DistributedMonitor": "monitor",
@@ -32,7 +46,9 @@ _HOMES = {
     "Operation": "layout",
     "OperationStatistics": "monitor",
     "Section": "marks",
+    "analyse": "analysis",
     "memory": "memory_use",
+    "own_record": "analysis",
     "progress": "progress_bar",
     "recent_operations": "monitor",
     "section": "marks",

@@ -11,8 +11,9 @@ from statistics import fmean
 from typing import NamedTuple, TypeVar
 
 from torsh_runtime.monitoring import replay
-from torsh_runtime.monitoring.joining import Call, Records, joined
-from torsh_runtime.monitoring.notes import Note
+from torsh_runtime.monitoring.joining import Call, Held, Records, joined
+from torsh_runtime.monitoring.layout import operations_of
+from torsh_runtime.monitoring.notes import Note, groups_of, notes_of
 from torsh_runtime.monitoring.spans import Source, Span, spans
 from torsh_runtime.monitoring.stretches import Cover, Stretch
 
@@ -102,6 +103,18 @@ def analyse(records: Records, bound: float | None = 0.0) -> Analysis:
         for breakdown in breakdowns(rank, calls[rank], records[rank].notes, of_rank)
     ]
     return Analysis(source, sorted(steps, key=lambda each: (each.step, each.rank)), calls)
+
+
+def own_record() -> Held:
+    """What this process has noted of late, to be sent to another one that analyses it. Empty where
+    TORSH_RECORDER is off."""
+    from torsh_runtime.monitoring.recording import own_recording  # which agents do not need
+
+    recording = own_recording()
+    if recording is None:
+        return Held()
+    words, later = recording.words(), recording.words()
+    return Held(operations_of(words, later), notes_of(words, later), groups_of(words))
 
 
 def breakdowns(

@@ -109,7 +109,7 @@ def begin(config: BottleneckDetectionConfig) -> Callable[[], None]:
     if not status_file:
         from torsh_runtime.monitoring.own_past import OwnPast
 
-        return OwnPast(config, recording, rank).stop
+        return OwnPast(config, rank).stop
     recording.notebook.take_name(config.wish.named())
     if config.callback is None or not config.enable_notifications:
         return lambda: None

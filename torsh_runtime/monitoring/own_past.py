@@ -8,13 +8,10 @@ import re
 import threading
 from pathlib import Path
 
-from torsh_runtime.monitoring.analysis import breakdowns
+from torsh_runtime.monitoring.analysis import breakdowns, own_record
 from torsh_runtime.monitoring.bottlenecks import Bottleneck, BottleneckDetectionConfig, call
-from torsh_runtime.monitoring.joining import Held, joined
+from torsh_runtime.monitoring.joining import joined
 from torsh_runtime.monitoring.judging import Judge
-from torsh_runtime.monitoring.layout import operations_of
-from torsh_runtime.monitoring.notes import notes_of
-from torsh_runtime.monitoring.recording import Recording
 from torsh_runtime.monitoring.spans import spans
 from torsh_runtime.monitoring.summaries import NodeSummary, RankSummary
 from torsh_runtime.monitoring.summing import summary_of
@@ -27,8 +24,8 @@ _IDLE = slice(3, 5)
 class OwnPast:
     """Looks until stop(). Other ranks are not known, nor networks and GPUs looked at."""
 
-    def __init__(self, config: BottleneckDetectionConfig, recording: Recording, rank: int) -> None:
-        self._config, self._recording, self._rank = config, recording, rank
+    def __init__(self, config: BottleneckDetectionConfig, rank: int) -> None:
+        self._config, self._rank = config, rank
         self._judge = Judge(limits=config.wish.limits)
         self._until = -math.inf
         self._number = 0
@@ -57,12 +54,11 @@ class OwnPast:
                     call(self._config.callback, Bottleneck(name, facts, facts["text"]))
 
     def _summary(self) -> RankSummary | None:
-        words, later = self._recording.words(), self._recording.words()
-        notes = notes_of(words, later)
-        calls = joined({0: Held(operations_of(words, later), notes)})[0]
-        found = spans({0: calls}, {0: notes})[1][0]
+        held = own_record()
+        calls = joined({0: held})[0]
+        found = spans({0: calls}, {0: held.notes})[1][0]
         new = [span for span in found if span.begin >= self._until]
-        steps = breakdowns(self._rank, calls, notes, new)
+        steps = breakdowns(self._rank, calls, held.notes, new)
         if steps:
             self._until = steps[-1].end
         return summary_of(steps, calls) if steps else None

@@ -211,8 +211,8 @@ class LaunchConfig:
     """Where metrics and events are sent; None is nowhere."""
     straggler_threshold: float = 0.0
     replace_stragglers: bool = False
-    notify: str = ""
-    """A command for /bin/sh; "" is none."""
+    notify: str | None = None
+    """A command for /bin/sh; None is none."""
     time_limit: float | None = None
     """Counted from when this was made; None is without an end."""
     end_notice: float = 120.0

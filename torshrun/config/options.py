@@ -138,7 +138,7 @@ Watching:
     and why; 0: never. See docs/monitoring.md.
 --replace-stragglers
     Drain the node of a rank that is slow for long, if another node waits for a place.
---notify COMMAND =
+--notify COMMAND = (nothing is run)
     A shell's command that is run for each straggler, with its event as JSON at stdin.
 
 Rendezvous:

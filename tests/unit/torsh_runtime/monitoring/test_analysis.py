@@ -6,8 +6,8 @@ import math
 import random
 
 import pytest
+from support.made_records import MadeJob, MadeRecord, operation
 
-from tests.support.made_records import MadeJob, MadeRecord, operation
 from torsh_runtime.monitoring.analysis import Breakdown, analyse
 from torsh_runtime.monitoring.notes import Group
 
