@@ -34,6 +34,7 @@ def operation(
     root: int = -1,
     elements: int = 8,
     in_background: bool = False,
+    awaited: int | None = None,
 ) -> Operation:
     return Operation(
         number=number,
@@ -52,6 +53,7 @@ def operation(
         came=came,
         left=left,
         in_background=in_background,
+        awaited=awaited,
     )
 
 
@@ -95,7 +97,12 @@ class MadeJob:
                     left = max(now[rank], ended)
                     number = len(record.operations)
                     wait = operation(
-                        "wait", number=number, sequence=sequence, entered=now[rank], left=left
+                        "wait",
+                        number=number,
+                        sequence=sequence,
+                        entered=now[rank],
+                        left=left,
+                        awaited=number - 1,
                     )
                     record.operations.append(wait)
                     now[rank] = left

@@ -6,13 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from torsh_runtime.monitoring.layout import Operation
+from torsh_runtime.monitoring.layout import MESSAGES, NO_OPERATIONS, Operation
 from torsh_runtime.monitoring.notes import Group, Note
 
 Key = tuple[object, ...]
 """What all ranks' records of one operation have in common."""
-_MESSAGES = ("send", "recv")
-_NO_COLLECTIVE = (*_MESSAGES, "wait", "batch")
 _SOON = 50e-6
 """Seconds: who has waited no longer has come last, or nearly so."""
 
@@ -55,7 +53,8 @@ class Call(NamedTuple):
 
 
 def joined(records: Records, bound: float | None = 0.0) -> dict[int, list[Call]]:
-    """Each rank's operations in the order in which they were entered. Nonsense is left out.
+    """Each rank's operations and waits for them, in the order in which they were entered. Nonsense
+    is left out, and so are batches, whose operations are noted themselves.
 
     bound: by how many seconds clocks of two ranks may differ; None: they cannot be compared.
     """
@@ -94,7 +93,7 @@ def _horizon(records: Records) -> float:
 
 def _keyed(rank: int, record: Recorded) -> list[tuple[Operation, Key | None]]:
     """In the order in which they began."""
-    members = {group.number: _ranks_of(group.ranks) for group in record.groups}
+    members = {group.number: group.members for group in record.groups}
     lives: dict[Key, tuple[int, int]] = {}
     found: list[tuple[Operation, Key | None]] = []
     for operation in reversed([each for each in record.operations if _makes_sense(each)]):
@@ -114,27 +113,22 @@ def _with_waits(
     found: Sequence[tuple[Operation, Key | None]],
 ) -> list[tuple[Operation, Key | None]]:
     """The same with the keys of waits: those of the operations that are waited for."""
-    begun: dict[tuple[int, int], Key | None] = {}
-    keyed = []
-    for operation, key in found:
-        place = operation.group, operation.sequence
-        if operation.operation == "wait":
-            key = begun.get(place)
-        elif operation.in_background and (place not in begun or _is_collective(operation)):
-            begun[place] = key
-        keyed.append((operation, key))
-    return keyed
+    keys = {operation.number: key for operation, key in found if operation.awaited is None}
+    return [
+        (operation, key if operation.awaited is None else keys.get(operation.awaited))
+        for operation, key in found
+    ]
 
 
 def _is_collective(operation: Operation) -> bool:
-    return operation.operation not in _NO_COLLECTIVE
+    return operation.operation not in (*MESSAGES, *NO_OPERATIONS)
 
 
 def _key(rank: int, operation: Operation, members: Mapping[int, Sequence[int]]) -> Key | None:
     """Without the sequence number; None if it cannot be told with whom the operation is."""
     if _is_collective(operation):
         return ("all", operation.group)
-    if operation.operation not in _MESSAGES or operation.root < 0:
+    if operation.operation not in MESSAGES or operation.root < 0:
         return None
     peer, ranks = operation.root, members.get(operation.group, ())
     if operation.group and not peer < len(ranks):
@@ -144,25 +138,10 @@ def _key(rank: int, operation: Operation, members: Mapping[int, Sequence[int]]) 
     return ("message", operation.group, *ends)
 
 
-def _ranks_of(text: str) -> list[int]:
-    """Of such as "0-3,8"; [] if it is nonsense, or too many."""
-    found: list[int] = []
-    for part in text.split(",") if text else []:
-        first, _, last = part.partition("-")
-        last = last or first
-        if not (first.isascii() and first.isdecimal() and last.isascii() and last.isdecimal()):
-            return []
-        if len(first) > 7 or len(last) > 7 or int(last) - int(first) > 1 << 16:
-            return []
-        found += range(int(first), int(last) + 1)
-    return found
-
-
 def _makes_sense(operation: Operation) -> bool:
     left = operation.left
-    return math.isfinite(operation.entered) and (
-        left is None or (math.isfinite(left) and left >= operation.entered)
-    )
+    is_entry = operation.operation != "batch" and math.isfinite(operation.entered)
+    return is_entry and (left is None or (math.isfinite(left) and left >= operation.entered))
 
 
 def _last(ranks: Mapping[int, Operation], bound: float | None) -> int:

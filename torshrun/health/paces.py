@@ -9,6 +9,7 @@ from statistics import median
 
 from torsh_runtime.monitoring.analysis import breakdowns, open_sections
 from torsh_runtime.monitoring.joining import Held, joined
+from torsh_runtime.monitoring.layout import ENTRIES, NOTES
 from torsh_runtime.monitoring.notes import Note
 from torsh_runtime.monitoring.spans import spans
 from torsh_runtime.monitoring.summaries import RankSummary
@@ -55,10 +56,11 @@ class Pace:
     def _whole_from(self, latest: Held) -> float:
         """The moment from which on all is held: what is not read in time is overwritten."""
         moments = [-math.inf]
-        if latest.operations and latest.operations[0].number > self._operation:
-            moments.append(latest.operations[0].entered)
-        if latest.notes and latest.notes[0].number > self._note:
-            moments.append(latest.notes[0].time)
+        operations, notes = latest.operations, latest.notes
+        if operations and operations[-1].number - self._operation >= ENTRIES:
+            moments.append(operations[0].entered)
+        if notes and notes[-1].number - self._note >= NOTES:
+            moments.append(notes[0].time)
         return max(moments)
 
     def _forget(self, latest: Held, held: Sequence[Note]) -> None:
