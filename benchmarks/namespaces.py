@@ -47,6 +47,36 @@ def cable() -> Iterator[Cable]:
         yield laid
 
 
+@dataclass(frozen=True, slots=True)
+class Star:
+    """Namespaces with a cable each to a common switch, and their addresses there."""
+
+    holders: tuple[int, ...]
+    addresses: tuple[str, ...]
+
+
+@contextlib.contextmanager
+def star(count: int) -> Iterator[Star]:
+    """Cables that are gone when the block ends; as cable() otherwise."""
+    with contextlib.ExitStack() as stack:
+        try:
+            hub = _hold(stack)
+            _run([*entering(hub), "ip", "link", "add", "hub", "type", "bridge"])
+            _run([*entering(hub), "ip", "link", "set", "hub", "up"])
+            holders = tuple(_hold(stack) for _ in range(count))
+            addresses = tuple(f"192.0.2.{place + 1}" for place in range(count))
+            for place, (holder, address) in enumerate(zip(holders, addresses, strict=True)):
+                spoke = f"spoke{place}"
+                end = ("name", INTERFACE, "netns", str(holder))
+                peer = ("name", spoke, "netns", str(hub))
+                _run(["ip", "link", "add", *end, "type", "veth", "peer", *peer])
+                _run([*entering(hub), "ip", "link", "set", spoke, "master", "hub", "up"])
+                _set_up(holder, address)
+        except (OSError, RunError) as error:
+            raise UnavailableError(f"no network namespaces: {error}") from None
+        yield Star(holders, addresses)
+
+
 def _hold(stack: contextlib.ExitStack) -> int:
     """The pid of a process in a network namespace of its own; its input's end is its end."""
     holder = subprocess.Popen(
@@ -73,11 +103,15 @@ def _lay(laid: Cable) -> None:
     ends = ("name", INTERFACE, "netns", str(first)), ("name", INTERFACE, "netns", str(second))
     _run(["ip", "link", "add", *ends[0], "type", "veth", "peer", *ends[1]])
     for holder, address in zip(laid.holders, laid.addresses, strict=True):
-        inside = [*entering(holder), "ip"]
-        _run([*inside, "address", "add", f"{address}/24", "dev", INTERFACE])
-        _run([*inside, "link", "set", INTERFACE, "up"])
-        _run([*inside, "link", "set", "lo", "up"])
-        _run([*inside, "route", "replace", _NETWORK, "dev", INTERFACE, "congctl", "cubic"])
+        _set_up(holder, address)
+
+
+def _set_up(holder: int, address: str) -> None:
+    inside = [*entering(holder), "ip"]
+    _run([*inside, "address", "add", f"{address}/24", "dev", INTERFACE])
+    _run([*inside, "link", "set", INTERFACE, "up"])
+    _run([*inside, "link", "set", "lo", "up"])
+    _run([*inside, "route", "replace", _NETWORK, "dev", INTERFACE, "congctl", "cubic"])
 
 
 def _run(command: Sequence[str]) -> None:

@@ -71,23 +71,22 @@ class Analysis:
         """How many times as fast the steps would be if this rank's own work took as long as that
         of the other ranks in the median; None if the records do not tell.
         """
-        windows = self._common_window()
-        if windows is None or rank not in windows or len(windows) < 2:
+        windows, steps = self._common_window()
+        if rank not in windows or len(windows) < 2:
             return None
-        return replay.speedup_without(rank, self.calls, windows)
+        return replay.speedup_without(rank, self.calls, windows, steps)
 
-    def _common_window(self) -> dict[int, Stretch] | None:
-        """From when until when each rank was in the steps that all have."""
+    def _common_window(self) -> tuple[dict[int, Stretch], int]:
+        """From when until when each rank was in the steps that all have, and how many they are."""
         held: dict[int, dict[int, Breakdown]] = {}
         for each in self.steps:
             held.setdefault(each.rank, {})[each.step] = each
-        if not held:
-            return None
-        common = set.intersection(*(set(of_rank) for of_rank in held.values()))
+        common = set.intersection(*map(set, held.values())) if held else set()
         if not common:
-            return None
+            return {}, 0
         first, last = min(common), max(common)
-        return {rank: (of_rank[first].begin, of_rank[last].end) for rank, of_rank in held.items()}
+        window = {rank: (of_rank[first].begin, of_rank[last].end) for rank, of_rank in held.items()}
+        return window, len(common)
 
 
 def analyse(records: Records, bound: float | None = 0.0) -> Analysis:

@@ -23,7 +23,7 @@ from torsh_runtime.monitoring.summaries import (
 
 THRESHOLD = 1.2
 """A rank that takes so many times as long as the others is slow, if nobody says otherwise."""
-ENOUGH, SURE = 12, 20
+ENOUGH, SURE = 10, 16
 """So many steps have to be slow where others and the past agree, and where only others say so."""
 LOOKS = 3
 """So many looks have to find a resource used up, or free again."""
@@ -37,8 +37,8 @@ _LEARNS = 0.2
 """How much the newest summary counts in what is known of the past."""
 _LASTING = 100
 """Steps after which a slow rank has been so for long."""
-_BUSIER = 1.3
-"""How many times as long as any other a slow link has something to send."""
+_SLOWER = 1.5
+"""How many times as fast as a slow link any other is."""
 _Change = Literal["", "begin", "lasting", "end"]
 
 
@@ -226,16 +226,18 @@ class Judge:
     def _observe_links(
         self, nodes: Mapping[int, NodeSummary], ranks: Mapping[int, RankSummary]
     ) -> list[Finding]:
-        """Whether operations move for longer than they did, on all ranks, while none works longer:
-        who came last has waited for nobody, so the least of all ranks is of the network."""
-        now = min(ranks.values(), key=lambda each: each.moving)
+        """Whether operations take longer than they did, on all ranks, while none works longer. Who
+        came last has waited for nobody, so what the others do not wait less is the network's; what
+        tells that all have come goes over it, too.
+        """
+        now = min(ranks.values(), key=_communication)
         links, past = self._links, self._links.past
         if past is None or not past.steps or any(each.is_slow for each in self._ranks.values()):
             links.past = past or _Past(now, 0)
             links.past.learn(now)
             return []
         before = past.summary
-        more = now.moving - before.moving
+        more = _communication(now) - _communication(before)
         ratio = 1 + more / before.seconds if before.seconds > 0 else 1.0
         if links.is_slow:
             change = self._while_slow(links, now.steps, is_well=ratio < self._well)
@@ -321,11 +323,13 @@ def _cause(node: NodeSummary, now: RankSummary, reference: RankSummary) -> Cause
     return next((cause for seconds, cause in explained if seconds >= lost > 0), "")
 
 
+def _communication(rank: RankSummary) -> float:
+    return rank.waiting + rank.moving
+
+
 def _slowest_link(nodes: Mapping[int, NodeSummary]) -> int:
-    """The node whose connections have had something to send for longest; -1 is none."""
-    busy = sorted(
-        (each.sending, number) for number, each in nodes.items() if each.sending is not None
-    )
-    if len(busy) < 2 or busy[-1][0] < _BUSIER * busy[-2][0]:
+    """The node whose connections deliver much less than those of any other; -1 is none."""
+    rates = sorted((each.rate, number) for number, each in nodes.items() if each.rate is not None)
+    if len(rates) < 2 or rates[0][0] * _SLOWER > rates[1][0]:
         return -1
-    return busy[-1][1]
+    return rates[0][1]

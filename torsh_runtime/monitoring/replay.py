@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
 from typing import Literal
 
 from torsh_runtime.monitoring.joining import Call, Key
@@ -38,15 +37,16 @@ class Action:
 
 
 def speedup_without(
-    rank: int, calls: Mapping[int, Sequence[Call]], windows: Mapping[int, Stretch]
+    rank: int, calls: Mapping[int, Sequence[Call]], windows: Mapping[int, Stretch], steps: int
 ) -> float | None:
     """How many times as fast it all would be if this rank worked as long as the others do in the
-    median. `windows`: from when until when each rank is looked at. None if it cannot be told.
+    median. `windows`: from when until when each rank is looked at, and how many steps these are.
+    None if it cannot be told.
     """
     programs = {each: program(calls[each], *window) for each, window in windows.items()}
     first = min(begin for begin, _ in windows.values())
     starts = {each: begin - first for each, (begin, _) in windows.items()}
-    changed = {**programs, rank: _like_others(rank, programs)}
+    changed = {**programs, rank: _like_others(rank, programs, steps)}
     before, after = duration(programs, starts), duration(changed, starts)
     return before / after if before and after else None
 
@@ -87,19 +87,23 @@ def _issued(calls: Sequence[Call]) -> list[tuple[float, Call]]:
     return found
 
 
-def _like_others(rank: int, programs: Mapping[int, Sequence[Action]]) -> list[Action]:
-    """The rank's program with the others' work: place by place where all do the same, else scaled
-    to it as a whole."""
+def _like_others(rank: int, programs: Mapping[int, Sequence[Action]], steps: int) -> list[Action]:
+    """The rank's program with the work of the other rank whose work is the median: place by place
+    where both do the same, else scaled to it as a whole. It is taken from the step after, so that
+    a chance that lengthened a step of that rank does not count as shared by this one.
+    """
     own = programs[rank]
-    others = [each for other, each in programs.items() if other != rank]
-    shape = [action.likeness for action in own]
-    alike = [each for each in others if [action.likeness for action in each] == shape]
-    if len(alike) * 2 > len(others):
-        works = [median(works) for works in zip(*map(_works, alike), strict=True)]
+    totals = sorted((sum(_works(each)), other) for other, each in programs.items() if other != rank)
+    total, typical = totals[(len(totals) - 1) // 2]
+    likeness = [action.likeness for action in own]
+    if likeness == [action.likeness for action in programs[typical]]:
+        works = _works(programs[typical])
+        period, rest = divmod(len(works) - 1, steps)
+        if not rest:
+            works = [*works[period:-1], *works[:period], works[-1]]
     else:
-        total = sum(_works(own))
-        scale = median(sum(_works(each)) for each in others) / total if total else 1.0
-        works = [work * scale for work in _works(own)]
+        before = sum(_works(own))
+        works = [work * total / before if before else 0.0 for work in _works(own)]
     return [replace(action, work=work) for action, work in zip(own, works, strict=True)]
 
 

@@ -2,8 +2,8 @@
 their records.
 
     header  version (8 bits), how many ranks (8), number of the summary (32), node (32), its CPU,
-            memory, network and GPU utilisation and the share of time in which its connections to
-            other nodes had something to send (16 each, of 65,534; 65,535 is unknown), flags (8)
+            memory, network and GPU utilisation (16 each, of 65,534; 65,535 is unknown), the rate of
+            its connections to other nodes (float32, less than 0 is unknown), flags (8)
     rank    rank (32), last step (32, signed), steps (16), pattern (16), then float32 of FIGURES,
             then SECTIONS times a name (12 bytes of UTF-8) and seconds (float32)
 """
@@ -20,7 +20,7 @@ SECTIONS = 3
 """Of each rank: those in which it is longest."""
 _VERSION = 1
 _HEADER, _RANK, _SECTION = (
-    struct.Struct("<BBII5HB"),
+    struct.Struct("<BBII4HfB"),
     struct.Struct("<IiHH8f"),
     struct.Struct("<12sf"),
 )
@@ -29,7 +29,7 @@ MOST_RANKS = (MOST_BYTES - _HEADER.size) // _RANK_BYTES
 """So many ranks of a node fit."""
 _WHOLE, _UNKNOWN = 65534, 65535
 _GPU_THROTTLED = 1
-_LONGEST = 1e9  # seconds of a step, or faults in one
+_LONGEST = 1e12  # seconds of a step, faults in one, bytes a second
 
 
 class RankSummary(NamedTuple):
@@ -88,18 +88,19 @@ class NodeSummary(NamedTuple):
     memory: float | None = None
     network: float | None = None
     gpu: float | None = None
-    sending: float | None = None
-    """The share of time in which a connection to another node had something to send."""
+    rate: float | None = None
+    """Bytes a second that its slowest connection delivers to another node."""
     gpu_is_throttled: bool = False
 
 
 def encode(summary: NodeSummary) -> bytes:
     """At most MOST_BYTES. Of more than MOST_RANKS ranks some are left out, not the slowest."""
     ranks = _some(summary.ranks)
-    shares = summary.cpu, summary.memory, summary.network, summary.gpu, summary.sending
+    shares = map(_share, (summary.cpu, summary.memory, summary.network, summary.gpu))
+    rate = -1.0 if summary.rate is None else _bounded(summary.rate)
     flags = _GPU_THROTTLED * summary.gpu_is_throttled
     number, node = summary.number % (1 << 32), summary.node % (1 << 32)
-    header = _HEADER.pack(_VERSION, len(ranks), number, node, *map(_share, shares), flags)
+    header = _HEADER.pack(_VERSION, len(ranks), number, node, *shares, rate, flags)
     return header + b"".join(map(_encoded, ranks))
 
 
@@ -107,19 +108,18 @@ def decode(content: bytes) -> NodeSummary | None:
     """What encode() made; None if it is anything else, or has figures that cannot be."""
     if not _HEADER.size <= len(content) <= MOST_BYTES:
         return None
-    version, count, number, node, *shares, flags = _HEADER.unpack_from(content)
+    version, count, number, node, *shares, rate, flags = _HEADER.unpack_from(content)
     if version != _VERSION or len(content) != _HEADER.size + count * _RANK_BYTES:
         return None
     starts = range(_HEADER.size, len(content), _RANK_BYTES)
     ranks = [_decoded(content, start) for start in starts]
     if any(rank is None for rank in ranks):
         return None
-    cpu, memory, network, gpu, sending = (
-        None if share > _WHOLE else share / _WHOLE for share in shares
-    )
+    cpu, memory, network, gpu = (None if share > _WHOLE else share / _WHOLE for share in shares)
+    known = rate if 0 <= rate <= 2 * _LONGEST else None
     held = [rank for rank in ranks if rank is not None]
     is_throttled = bool(flags & _GPU_THROTTLED)
-    return NodeSummary(number, node, held, cpu, memory, network, gpu, sending, is_throttled)
+    return NodeSummary(number, node, held, cpu, memory, network, gpu, known, is_throttled)
 
 
 def _some(ranks: Sequence[RankSummary]) -> list[RankSummary]:

@@ -14,7 +14,7 @@ from torsh_runtime.monitoring.judging import THRESHOLD, Judge
 from torsh_runtime.monitoring.summaries import NodeSummary, RankSummary
 from torsh_runtime.monitoring.wishes import Wish
 from torshrun.agent.round import Round
-from torshrun.health.connections import SendingMeter
+from torshrun.health.connections import RateMeter
 from torshrun.health.kernel_facts import Process
 from torshrun.health.paces import Pace
 from torshrun.health.recent import Recent
@@ -95,21 +95,19 @@ class StragglerMonitor:
 
     async def _watch(self) -> None:
         usage = UsageMeter() if self.wish.limits else None
-        sending = SendingMeter() if self.num_nodes > 1 else None
-        cost, looked = 0.0, time.monotonic()
+        rates = RateMeter() if self.num_nodes > 1 else None
+        cost = 0.0
         while True:
             await asyncio.sleep(self._pause(cost))
             if self.group.pump.stalled:  # this process stood still
                 continue
-            began, now = time.thread_time(), time.monotonic()
+            began = time.thread_time()
             shares = usage.read() if usage else Usage(None, None, None)
-            busy = sending.read(now - looked) if sending else None
+            rate = rates.read() if rates else None
             self._number += 1
-            told = NodeSummary(
-                self._number, self._node, self._look(), *shares, gpu=None, sending=busy
-            )
+            told = NodeSummary(self._number, self._node, self._look(), *shares, gpu=None, rate=rate)
             self.tell_leader(summaries.encode(told))
-            cost, looked = time.thread_time() - began, now
+            cost = time.thread_time() - began
 
     def _pause(self, cost: float) -> float:
         """Seconds until the next look, after one that took so much time of a processor."""

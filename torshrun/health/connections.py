@@ -1,7 +1,7 @@
-"""For how long this host's TCP connections to other hosts have had something to send.
+"""How fast this host's TCP connections to other hosts deliver.
 
-The kernel counts that for each connection (tcp_info's busy time); a socket of its own asks for all
-of this network namespace (sock_diag).
+The kernel measures that for each connection (tcp_info's delivery rate: when it was last limited by
+the network, and not by who writes); a socket asks for all of this network namespace (sock_diag).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Iterator
+from typing import NamedTuple
 
 _SOCK_DIAG, _BY_FAMILY = 4, 20
 _DUMP, _DONE = 0x301, 3
@@ -19,20 +20,33 @@ _REQUEST = struct.Struct("=BBBxI48x")
 _HEADER = struct.Struct("=IHHII")
 _MESSAGE_BYTES = 72
 _ADDRESSES, _INODE = 8, 68
-_BUSY = 168
-"""Where tcpi_busy_time is in struct tcp_info, in microseconds."""
+_ACKED, _RATE = 120, 160
+"""Where tcpi_bytes_acked and tcpi_delivery_rate, in bytes a second, are in struct tcp_info."""
 _MOST_BYTES = 1 << 22
+_ENOUGH = 1 << 17
+"""Bytes of a connection between two looks, below which its rate says nothing."""
+_SHARE = 1 / 4
+"""Of the bytes of the busiest one, likewise."""
 
 
-def busy_times() -> dict[int, float]:
-    """Seconds of each connection to another address, by its inode; {} where it cannot be told."""
-    found: dict[int, float] = {}
+class Connection(NamedTuple):
+    """One to another address."""
+
+    acked: int
+    """Bytes that have arrived."""
+    rate: int
+    """Bytes a second."""
+
+
+def connections() -> dict[int, Connection]:
+    """By their inodes; {} where it cannot be told."""
+    found: dict[int, Connection] = {}
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
             with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as asking:
                 asking.settimeout(1.0)
                 for message in _messages(asking, family):
-                    found.update(_busy_time(message, family))
+                    found.update(_read(message, family))
         except OSError:
             continue
     return found
@@ -55,7 +69,7 @@ def _messages(asking: socket.socket, family: int) -> Iterator[bytes]:
             place += (length + 3) & ~3
 
 
-def _busy_time(message: bytes, family: int) -> dict[int, float]:
+def _read(message: bytes, family: int) -> dict[int, Connection]:
     """Of one connection; {} if both ends have the same address, or the kernel does not tell."""
     size = 4 if family == socket.AF_INET else 16
     source = message[_ADDRESSES : _ADDRESSES + size]
@@ -65,24 +79,30 @@ def _busy_time(message: bytes, family: int) -> dict[int, float]:
     place = _MESSAGE_BYTES
     while place + 4 <= len(message):
         length, kind = struct.unpack_from("=HH", message, place)
-        if kind == _INFO and length >= 4 + _BUSY + 8:
-            (microseconds,) = struct.unpack_from("=Q", message, place + 4 + _BUSY)
-            return {inode: microseconds / 1e6}
+        if kind == _INFO and length >= 4 + _RATE + 8:
+            (acked,) = struct.unpack_from("=Q", message, place + 4 + _ACKED)
+            (rate,) = struct.unpack_from("=Q", message, place + 4 + _RATE)
+            return {inode: Connection(acked, rate)}
         if length < 4:
             break
         place += (length + 3) & ~3
     return {}
 
 
-class SendingMeter:
+class RateMeter:
     """Tells of the connections since it was asked before."""
 
     def __init__(self) -> None:
-        self._before = busy_times()
+        self._before = connections()
 
-    def read(self, seconds: float) -> float | None:
-        """In which part of these seconds the busiest had something to send; None is unknown."""
-        now, before = busy_times(), self._before
+    def read(self) -> float | None:
+        """Bytes a second of the slowest of those that were in much use; None is unknown."""
+        now, before = connections(), self._before
         self._before = now
-        busy = [total - before.get(inode, 0.0) for inode, total in now.items()]
-        return min(max(busy) / seconds, 1.0) if busy and seconds > 0 else None
+        sent = {
+            inode: each.acked - (before[inode].acked if inode in before else 0)
+            for inode, each in now.items()
+        }
+        enough = max(max(sent.values(), default=0) * _SHARE, _ENOUGH)
+        rates = [now[inode].rate for inode, count in sent.items() if count >= enough]
+        return float(min(rates)) if rates else None

@@ -27,7 +27,7 @@ class Job:
         self.judge, self.nodes, self.per_node = judge, nodes, per_node
         self.number = 0
         self.noise, self.chance = noise, random.Random(nodes * per_node)
-        self.sending = [0.1] * nodes
+        self.rates = [5e9] * nodes
         self.cpu: float | None = None
         self.patterns = False
 
@@ -41,7 +41,7 @@ class Job:
     def node(self, node: int, change: Change) -> NodeSummary:
         first = node * self.per_node
         ranks = [change(self.rank(rank)) for rank in range(first, first + self.per_node)]
-        return NodeSummary(self.number, node, ranks, cpu=self.cpu, sending=self.sending[node])
+        return NodeSummary(self.number, node, ranks, cpu=self.cpu, rate=self.rates[node])
 
     def rank(self, rank: int) -> RankSummary:
         own = 0.030 * (1 + self.chance.uniform(-self.noise, self.noise))
@@ -155,10 +155,10 @@ def test_when_all_become_slow_nobody_is_to_blame() -> None:
     assert job.run(120, lambda each: each._replace(own=2 * each.own)) == []
 
 
-def test_a_slow_link_is_of_the_node_that_always_has_something_to_send() -> None:
+def test_a_slow_link_is_of_the_node_whose_connections_deliver_least() -> None:
     job = Job(Judge())
     job.run(60)
-    job.sending = [0.3, 0.9]
+    job.rates = [4e9, 1e8]
     (found,) = job.run(
         30, lambda each: each._replace(moving=each.moving + 0.015, seconds=each.seconds + 0.015)
     )

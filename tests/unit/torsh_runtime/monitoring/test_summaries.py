@@ -24,10 +24,10 @@ def rank(number: int, own: float = 0.03, **more: object) -> RankSummary:
 
 
 def test_they_are_read_as_they_were_made() -> None:
-    made = NodeSummary(5, 3, [rank(24), rank(25, queued=0.5)], cpu=0.5, sending=1.0)
+    made = NodeSummary(5, 3, [rank(24), rank(25, queued=0.5)], cpu=0.5, rate=1e9)
     found = decode(encode(made))
     assert found is not None
-    assert (found.number, found.node, found.gpu, found.sending) == (5, 3, None, 1.0)
+    assert (found.number, found.node, found.gpu, found.rate) == (5, 3, None, 1e9)
     assert found.cpu == pytest.approx(0.5, abs=1e-4)
     assert [each.rank for each in found.ranks] == [24, 25]
     assert found.ranks[1].queued == pytest.approx(0.5)
