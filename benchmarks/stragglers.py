@@ -62,6 +62,7 @@ SCENES = {
     "rival": Scene("processor", ranks=2, uses_processor=True, told="processor"),
     "link": Scene("link", nodes=4, elements=1 << 18, told="link"),
     "healthy": Scene(""),
+    "healthy, computing": Scene("", ranks=2, uses_processor=True),
 }
 
 
