@@ -32,9 +32,8 @@ def spans(
     calls: Mapping[int, Sequence[Call]], notes: Mapping[int, Sequence[Note]]
 ) -> tuple[Source, dict[int, list[Span]]]:
     """Each rank's whole steps, ascending, and how they were found."""
-    noted = {rank: noted_spans(notes.get(rank, ())) for rank in calls}
-    if any(noted.values()):
-        return "notes", noted
+    if any(note.kind == "step" for of_rank in notes.values() for note in of_rank):
+        return "notes", {rank: noted_spans(notes.get(rank, ())) for rank in calls}
     repeated = {rank: repeated_spans(held) for rank, held in calls.items()}
     if repeated and all(repeated.values()):
         return "pattern", repeated

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Collection, Sequence
 from statistics import median
 
 from torsh_runtime.monitoring.analysis import breakdowns, open_sections
-from torsh_runtime.monitoring.joining import Held, joined
+from torsh_runtime.monitoring.joining import Call, Held, joined
 from torsh_runtime.monitoring.layout import ENTRIES, NOTES
 from torsh_runtime.monitoring.notes import Note
-from torsh_runtime.monitoring.spans import spans
+from torsh_runtime.monitoring.spans import Source, Span, noted_spans, spans
 from torsh_runtime.monitoring.summaries import RankSummary
 from torsh_runtime.monitoring.summing import summary_of
 from torshrun.health.kernel_facts import Facts, Process
@@ -34,15 +35,16 @@ class Pace:
         self._until = -math.inf  # the end of the last step that was told of
         self._facts, self._looked = process.facts(), time.monotonic()
         self._warm = 0
+        self._is_noted = False
 
     def look(self) -> RankSummary | None:
         """Of the steps since the last one that was told of; None if there are none. OSError."""
         latest = self._recent.read(self._operation, self._note)
         held = [*self._open, *latest.notes]
         calls = joined({0: latest})[0]
-        source, found = spans({0: calls}, {0: held})
+        source, (found,) = self._spans(calls, held)
         whole = max(self._until, self._whole_from(latest))
-        steps = breakdowns(self.rank, calls, held, [each for each in found[0] if each[1] >= whole])
+        steps = breakdowns(self.rank, calls, held, [each for each in found if each.begin >= whole])
         if not steps:
             return None
         self._until = steps[-1].end
@@ -52,6 +54,20 @@ class Pace:
         was_warm, self._warm = self._warm >= WARM_UP, self._warm + len(steps)
         facts = self._new_facts()
         return summary_of(steps, calls)._replace(**facts._asdict()) if was_warm else None
+
+    def _spans(
+        self, calls: Sequence[Call], held: Sequence[Note]
+    ) -> tuple[Source, Collection[Sequence[Span]]]:
+        """The steps, as spans() has them; seconds count only if an operation has ended in each: who
+        loads or waits for long is in none."""
+        if self._is_noted:
+            return "notes", [noted_spans(held)]
+        source, found = spans({0: calls}, {0: held})
+        self._is_noted = source == "notes"
+        if source != "windows":
+            return source, found.values()
+        moments = sorted(call.left for call in calls)
+        return source, [[each for each in found[0] if _any_between(moments, each.begin, each.end)]]
 
     def _whole_from(self, latest: Held) -> float:
         """The moment from which on all is held: what is not read in time is overwritten."""
@@ -79,3 +95,8 @@ class Pace:
         new = facts.since(self._facts)
         self._facts, self._looked = facts, now
         return Facts(*(amount * share for amount in new))
+
+
+def _any_between(moments: Sequence[float], begin: float, end: float) -> bool:
+    """Whether one of these, which ascend, is there."""
+    return bisect_left(moments, begin) < bisect_left(moments, end)

@@ -29,7 +29,7 @@ class Notifier:
         """`command` is for /bin/sh."""
         self._command = command
         self._complain = complain
-        self._complained = False
+        self._complained = self._is_over = False
         self._events: Queue[Event | None] = Queue(WAITING)
         self._running: subprocess.Popen[bytes] | None = None
         self._thread = threading.Thread(target=self._run, name="torsh-notify", daemon=True)
@@ -48,10 +48,14 @@ class Notifier:
             self._events.put_nowait(None)
         self._thread.join(CLOSE_SECONDS)
         if self._thread.is_alive():
+            self._is_over = True
             self._kill()
+            self._thread.join(CLOSE_SECONDS)
 
     def _run(self) -> None:
         for event in iter(self._events.get, None):
+            if self._is_over:
+                return
             try:
                 self._notify(event)
             except OSError as error:
@@ -71,7 +75,7 @@ class Notifier:
         except subprocess.TimeoutExpired:
             self._kill()
             self._complain_once(f"it has not ended within {RUN_SECONDS:g} s, and was killed")
-        if self._running.returncode:
+        if self._running.returncode and not self._is_over:
             self._complain_once(f"it has ended with code {self._running.returncode}")
 
     def _kill(self) -> None:
