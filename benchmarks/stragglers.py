@@ -207,7 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows, checks = [], []
     for name in options.only.split(","):
         try:
-            outcomes = conduct_all(SCENES[name], 2 if options.quick else options.count)
+            outcomes = conduct_all(SCENES[name], 1 if options.quick else options.count)
         except UnavailableError as error:
             print(f"{name}: {error}")
             checks.append(Check(name, None, 0))

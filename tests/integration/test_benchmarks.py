@@ -245,6 +245,15 @@ def test_sections() -> None:
     assert 'with section("data"), off: ns' in run("sections.py")
 
 
+def test_stragglers() -> None:
+    assert "rank right, of 1" in run("stragglers.py", "--only", "data")
+
+
+@pytest.mark.netns
+def test_overlap() -> None:
+    assert "computed 0.5: off by" in run("overlap.py")
+
+
 def test_rpc_publish(tmp_path: Path) -> None:
     record = tmp_path / "record.json"
     assert "all readers have it" in run("rpc_publish.py", "--json", str(record))

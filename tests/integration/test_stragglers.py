@@ -8,8 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.launcher import Launcher
+from support.nodes import Job
 
 from torsh_runtime.events import Event, faults
+from torshrun import exit_codes
 
 PATIENCE = 120
 SCRIPT = """
@@ -97,3 +100,50 @@ def test_who_becomes_slow_is_told_of_until_it_is_no_more(
     assert [note["event"] for note in notes] == [event.name for event in events]
     assert notes[0]["text"] == found.facts["text"]
     assert ("1 / 0" in said) == (told is BY_CALLBACK)
+
+
+SLOW_NODE = """
+import numpy as np
+import torsh_runtime as tr
+signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+late = 0.012 if "SLOW" in os.environ else 0.001
+print("runs", flush=True)
+tr.init_process_group()
+step, done = 0, np.zeros(1)
+while not done[0]:
+    step += 1
+    tr.monitoring.step(step)
+    with tr.monitoring.section("data"):
+        time.sleep(late)
+    time.sleep(0.002)
+    done[0] = os.path.exists("go")
+    tr.all_reduce(done, tr.ReduceOp.MAX)
+"""
+REPLACES = ("--straggler-threshold=1.5", "--replace-stragglers")
+
+
+@pytest.mark.parametrize("has_spare", [True, False])
+def test_a_spare_takes_the_place_of_a_node_that_is_slow_for_long(
+    torshrun: Launcher, has_spare: bool
+) -> None:
+    script = torshrun.script(SLOW_NODE)
+    with Job.over_tcp(torshrun, "1:2", *REPLACES) as job:
+        first = job.start(script)
+        first.wait_for("this agent serves the job's store")
+        late = job.start(script, within=("env", "SLOW=1"))
+        late.wait_for("round 0: node 1 of 2|round 1: node 1 of 2")
+        if has_spare:
+            spare = job.start(script)
+            spare.wait_for("waits in case one is lost")
+        said = first.wait_for(r"rank 1 \(node 1\) is still slow at step.*")
+        assert 'section "data" takes longer' in said
+        if has_spare:
+            assert "is drained: another waits to take its place" in said
+            spare.wait_for("runs")
+            assert late.end()[0] == exit_codes.PREEMPTED
+        else:
+            assert "Consider another node in its place: torshctl drain" in said
+        torshrun.make("go")
+        assert [node.end()[0] for node in job.nodes if node is not late] == [0] * (
+            len(job.nodes) - 1
+        )

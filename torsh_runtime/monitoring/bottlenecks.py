@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -166,8 +167,9 @@ class Findings:
         whole = content[: content.rfind(b"\n") + 1]
         self._read += len(whole)
         for line in whole.splitlines():
-            told = json.loads(line)
-            yield Bottleneck(told["event"], told["facts"], told["facts"]["text"])
+            with suppress(ValueError, KeyError, TypeError):  # who wrote it is not known
+                told = json.loads(line)
+                yield Bottleneck(str(told["event"]), told["facts"], str(told["facts"]["text"]))
 
 
 def call(callback: Callback, found: Bottleneck) -> None:

@@ -349,6 +349,9 @@ def _notes(request: Request, workers: int, environ: Mapping[str, str]) -> Iterat
     for key, why in (*_idle(request), *_overruled(request), *_INERT):
         if request.has(key):
             yield f"{request.name(key)} has no effect: {why}"
+    if request["straggler_threshold"] and environ.get("TORSH_RECORDER") == "off":
+        name = request.name("straggler_threshold")
+        yield f"{name} has no effect: TORSH_RECORDER is off, so nothing is known of steps"
     for key in request["rdzv_conf"]:
         if key in CONF_WITHOUT_EFFECT:
             yield f"{request.name('rdzv_conf')}: {key} has no effect here"

@@ -95,7 +95,7 @@ def test_each_finding_is_called_back_with_once_when_its_line_is_whole(
     findings.begin("data", 0)
     assert [each.text for each in found] == ["0"]
     with file.open("ab") as more:
-        more.write(told(1)[10:])
+        more.write(told(1)[10:] + b"nonsense\n{}\n[]\n")
     findings.step(1)
     findings.step(2)
     assert [each.text for each in found] == ["0", "1"]

@@ -364,3 +364,10 @@ def test_a_launcher_above_is_told_why_the_job_failed(made: Made) -> None:
 def test_the_scratch_place_is_inside_the_outer_jobs(made: Made, tmp_path: Path) -> None:
     assert made({"TORSH_SCRATCH": str(tmp_path)}).job.scratch_place == str(tmp_path)
     assert made({"TORSH_SCRATCH": "/gone", "TMPDIR": "/var/tmp"}).job.scratch_place == "/var/tmp"
+
+
+def test_stragglers_are_not_found_without_a_recorder(made: Made) -> None:
+    off = {"TORSH_RECORDER": "off"}
+    assert made(off).notes == ()
+    (note,) = made(off, straggler_threshold="1.2").notes
+    assert "TORSH_RECORDER" in note
