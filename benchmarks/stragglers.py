@@ -192,8 +192,21 @@ def conduct_all(scene: Scene, count: int) -> list[Outcome]:
             # Anew for each run: what slows a link down stays with it.
             laid = stack.enter_context(star(scene.nodes)) if scene.nodes > 1 else None
             found.append(conduct(scene, number % scene.ranks, laid))
+            say_if_wrong(scene, found[-1])
             stack.pop_all().close()
         return found
+
+
+def say_if_wrong(scene: Scene, outcome: Outcome) -> None:
+    """What was told instead."""
+    found = outcome.found
+    told = found["text"] if found else "nothing was told"
+    if not scene.cause:
+        if found:
+            print(f"  nobody was slow, but {told}", flush=True)
+    elif not outcome.is_rank_right or (found and found["cause"] != scene.told):
+        slowed = f"rank {outcome.rank} was slowed by {scene.cause}, steps {outcome.truth:.2f} times"
+        print(f"  {slowed}, but {told}", flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -27,7 +27,7 @@ _FIRST = 6
 _DATA, _WORK = 0.005, 0.025  # seconds of a step
 _MORE = 0.3  # times its own work
 _SETTLES = 2  # steps
-_BITS = 600e6
+_BITS = 500e6
 """Of a link that is slowed."""
 _NICE = 5
 """Of the rival, which makes the kernel give it about a quarter of the processor."""

@@ -242,22 +242,27 @@ class Judge:
         if links.is_slow:
             change = self._while_slow(links, now.steps, is_well=ratio < self._well)
         else:
-            change = self._begin_link(links, now, ratio)
+            change = self._begin_link(links, now, ratio, _slowest_link(nodes))
         if not change:
             return []
-        if change == "begin":
-            self._slow_link = _slowest_link(nodes)
         node = nodes.get(self._slow_link)
         of_node = tuple(sorted(rank.rank for rank in node.ranks)) if node else ()
         speedup = _quotient(now.seconds, now.seconds - more) if change != "end" else 1.0
         where = self._slow_link, of_node, now.step, ratio, speedup, "link"
         return [Finding("link", change == "end", *where, is_lasting=change == "lasting")]
 
-    def _begin_link(self, links: _Standing, now: RankSummary, ratio: float) -> _Change:
-        if links.slow.add(now.steps, ratio >= self._threshold):
+    def _begin_link(
+        self, links: _Standing, now: RankSummary, ratio: float, slowest: int
+    ) -> _Change:
+        """Whether links are slow from now on. Whose it is may take a few more steps to be seen."""
+        is_over = ratio >= self._threshold
+        is_enough = links.slow.add(now.steps, is_over)
+        is_sure = links.from_start.add(now.steps, is_over)
+        if is_sure or (is_enough and slowest >= 0):
             links.begin()
+            self._slow_link = slowest
             return "begin"
-        if ratio < self._threshold and links.past:
+        if not is_over and links.past:
             links.past.learn(now)
         return ""
 
