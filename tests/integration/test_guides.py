@@ -122,7 +122,7 @@ def test_statistics(torshrun: Launcher) -> None:
 
 
 def test_steps_and_sections(torshrun: Launcher) -> None:
-    _, steps, bar, _ = snippets("monitoring.md")
+    _, steps, bar, *_ = snippets("monitoring.md")
     assert "29 0.0333" in output(torshrun, steps)
     torshrun.script(bar, "bar.py")
     code, _, err = torshrun.run("--nproc-per-node", "2", "bar.py")
@@ -142,6 +142,12 @@ def test_configurations(torshrun: Launcher) -> None:
     assert len(re.findall(r"average +3 ", err)) == 1
     names = sorted(path.name for path in torshrun.folder.glob("torsh_timeline*"))
     assert names == ["torsh_timeline.0.json", "torsh_timeline.1.json"]
+
+
+def test_bottlenecks_and_analysis(torshrun: Launcher) -> None:
+    asking, analysing = snippets("monitoring.md")[4:]
+    output(torshrun, asking)
+    assert re.search(r"without rank 1: [\d.]+ times as fast", output(torshrun, analysing))
 
 
 def test_an_agent_from_within_a_program(tmp_path: Path) -> None:
