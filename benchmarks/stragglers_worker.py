@@ -29,8 +29,8 @@ _MORE = 0.3  # times its own work
 _SETTLES = 2  # steps
 _BITS = 500e6
 """Of a link that is slowed."""
-_NICE = 5
-"""Of the rival, which makes the kernel give it about a quarter of the processor."""
+_NICE = 3
+"""Of the rival, which makes the kernel give it about a third of the processor."""
 
 
 class Slowed:
