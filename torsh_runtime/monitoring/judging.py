@@ -37,7 +37,7 @@ _LEARNS = 0.2
 """How much the newest summary counts in what is known of the past."""
 _LASTING = 100
 """Steps after which a slow rank has been so for long."""
-_SLOWER = 1.5
+_SLOWER = 1.25
 """How many times as fast as a slow link any other is."""
 _Change = Literal["", "begin", "lasting", "end"]
 
