@@ -26,6 +26,8 @@ def train(until, late):
     while goes_on[0]:
         step += 1
         tr.monitoring.step(step)
+        with tr.monitoring.section(f"part {step % 120}"):  # names come up all the time
+            pass
         with tr.monitoring.section("data"):
             time.sleep(late if rank == 1 else 0.001)
         time.sleep(0.01)

@@ -34,6 +34,7 @@ class Slowness:
         self._place: Place | None = None
         self._monitor: StragglerMonitor | None = None
         self._notifier: Notifier | None = None
+        self._wish: Wish | None = None
         self._tells = True
         self._found_file = ""
 
@@ -55,14 +56,16 @@ class Slowness:
             return
         from torsh_runtime.monitoring.wishes import wish_in
 
-        if wish := wish_in(names):
+        wish = wish_in(names)
+        if wish and wish != self._wish:  # else only a section has a name that is new
+            self._wish = wish
             self._tells = wish.tells
             self._open_found_file(self._round)
             self._begin(wish._replace(replaces=wish.replaces or self.config.replace_stragglers))
 
     def stop(self) -> None:
         """The round's workers are about to end."""
-        self._round, self._found_file = None, ""
+        self._round, self._wish, self._found_file = None, None, ""
         if self._monitor:
             self._monitor.stop()
             self._monitor = None
