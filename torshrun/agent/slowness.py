@@ -59,7 +59,7 @@ class Slowness:
         wish = wish_in(names)
         if wish and wish != self._wish:  # else only a section has a name that is new
             self._wish = wish
-            self._tells = wish.tells
+            self._tells = wish.tells or self.config.straggler_threshold > 0
             self._open_found_file(self._round)
             self._begin(wish._replace(replaces=wish.replaces or self.config.replace_stragglers))
 
