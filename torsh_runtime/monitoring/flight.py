@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
+from torsh_runtime.monitoring.astray import SIZED, astray
 from torsh_runtime.monitoring.layout import MESSAGES, NO_OPERATIONS, Operation
 from torsh_runtime.monitoring.unmatched import unmatched
 
@@ -13,6 +14,10 @@ Records = Mapping[int, Sequence[Operation]]
 """Each rank's last operations, in the order in which they began."""
 Members = Mapping[int, Sequence[int]]
 """By number of a group its ranks of the job, in the group's order, as far as they are known."""
+_NO_COLLECTIVES = (*MESSAGES, *NO_OPERATIONS)
+_ABOUT = 1.0
+"""Seconds between operations of which it is not known by the time which one came first."""
+_NONE: Mapping[int, str] = MappingProxyType({})
 _NO_MEMBERS: Members = MappingProxyType({})
 
 
@@ -20,7 +25,9 @@ class Suspicion(NamedTuple):
     """An operation in which ranks wait, or which some have called otherwise."""
 
     kind: str
-    """`missing`: the ranks have not begun it; `mismatch`: they have called something else."""
+    """`missing`: the ranks have not begun it; `mismatch`: they have called something else;
+    `astray`: the rank has alone made another call than all others that are in such groups;
+    `crosswise`: each of them has not begun what the next one waits in."""
     ranks: tuple[int, ...]
     """Of the job, ascending: whom the others wait for, or who differ from most."""
     operation: Operation
@@ -33,27 +40,75 @@ class Suspicion(NamedTuple):
     """When the first of these entered it: seconds of CLOCK_MONOTONIC of its machine."""
     last: Mapping[int, Operation]
     """What each of `ranks` has called last in this group, or at its turn; none of those that have
-    called nothing there."""
+    called nothing there. If they wait crosswise: in what each of them waits."""
+
+    @property
+    def is_by_most(self) -> bool:
+        """Whether more ranks have called one thing than another."""
+        others = {*self.waiting} - {*self.ranks}
+        is_more = self.kind == "mismatch" and len(others) > len(self.ranks)
+        return is_more or self.kind == "astray"
+
+
+class Told(NamedTuple):
+    """What else is known, for words."""
+
+    groups: Mapping[int, str] = _NONE
+    """Names of groups by number."""
+    places: Mapping[int, str] = _NONE
+    """Where a rank is: "node2"."""
+    doing: Mapping[int, str] = _NONE
+    """What a rank did meanwhile: "in section data since 31 s"."""
+
+
+NOTHING = Told()
 
 
 def suspicions(records: Records, members: Members = _NO_MEMBERS) -> list[Suspicion]:
     """What is out of step, the operation that has been waited in longest first.
 
-    Ranks of which there is no record of a group may be no members of it: they are not suspected.
-    Nor are those that a message is for or from, if `members` tells of no such group.
+    Ranks of which there is no record of a group may be no members of it: they are not suspected,
+    unless `members` has them, or all ranks are members, and nothing of theirs was overwritten.
     """
-    found = []
-    for group in sorted({each.group for held in records.values() for each in held}):
-        of_group = {rank: _calls(held, group) for rank, held in records.items()}
-        found += _of_group({rank: calls for rank, calls in of_group.items() if calls})
+    groups = sorted({each.group for held in records.values() for each in held})
+    found = [each for group in groups for each in _of_group(records, group, members)]
     found += _of_messages(records, members)
-    return sorted(found, key=lambda each: each.since)
+    found.sort(key=lambda each: each.since)
+    more = [_crosswise(records, found), _astray(records, found)] if found else []
+    return [*filter(None, more), *found]
 
 
-def _of_messages(records: Records, members: Members) -> Iterator[Suspicion]:
-    for rank, operation, peer in unmatched(records, members):
-        last = {peer: records[peer][-1]} if records[peer] else {}
-        yield _suspicion("missing", [peer], operation, {rank: operation}, [rank], last)
+def culprit(found: Sequence[Suspicion]) -> Suspicion | None:
+    """The one that explains the others, if there is any: who alone has called something else; else
+    whom others wait for, and who waits for nobody; else those that wait for each other.
+    """
+    for kind in ("astray", "mismatch"):
+        for each in found:
+            if each.kind == kind:
+                return each
+    waiting = {rank for each in found for rank in each.waiting}
+    free = [each for each in found if each.kind == "missing" and {*each.ranks} - waiting]
+    if not free:
+        return found[0] if found else None
+    ends = [each for each in free if not waiting & {*each.ranks}] or free
+    # Of what is waited in since about the same moment, by several clocks, what comes first in the
+    # program.
+    soon = [each for each in ends if each.since < ends[0].since + _ABOUT]
+    first = min(soon, key=lambda each: each.operation.number)
+    return first._replace(ranks=tuple(rank for rank in first.ranks if rank not in waiting))
+
+
+def _members(records: Records, group: int, size: int, members: Members) -> Collection[int]:
+    """Ranks that surely are members of the group, whether they have called anything there or not.
+
+    One whose record of it may be overwritten is left out.
+    """
+    whole = members.get(group) or (records if size == len(records) else ())
+    return {
+        rank
+        for rank in whole
+        if rank in records and not (records[rank] and records[rank][0].number)
+    }
 
 
 def _calls(held: Sequence[Operation], group: int) -> dict[int, Operation]:
@@ -62,7 +117,7 @@ def _calls(held: Sequence[Operation], group: int) -> dict[int, Operation]:
     found: dict[int, Operation] = {}
     last = -1
     for each in held:
-        if each.group != group or each.operation in (*MESSAGES, *NO_OPERATIONS):
+        if each.group != group or each.operation in _NO_COLLECTIVES:
             continue
         if each.sequence <= last:
             found.clear()
@@ -71,29 +126,39 @@ def _calls(held: Sequence[Operation], group: int) -> dict[int, Operation]:
     return found
 
 
-def _of_group(held: Mapping[int, Mapping[int, Operation]]) -> list[Suspicion]:
-    inside = {
-        rank: max(calls.values(), key=lambda each: each.sequence)
-        for rank, calls in held.items()
-        if any(each.state != "done" for each in calls.values())
-    }
-    if not inside:
+def _of_group(records: Records, group: int, members: Members) -> list[Suspicion]:
+    every = {rank: _calls(held, group) for rank, held in records.items()}
+    held = {rank: calls for rank, calls in every.items() if calls}
+    if not held:
         return []
-    sequence = min(each.sequence for each in inside.values())
+    size = next(each.ranks for calls in held.values() for each in calls.values())
+    idle = {rank for rank in _members(records, group, size, members) if not every[rank]}
+    open_ = {
+        each.sequence for calls in held.values() for each in calls.values() if each.state != "done"
+    }
+    found = (_at(sequence, held, idle) for sequence in sorted(open_))
+    return [each for each in found if each][:1]
+
+
+def _at(
+    sequence: int, held: Mapping[int, Mapping[int, Operation]], idle: Collection[int]
+) -> Suspicion | None:
+    """What is out of step at this operation of a group. `idle` are members that have called nothing
+    there.
+    """
     at_it = {rank: calls[sequence] for rank, calls in held.items() if sequence in calls}
     waiting = tuple(sorted(rank for rank, each in at_it.items() if each.state != "done"))
-    if not waiting:
-        return []
     differing = _differing(at_it)
     if differing:
         model = next(each for rank, each in sorted(at_it.items()) if rank not in differing)
         others = {rank: at_it[rank] for rank in differing}
-        return [_suspicion("mismatch", differing, model, at_it, waiting, others)]
-    missing = tuple(sorted(rank for rank in held if max(held[rank]) < sequence))
+        return _suspicion("mismatch", differing, model, at_it, waiting, others)
+    late = {rank for rank in held if max(held[rank]) < sequence}
+    missing = tuple(sorted(late.union(idle)))
     if not missing:
-        return []
-    last = {rank: held[rank][max(held[rank])] for rank in missing}
-    return [_suspicion("missing", missing, at_it[waiting[0]], at_it, waiting, last)]
+        return None
+    last = {rank: held[rank][max(held[rank])] for rank in sorted(late)}
+    return _suspicion("missing", missing, at_it[waiting[0]], at_it, waiting, last)
 
 
 def _suspicion(
@@ -109,6 +174,88 @@ def _suspicion(
     return Suspicion(kind, tuple(ranks), model, tuple(waiting), has_failed, since, last)
 
 
+def _of_messages(records: Records, members: Members) -> Iterator[Suspicion]:
+    for rank, operation, peer in unmatched(records, members):
+        last = {peer: records[peer][-1]} if records[peer] else {}
+        yield _suspicion("missing", [peer], operation, {rank: operation}, [rank], last)
+
+
+def _crosswise(records: Records, found: Sequence[Suspicion]) -> Suspicion | None:
+    """Ranks of which each waits for the next one, in a circle, in different operations."""
+    waits: dict[int, Suspicion] = {}
+    for each in found:
+        if each.kind == "missing":
+            waits |= {rank: each for rank in each.waiting if rank not in waits}
+    ranks = tuple(sorted(_circle({rank: each.ranks for rank, each in waits.items()})))
+    if not ranks:
+        return None
+    first = min((waits[rank] for rank in ranks), key=lambda one: one.since)
+    inside = {rank: _call_in(records[rank], waits[rank]) for rank in ranks}
+    has_failed = all(waits[rank].has_failed for rank in ranks)
+    return Suspicion("crosswise", ranks, first.operation, ranks, has_failed, first.since, inside)
+
+
+def _astray(records: Records, found: Sequence[Suspicion]) -> Suspicion | None:
+    """Who alone has made another call, if that has led to anything."""
+    odd = astray(records)
+    if odd is None or any(_names(each, odd.rank) for each in found):
+        return None
+    waiting = tuple(sorted({rank for each in found for rank in each.waiting} - {odd.rank}))
+    has_failed = all(each.has_failed for each in found)
+    last = {odd.rank: odd.called}
+    since = found[0].since
+    return Suspicion("astray", (odd.rank,), odd.instead_of, waiting, has_failed, since, last)
+
+
+def _names(suspicion: Suspicion, rank: int) -> bool:
+    return suspicion.is_by_most and suspicion.ranks == (rank,)
+
+
+def first_missed(records: Records, ranks: Collection[int]) -> Operation | None:
+    """The first call, in the order of the program, that others have made and none of these ranks,
+    in groups that one of these is in. Others may have gone through it, as a root does.
+    """
+    found: list[Operation] = []
+    for rank in ranks:
+        reached = {
+            group: max(calls, default=-1)
+            for group in {each.group for each in records.get(rank, ())}
+            if (calls := _calls(records[rank], group))
+        }
+        for other, held in records.items():
+            later = (each for each in held if each.group in reached and other not in ranks)
+            missed = (each for each in later if each.sequence > reached[each.group])
+            found += [each for each in missed if each.operation not in (*MESSAGES, *NO_OPERATIONS)][
+                :1
+            ]
+    return min(found, key=lambda each: each.number, default=None)
+
+
+def _circle(waits_for: Mapping[int, Sequence[int]]) -> list[int]:
+    """The ranks of one circle, each of which waits for the next one; [] if there is none."""
+    left = set(waits_for)
+    while left:
+        row = [min(left)]
+        turns = {row[0]: iter(waits_for[row[0]])}
+        while row:
+            after = next((rank for rank in turns[row[-1]] if rank in left), None)
+            if after is None:
+                left.discard(row.pop())
+            elif after in row:
+                return row[row.index(after) :]
+            else:
+                row.append(after)
+                turns[after] = iter(waits_for[after])
+    return []
+
+
+def _call_in(held: Sequence[Operation], suspicion: Suspicion) -> Operation:
+    """The rank's own call of what it waits in."""
+    model = suspicion.operation
+    alike = (each for each in held if (each.group, each.sequence) == (model.group, model.sequence))
+    return next((each for each in alike if each.state != "done"), model)
+
+
 def _differing(at_it: Mapping[int, Operation]) -> tuple[int, ...]:
     """Those that have called something else than most, or than the first where there is no most."""
     calls: dict[object, list[int]] = {}
@@ -121,16 +268,19 @@ def _differing(at_it: Mapping[int, Operation]) -> tuple[int, ...]:
 def _call(operation: Operation) -> object:
     """What has to be the same on all ranks. Where sizes may differ by rank they are left out."""
     same = (operation.operation, operation.dtype, operation.root, operation.arrays)
-    if operation.operation in ("all_reduce", "reduce", "broadcast", "reduce_scatter"):
+    if operation.operation in SIZED:
         return *same, operation.reduction, operation.elements
     return same
+
+
+# ---- in words
 
 
 _ENDS = {"send": "to", "recv": "from", "wait": "with"}
 """What the other rank of a message is to it."""
 
 
-def named(operation: Operation) -> str:
+def named(operation: Operation, groups: Mapping[int, str] = _NONE) -> str:
     """Such as "all_reduce(float32[8], SUM) #12 of group 1f"."""
     has_array = operation.operation not in ("barrier", *NO_OPERATIONS)
     words = [f"{operation.dtype}[{operation.elements}]"] if has_array else []
@@ -140,27 +290,56 @@ def named(operation: Operation) -> str:
         words.append(operation.reduction)
     if operation.root >= 0:
         words.append(f"{_ENDS.get(operation.operation, 'root')} {operation.root}")
-    group = f"group {operation.group:x}" if operation.group else "the default group"
     is_unknown = operation.operation in _ENDS and not operation.sequence
     number = "" if is_unknown else f"#{operation.sequence} "
+    group = group_named(operation.group, groups)
     return f"{operation.operation}({', '.join(words)}) {number}of {group}"
 
 
-def in_words(suspicion: Suspicion, now: float | None = None) -> str:
+def group_named(group: int, groups: Mapping[int, str] = _NONE) -> str:
+    """ "the default group", "group dp", or by its number where it has no name."""
+    if not group:
+        return "the default group"
+    return f"group {groups.get(group) or format(group, 'x')}"
+
+
+def in_words(suspicion: Suspicion, now: float | None = None, told: Told = NOTHING) -> str:
     """One line. `now`: the time on the waiting ranks' machine, to say since when they wait."""
-    called, others = named(suspicion.operation), _others(suspicion, now)
-    if suspicion.kind == "mismatch":
+    called, others = named(suspicion.operation, told.groups), _others(suspicion, now)
+    if suspicion.kind == "crosswise":
+        return _in_circle(suspicion, now, told)
+    if suspicion.kind in ("mismatch", "astray"):
         calls = ", ".join(
-            f"rank {rank} has called {named(each)}" for rank, each in suspicion.last.items()
+            f"rank {rank}{_on(rank, told)} has called {named(each, told.groups)}"
+            for rank, each in suspicion.last.items()
         )
+        if suspicion.kind == "astray":
+            return f"{calls}, where all others went on with {called}, each in its groups"
         return f"{calls}, where others have called {called}; {others}"
-    told = f"{_ranks(suspicion.ranks)} never entered {called}; {others}"
-    last = [
-        f"rank {rank} was last in {named(each)}"
+    doing = [told.doing[rank] for rank in suspicion.ranks[:1] if told.doing.get(rank)]
+    meanwhile = f": {doing[0]}" if doing else ""
+    who = f"{_ranks(suspicion.ranks)}{_on(suspicion.ranks[0], told)}"
+    lines = [f"{who} never entered {called}{meanwhile}", others]
+    lines += [
+        f"rank {rank} was last in {named(each, told.groups)}"
         + ("" if now is None or each.left is None else f", {now - each.left:.1f} s ago")
         for rank, each in suspicion.last.items()
     ]
-    return "; ".join([told, *last])
+    return "; ".join(lines)
+
+
+def _in_circle(suspicion: Suspicion, now: float | None, told: Told) -> str:
+    since = "" if now is None else f", since {max(now - suspicion.since, 0):.1f} s"
+    calls = ", ".join(
+        f"rank {rank}{_on(rank, told)} in {named(each, told.groups)}"
+        for rank, each in suspicion.last.items()
+    )
+    return f"{_ranks(suspicion.ranks)} wait for each other{since}: {calls}"
+
+
+def _on(rank: int, told: Told) -> str:
+    place = told.places.get(rank)
+    return f" on {place}" if place else ""
 
 
 def _others(suspicion: Suspicion, now: float | None) -> str:

@@ -160,10 +160,12 @@ def clock_of(words: memoryview) -> Clock | None:
     return Clock(ticks, last / 1e9, (ticks - first_ticks) / (last - first) * 1e9)
 
 
-def operations_of(words: memoryview, later: memoryview, first: int = 0) -> list[Operation]:
-    """The operations that are held, in the order in which they began, from that number on. `later`:
-    the same recording, read again afterwards; an operation that was overwritten in between is left
-    out.
+def operations_of(
+    words: memoryview, later: memoryview, first: int = 0, most: int = ENTRIES
+) -> list[Operation]:
+    """The last `most` operations that are held, in the order in which they began, from the one of
+    number `first` on. `later`: the same recording, read again afterwards; an operation that was
+    overwritten in between is left out.
     """
     clock = clock_of(later)
     if clock is None:
@@ -176,7 +178,7 @@ def operations_of(words: memoryview, later: memoryview, first: int = 0) -> list[
         mark, again = words[start], later[start]
         number = (mark >> 2) - 1
         is_whole = mark >> 2 == again >> 2 and WRITING not in (mark & 3, again & 3)
-        is_held = begun - ENTRIES <= number or mark & 3 == INSIDE
+        is_held = begun - min(most, ENTRIES) <= number or mark & 3 == INSIDE
         if is_whole and is_held and first <= number < begun and number % ENTRIES == place:
             entry = words[start : start + ENTRY_WORDS].tolist()
             found.append(_operation(number, entry, clock))

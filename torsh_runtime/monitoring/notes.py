@@ -21,6 +21,7 @@ holds may be nonsense: nobody keeps a worker from writing it.
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import struct
 import threading
@@ -51,6 +52,7 @@ _ident, _nanoseconds = threading.get_ident, time.monotonic_ns
 _VALUE, _BITS = struct.Struct("=d"), struct.Struct("=Q")
 _RANGES = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _ALL_RANGES = re.compile(rf"{_RANGES.pattern}(?:,{_RANGES.pattern})*")
+_MOST_MEMBERS = 1 << 20
 OTHER = "other"
 """The name of all notes for whose own there is no room."""
 
@@ -85,6 +87,8 @@ class Group(NamedTuple):
     def members(self) -> tuple[int, ...]:
         """The same as numbers; () if that is unknown, or nonsense."""
         found: list[int] = []
+        if self.size > _MOST_MEMBERS:
+            return ()
         for each in _RANGES.findall(self.ranks) if _ALL_RANGES.fullmatch(self.ranks) else ():
             first, last = int(each[0]), int(each[1] or each[0])
             if last - first >= self.size - len(found):
@@ -239,6 +243,37 @@ def groups_of(words: memoryview) -> list[Group]:
         if words[start]:
             name, ranks = _text(words, start + 2, 6), _text(words, start + 8, GROUP_WORDS - 8)
             found.append(Group(words[start] - 1, words[start + 1], name, ranks))
+    return found
+
+
+class Whereabouts(NamedTuple):
+    """Where a worker is by its notes; times are as those of the notes."""
+
+    step: int | None = None
+    """The last one that it began."""
+    stepped: float = 0.0
+    """When."""
+    section: str = ""
+    """The innermost one of the main thread that has not ended; "" is none."""
+    since: float = 0.0
+    """When that began."""
+
+
+def whereabouts(notes: Sequence[Note]) -> Whereabouts:
+    """By its notes in the order in which they began."""
+    found = Whereabouts()
+    sections: list[Note] = []
+    for note in notes:
+        if note.kind == "step" and math.isfinite(note.value):
+            found = found._replace(step=int(note.value), stepped=note.time)
+        elif note.kind == "begin" and not note.thread:
+            sections.append(note)
+        elif note.kind == "end" and not note.thread:
+            names = [each.name for each in sections]
+            if note.name in names:
+                del sections[len(names) - 1 - names[::-1].index(note.name) :]
+    if sections:
+        found = found._replace(section=sections[-1].name, since=sections[-1].time)
     return found
 
 

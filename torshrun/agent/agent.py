@@ -12,11 +12,12 @@ import traceback
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torsh_runtime.errors import TorshError
 from torshrun.agent import machine, protocol
 from torshrun.agent.announcer import Announcer
+from torshrun.agent.answering import Answering
 from torshrun.agent.dead_man_timer import DeadManTimer
 from torshrun.agent.diagnosis import Diagnosis, Findings
 from torshrun.agent.hang_monitor import HangMonitor
@@ -38,6 +39,9 @@ from torshrun.workers.logs.pump import LogPump
 from torshrun.workers.processes import kill_descendants, reap_orphans
 from torshrun.workers.refused_start import why_refused
 from torshrun.workers.spec import WorkerSpec, assign
+
+if TYPE_CHECKING:
+    from torshrun.failure.finding import Finding
 
 KEEPER_BOUND = 5.0
 """Seconds that the keeper, or what it left, may take to go."""
@@ -82,7 +86,7 @@ class Agent:
             self.keeper, self.pump, self._loop, self, self.commit_memory.inherited()
         )
         self._telemetry = Telemetry(config, self._group)
-        self._tell = Announcer(config, self.pump.say, self._telemetry.record)
+        self._tell = Announcer(config, self.pump.say, self._telemetry.record, self._keep_finding)
         self._dead_man = DeadManTimer(self._group, config.agent_timeout, self._on_renewal)
         self._keeper_watch = KeeperWatch(self.keeper, config.agent_timeout, self._tell.say)
         tells_others, clock = config.rendezvous is not None, self.rendezvous.common_clock
@@ -94,6 +98,13 @@ class Agent:
         )
         self._standstill = Standstill(self._group)
         self._slowness = Slowness(config, self._group, self.rendezvous, self._tell)
+        self._answering = Answering(
+            self._group,
+            self.rendezvous,
+            lambda: self._round,
+            config.run_id,
+            lambda: self._diagnosis.node_rank,
+        )
         self._time_limit = TimeLimit(config.time_limit, self._loop)
         self._round: Round | None = None
         self._diagnosing: asyncio.Task[None] | None = None
@@ -159,6 +170,8 @@ class Agent:
         elif isinstance(event, base.Summaries):
             self._telemetry.summaries = event.by_node
             self._slowness.judge(event)
+        elif isinstance(event, base.Asked):
+            self._answering.ask(event)
         else:
             self._post(event)
 
@@ -191,6 +204,16 @@ class Agent:
         self._tell.say(f"{self._time_limit.left:.0f} s of the job's time are left: leaving it")
         self._on_stop_signal(signal.SIGTERM)
 
+    def _keep_finding(self, finding: Finding) -> None:
+        """Beside the output, for torshctl explain."""
+        from torshrun.failure.testimony import encode_finding
+        from torshrun.health.accounts import save_finding
+
+        if self.folder:
+            place = self._tell.round, self._diagnosis.node_rank
+            with contextlib.suppress(OSError):  # of a full disk others tell
+                save_finding(self.folder, *place, encode_finding(finding))
+
     def _on_resize(self, signo: int) -> None:
         self.pump.resize()
         self._group.send(signo)  # the workers' terminals are not their controlling ones
@@ -208,7 +231,7 @@ class Agent:
 
     def _on_renewal(self) -> None:
         """Once a second or so."""
-        if not self._hangs.inquires:  # that starts processes of its own
+        if not self._hangs.inquires and not self._answering.inquires:  # by other programs
             reap_orphans(self.keeper.pid)
         self._keeper_watch.tick()
         self._standstill.tick(self._round)
@@ -405,6 +428,7 @@ class Agent:
     async def _close(self, state: machine.Finished) -> None:
         self._hangs.close()
         self._slowness.close()
+        await self._answering.close()
         if self._settling:
             self._settling.cancel()
         self._time_limit.stop()

@@ -44,9 +44,11 @@ class Announcer:
         config: LaunchConfig,
         say: Callable[[str], None],
         record: Callable[[Event], object] | None,
+        keep: Callable[[Finding], None] = lambda _: None,
     ) -> None:
-        """Without `record` programs are told nothing."""
+        """Without `record` programs are told nothing. `keep` takes root causes of whole rounds."""
         self._config = config
+        self._keep = keep
         self._say = say
         self._record = record
         self._node_rank, self._num_nodes, self._most_nodes = 0, 1, 1
@@ -389,6 +391,7 @@ class Announcer:
     def found(self, finding: Finding) -> None:
         """The root cause of the whole job's round."""
         self._has_found = True
+        self._keep(finding)
         self.emit(
             "root_cause",
             ranks=finding.ranks,

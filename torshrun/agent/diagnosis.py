@@ -43,6 +43,12 @@ KEPT_BYTES = 1 << 20
 """How much of a worker's error file is kept."""
 MOST_LOOKED_UP = 8
 """Ranks of which it is looked up who holds a port, or which disk is full."""
+Recorded = tuple[bytes, str, int, int, int, float, "CommonClock | None"]
+"""Copied recordings with the run's id, the round, the node's rank and that of its first worker, the
+moment, and the common clock then.
+"""
+STACK_CHARS = 1 << 14
+"""Characters of a stack that are kept."""
 STACK_BYTES = 1 << 16
 """How much is read of the stack that a worker left when it was stopped."""
 
@@ -59,6 +65,8 @@ class Findings:
     """How it failed, if that was at its start and trying again may not change it."""
     testimony: str = ""
     """What other nodes are told; "" is nothing."""
+    account: str = ""
+    """The same, whether there are other nodes or not."""
 
     @property
     def cause(self) -> Exit | None:
@@ -147,7 +155,7 @@ class Diagnosis:
         states = {rank: stat.state for rank, stat in alive.items() if stat}
         children = {each.rank: _child(each.pid) for each in group.workers if each.alive}
         statuses = dict(zip(ranks, pages, strict=False))
-        operations = a_round.recordings.copy() if a_round and self.folder else b""
+        operations = a_round.recordings.copy() if a_round else b""
         waits = _waits(group.workers)
         self.moment = Moment(now, statuses, states, children, waits, operations)
 
@@ -166,33 +174,55 @@ class Diagnosis:
         oom = a_round.memory.evidence() if a_round else None
         pages = a_round.pages.read() if a_round else ()
         initialised = any(each.initialised for each in pages)
-        found = await _in_thread(partial(self._examine, endings, oom, initialised))
-        if a_round and self.folder and endings and (found.cause or self.hung or self.hang):
-            at = self.moment.at if self.moment and self.moment.operations else time.monotonic()
-            keep = partial(self._keep_operations, self.folder, endings, a_round, at, self.clock(at))
-            await _in_thread(keep)
+        recorded = self._recorded(endings, a_round)
+        found = await in_thread(partial(self._examine, endings, oom, initialised, recorded))
+        if a_round and self.folder and endings:
+            await in_thread(partial(self._keep, self.folder, endings, recorded, found))
         return found
 
-    def _keep_operations(
+    def _recorded(self, endings: Sequence[Worker], a_round: Round | None) -> Recorded | None:
+        """The workers' recordings as they were before workers were stopped, with what framed()
+        wants to know; None if there are none.
+        """
+        now = time.monotonic()
+        copied, at = (self.moment.operations, self.moment.at) if self.moment else (b"", now)
+        if not copied and a_round:
+            copied, at = a_round.recordings.copy(), now
+        if not (copied and endings):
+            return None
+        place = endings[0].assignment.worker
+        first = place.rank - place.local_rank
+        return copied, place.run_id, place.round, self.node_rank, first, at, self.clock(at)
+
+    def _keep(
         self,
         folder: Folder,
         endings: Sequence[Worker],
-        a_round: Round,
-        at: float,
-        clock: CommonClock | None,
+        recorded: Recorded | None,
+        found: Findings,
     ) -> None:
-        """Beside the output, for torshctl flight: as they were before workers were stopped."""
-        copied = self.moment.operations if self.moment else b""
-        copied = copied or a_round.recordings.copy()
-        place, number = endings[0].assignment.worker, a_round.number
-        first = place.rank - place.local_rank
-        if copied:
-            with contextlib.suppress(OSError):  # of a full disk others tell
-                save(copied, folder, place.run_id, number, self.node_rank, first, at, clock)
+        """Beside the output, for torshctl: what was recorded, and what is known of the ends."""
+        from torshrun.health.accounts import Account, save_account
+
+        place = endings[0].assignment.worker
+        begin = place.rank - place.local_rank
+        ranks = range(begin, begin + place.local_world_size)
+        stacks = {each.assignment.worker.rank: self._stack(each)[:STACK_CHARS] for each in endings}
+        host = os.uname().nodename
+        with contextlib.suppress(OSError):  # of a full disk others tell
+            if recorded:
+                copied, run_id, number, node, first, at, clock = recorded
+                save(copied, folder, run_id, number, node, first, at, clock)
+            whose = place.run_id, place.round, self.node_rank, host, ranks
+            save_account(folder, Account(*whose, found.account, stacks))
+
+    def _stack(self, ending: Worker) -> str:
+        """Where it stood when it was stopped, or hung."""
+        return self.stacks.get(ending.assignment.worker.rank, "") or _left_stack(ending)
 
     async def standing(self, endings: Sequence[Worker]) -> Finding | None:
         """For whom workers waited that somebody stopped while they hung; None if nobody did."""
-        return await _in_thread(partial(self._find_standing, endings)) if self.stood_still else None
+        return await in_thread(partial(self._find_standing, endings)) if self.stood_still else None
 
     def _find_standing(self, endings: Sequence[Worker]) -> Finding | None:
         from torshrun.failure.cause import explain
@@ -205,7 +235,7 @@ class Diagnosis:
         `ranks` are those of this node, by pid.
         """
         failed = [ending for ending in endings if ending.status]
-        return bool(failed) and await _in_thread(partial(self._all_blame, failed, ranks))
+        return bool(failed) and await in_thread(partial(self._all_blame, failed, ranks))
 
     def _all_blame(self, failed: Sequence[Worker], ranks: Mapping[int, int]) -> bool:
         from torshrun.failure.cause import blamed
@@ -229,20 +259,33 @@ class Diagnosis:
             self.facts[exit_.rank] = fact
 
     def _examine(
-        self, endings: Sequence[Worker], oom: OomEvidence | None, initialised: bool
+        self,
+        endings: Sequence[Worker],
+        oom: OomEvidence | None,
+        initialised: bool,
+        recorded: Recorded | None,
     ) -> Findings:
         from torshrun.failure.cause import diagnose, explain
         from torshrun.failure.testimony import encode
+        from torshrun.failure.trails import NOTHING, Node, conclude
+        from torshrun.failure.trails import encode as as_text
+        from torshrun.health.recordings import read_trails
 
         exits = [self._exit(ending, oom) for ending in endings]
-        explained = explain(exits, self.hang, self.node_rank)
-        testimony = encode(explained.witnesses, self.hang) if self.tells_others else ""
+        trails, proved = None, NOTHING
+        if recorded:
+            copied, *_, first, at, _clock = recorded
+            trails = read_trails(copied, first, at)
+            proved = conclude([Node(os.uname().nodename, trails)])
+        explained = explain(exits, self.hang, self.node_rank, proved)
+        account = encode(explained.witnesses, self.hang, as_text(trails) if trails else "")
+        testimony = account if self.tells_others else ""
         cause, finding = explained.cause, explained.finding
         if cause is None or finding is None:
-            return Findings(testimony=testimony)
+            return Findings(testimony=testimony, account=account)
         kind = diagnose(cause).kind
         startup = "" if initialised else _startup(cause, kind)
-        return Findings(explained, kind, startup, testimony)
+        return Findings(explained, kind, startup, testimony, account)
 
     def _exit(self, ending: Worker, oom: OomEvidence | None) -> Exit:
         """How a worker ended, and what it left."""
@@ -295,7 +338,7 @@ class Diagnosis:
             return exit_
         if self.folder:
             with contextlib.suppress(OSError):
-                _keep(path, self.folder, f"{ending.assignment.folder}/error.json")
+                _keep_error(path, self.folder, f"{ending.assignment.folder}/error.json")
         account = load_account(path)
         before = exit_.stopped and self.moment and ending.started < account.at <= self.moment.at
         return replace(exit_, account=account, raised=bool(before))
@@ -327,7 +370,7 @@ class Diagnosis:
         return replace(exit_, ending=replace(noted, trace="", errors=()))
 
 
-async def _in_thread(work: Callable[[], Result]) -> Result:
+async def in_thread(work: Callable[[], Result]) -> Result:
     """Last words of hundreds of workers take their time, and the keeper and the other nodes want
     signs of life meanwhile. The loop's own executor needs another thread for its end.
     """
@@ -351,11 +394,16 @@ def _waits(workers: Sequence[Worker]) -> Mapping[int, tuple[Wait, int]]:
     return {rank: (wait, rank_of(wait.holder, alive)) for rank, wait in found if wait}
 
 
+def status_words(status: int) -> str:
+    """ "killed by SIGKILL", or "exit code 1"."""
+    signo = status & 0x7F
+    return f"killed by {signal_name(signo)}" if signo else f"exit code {exit_code(status)}"
+
+
 def _child(pid: int) -> str:
     """What is wrong with a process that it had started; "" is nothing."""
     for name, status in ended_badly(pid):
-        signo = status & 0x7F
-        how = f"was killed by {signal_name(signo)}" if signo else f"exit code {exit_code(status)}"
+        how = f"{'was ' if status & 0x7F else ''}{status_words(status)}"
         return f"a process that it had started ({printable(name)}) has ended: {how}"
     for name, child in blocked_writers(pid):
         return f"a process that it had started ({printable(name)}, pid {child}) {UNREAD}"
@@ -382,7 +430,7 @@ def _noted(ending: Worker) -> Ending:
     return parse(read_text(path + SUFFIX, ENDING_BYTES))
 
 
-def _keep(path: str, folder: Folder, kept: str) -> None:
+def _keep_error(path: str, folder: Folder, kept: str) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as left, os.fdopen(folder.open_for_append(kept), "wb") as file:
         if not os.fstat(file.fileno()).st_size:  # it may have been kept before

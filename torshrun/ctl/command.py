@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from torshrun.config.job import RendezvousConfig
     from torshrun.ctl.actions import SteeredRun
     from torshrun.ctl.picture import Picture
+    from torshrun.ctl.places import Asking
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Options = dict[str, Any]
@@ -72,6 +74,17 @@ def _waiting(command: Command) -> Command:
     )
     no_wait = click.option("--no-wait", is_flag=True, help="Ask for it and do not wait.")
     return timeout(no_wait(_meeting(command)))
+
+
+def _asking(command: Command) -> Command:
+    """Add the options by which a run's agents are asked."""
+    timeout = click.option(
+        "--timeout",
+        default="15",
+        metavar="SECONDS",
+        help="How long to wait for the nodes of a RUN. [default: 15]",
+    )
+    return timeout(_meeting(command))
 
 
 @click.group(
@@ -182,16 +195,17 @@ def forget(run_id: str, **options: Any) -> None:
 
 
 @command.command(short_help="Show who never called what the others wait in.")
-@click.argument("place", metavar="[DIR|PID]", required=False)
+@click.argument("place", metavar="[RUN|DIR|PID]", required=False)
 @click.option("--last", default="3", metavar="N", help="Show the last N calls. [default: 3]")
 @click.option("--json", "as_json", is_flag=True, help="All calls that are held, as one line.")
-def flight(place: str | None, last: str, as_json: bool) -> int:
+@_asking
+def flight(place: str | None, last: str, as_json: bool, **options: Any) -> int:
     """Show the last operations of each rank, as they were recorded, and which rank is out of step.
 
     DIR is a directory that torshrun has made in --log-dir, or in TMPDIR, or one above it: the
-    newest attempt there that has failed or hung. PID is that of a torshrun that runs on this host;
-    without either, all of them. Nodes that wrote to other disks are not seen: copy their
-    directories into one.
+    newest attempt there that has failed or hung. Nodes that wrote to other disks are not seen: copy
+    their directories into one. PID is that of a torshrun that runs on this host; without any, all
+    of them. Of a RUN of several nodes all agents are asked: say where they meet, as to the others.
 
     Exit codes: 0 done; 1 there is nothing to show; 2 wrong usage.
     """
@@ -199,7 +213,39 @@ def flight(place: str | None, last: str, as_json: bool) -> int:
 
     if not last.isdecimal():
         raise click.UsageError(f"--last {last} must be a number, 0 or more")
-    return show(place, int(last), as_json=as_json)
+    return show(place, int(last), _asking_of(options), as_json=as_json)
+
+
+@command.command(short_help="Show the Python stacks of all ranks.")
+@click.argument("place", metavar="[RUN|PID]", required=False)
+@click.option("--json", "as_json", is_flag=True, help="As one line of JSON.")
+@_asking
+def stacks(place: str | None, as_json: bool, **options: Any) -> int:
+    """Show where the Python of each rank stands, as py-spy sees it, of those that are stopped, too,
+    and how those have ended that have. RUN is one of several nodes, whose agents are asked; PID is
+    a torshrun's on this host; without either, all of them.
+
+    Exit codes: 0 done; 1 there is nothing to show; 2 wrong usage; 69 the store cannot be reached.
+    """
+    from torshrun.ctl.stacks import show
+
+    return show(place, _asking_of(options), as_json=as_json)
+
+
+@command.command(short_help="Say what is wrong with a job, and why.")
+@click.argument("place", metavar="RUN|DIR|PID")
+@click.option("--json", "as_json", is_flag=True, help="As one line of JSON, 8 KiB at most.")
+@_asking
+def explain(place: str, as_json: bool, **options: Any) -> int:
+    """Say what is wrong with a job, or that nothing is: which ranks, in which operation, since
+    when, and where they stand. RUN, DIR and PID are as in flight.
+
+    Exit codes: 0 nothing is wrong; 1 something is; 2 wrong usage or there is no such job; 69 the
+    store cannot be reached.
+    """
+    from torshrun.ctl.explain import show
+
+    return show(place, _asking_of(options), as_json=as_json)
 
 
 @command.command(short_help="Show live how each rank spends its time.")
@@ -421,8 +467,7 @@ def _carry_out(
 
     seconds = values.seconds(options.pop("timeout", "0"))
     timeout = None if options.pop("no_wait", False) else seconds
-    config = meeting_place(options, os.environ, run_id or "")
-    patience = _PATIENCE if config.backend == "etcd" else 0.0
+    config, patience = _reach(options, run_id or "")
 
     async def visit() -> list[str]:
         detach()
@@ -436,6 +481,25 @@ def _carry_out(
 
     for line in filter(None, asyncio.run(visit())):
         click.echo(printable(line))
+
+
+def _reach(options: Options, run_id: str) -> tuple[RendezvousConfig, float]:
+    """Where the nodes of a run meet, and how long a store that fails is tried again."""
+    config = meeting_place(options, os.environ, run_id)
+    return config, _PATIENCE if config.backend == "etcd" else 0.0
+
+
+def _asking_of(options: Options) -> Asking:
+    """How the run is reached that the command line may name."""
+    from torshrun.ctl.places import Asking
+
+    timeout = values.seconds(options.pop("timeout"))
+
+    def is_given(run_id: str) -> bool:
+        request = gather({**options, **_ANY_JOB}, None, (), os.environ)
+        return _says_where(reachable(request, run_id, os.environ, RealMachine()))
+
+    return Asking(is_given, partial(_reach, options), timeout)
 
 
 def _say(text: str) -> None:

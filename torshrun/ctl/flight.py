@@ -10,6 +10,7 @@ import click
 
 from torsh_runtime.monitoring.flight import Records, in_words, named, suspicions
 from torsh_runtime.monitoring.layout import MESSAGES, NO_OPERATIONS, Operation
+from torshrun.ctl.places import Asking
 from torshrun.ctl.recorded import Recorded, find
 from torshrun.health.recordings import Dump
 from torshrun.text import format_ranks
@@ -18,9 +19,9 @@ SCHEMA = 1
 _NOTHING = 1
 
 
-def show(place: str | None, last: int, *, as_json: bool) -> int:
+def show(place: str | None, last: int, asking: Asking | None = None, *, as_json: bool) -> int:
     """Print it; the exit code. `last`: how many operations of each rank are shown in words."""
-    found = find(place)
+    found = find(place, asking)
     for each in found:
         if as_json:
             click.echo(json.dumps(_as_json(each)))
@@ -32,6 +33,8 @@ def show(place: str | None, last: int, *, as_json: bool) -> int:
 def _lines(recorded: Recorded, last: int) -> Iterator[str]:
     records = recorded.operations
     yield recorded.name
+    for line in recorded.silent:
+        yield f"  nothing of {line}"
     yield from _of_clocks(recorded.dumps)
     for each in suspicions(records, recorded.members):
         yield f"  {in_words(each, 0.0)}"
@@ -71,6 +74,7 @@ def _as_json(recorded: Recorded) -> Mapping[str, object]:
     return {
         "schema": SCHEMA,
         "job": recorded.name,
+        "silent": [*recorded.silent],
         "nodes": [
             {
                 "node": dump.node,

@@ -5,21 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from torsh_runtime.errors import TorshError
 from torsh_runtime.monitoring.layout import Operation
-from torshrun.ctl.host_jobs import HostJob, find_jobs
+from torshrun.ctl.host_jobs import HostJob
+from torshrun.ctl.places import Asking, Unfit, jobs_here
+from torshrun.health.accounts import TOGETHER
 from torshrun.health.alignment import aligned
-from torshrun.health.recordings import Dump, Record, load, read_recordings
+from torshrun.health.recordings import Dump, Record, load, read_dump, read_recordings
+from torshrun.text import printable
+
+if TYPE_CHECKING:  # few look at runs
+    from torshrun.ctl.questions import Answered
 
 _PATTERN = "operations_*.bin"
-_TOGETHER = 60.0
-"""Seconds within which the nodes of one attempt keep theirs."""
-
-
-class Unfit(TorshError):
-    """There is nothing to show, and why."""
 
 
 class Recorded(NamedTuple):
@@ -29,6 +28,10 @@ class Recorded(NamedTuple):
     """For people."""
     dumps: Sequence[Dump]
     """Of its nodes, by rank of the node, on one clock as far as that is known."""
+    silent: Sequence[str] = ()
+    """Lines about nodes of which something is missing."""
+    folder: str = ""
+    """Where what is known was kept, of one attempt; "" is a running job."""
 
     @property
     def operations(self) -> Mapping[int, Sequence[Operation]]:
@@ -43,22 +46,32 @@ class Recorded(NamedTuple):
         return {group.number: group.members for group in found if group.members}
 
 
-def find(place: str | None) -> list[Recorded]:
-    """Of a directory, the pid of a torshrun of this host, or (None) all of these. Unfit if there is
-    nothing.
+def find(place: str | None, asking: Asking | None = None) -> list[Recorded]:
+    """Of a directory, the pid of a torshrun of this host, (None) all of these, or a run whose
+    agents are asked, if `asking` tells where its nodes meet. Unfit if there is nothing.
     """
+    if place is not None and asking and asking.is_run(place):
+        return [of_answers(place, asking.ask(place, ["records"])["records"])]
     if place is not None and not place.isdecimal():
-        return [_kept(Path(place))]
-    jobs = [job for job in find_jobs() if place is None or job.agent == int(place)]
-    if not jobs and place is None:
-        raise Unfit("no job of torshrun's runs on this host, or none that this user may look at")
-    if not jobs:
-        raise Unfit(f"process {place} is no torshrun of this host that this user may look at")
-    return [of_job(job) for job in jobs]
+        return [kept(Path(place))]
+    return [of_job(job) for job in jobs_here(place)]
+
+
+def of_answers(run_id: str, answered: Answered) -> Recorded:
+    """Of a run, by what its agents have answered."""
+    dumps = [dump for each in answered.contents.values() if (dump := read_dump(each))]
+    count = sum(len(dump.records) for dump in dumps)
+    hosts = ", ".join(dict.fromkeys(dump.host for dump in dumps)) or "no node"
+    numbers = {dump.round for dump in dumps}
+    attempt = f", attempt {max(numbers)}" if numbers else ""
+    newest = [dump for dump in dumps if dump.round == max(numbers)]
+    by_rank = aligned(sorted(newest, key=lambda dump: dump.node))
+    name = f"run {run_id}{attempt}, {count} ranks of {hosts}"
+    return Recorded(printable(name), by_rank, answered.silent)
 
 
 def of_job(job: HostJob) -> Recorded:
-    """What its workers have noted until now."""
+    """What the workers of one that runs here have noted until now."""
     files = dict.fromkeys(worker.place[0] for worker in job.workers)
     read = {file: read_recordings(file) for file in files}
     records: dict[int, Record] = {}
@@ -72,7 +85,7 @@ def of_job(job: HostJob) -> Recorded:
     return Recorded(f"pid {job.agent}: {job.command}", [dump])
 
 
-def _kept(folder: Path) -> Recorded:
+def kept(folder: Path) -> Recorded:
     """The newest attempt below the folder that has any; all nodes of it."""
     found = list(loaded(folder))
     if not found:
@@ -84,12 +97,13 @@ def _kept(folder: Path) -> Recorded:
     nodes: dict[int, Dump] = {
         dump.node: dump
         for time, dump in found
-        if time >= ended - _TOGETHER and (dump.run_id, dump.round) == (newest.run_id, newest.round)
+        if time >= ended - TOGETHER and (dump.run_id, dump.round) == (newest.run_id, newest.round)
     }
     dumps = aligned([dump for _, dump in sorted(nodes.items())])
     count = sum(len(dump.records) for dump in dumps)
     hosts = ", ".join(dict.fromkeys(dump.host for dump in dumps))
-    return Recorded(f"run {newest.run_id}, attempt {newest.round}, {count} ranks of {hosts}", dumps)
+    name = f"run {newest.run_id}, attempt {newest.round}, {count} ranks of {hosts}"
+    return Recorded(name, dumps, folder=f"{folder}")
 
 
 def loaded(folder: Path) -> Iterator[tuple[float, Dump]]:

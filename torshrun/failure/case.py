@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from torshrun.failure.trails import NOTHING, Concluded
 from torshrun.failure.witness import Silent, Witness
 
 MESSAGES = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv", "wait"})
@@ -26,6 +27,8 @@ class Case:
     witnesses: tuple[Witness, ...]
     silent: tuple[Silent, ...]
     hang: str
+    recorded: Concluded = NOTHING
+    """What the recordings of the ranks' operations prove."""
 
     @cached_property
     def by_rank(self) -> Mapping[int, Witness]:

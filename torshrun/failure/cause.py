@@ -29,6 +29,8 @@ from torshrun.failure.likeness import likeness
 from torshrun.failure.patterns import USAGE
 from torshrun.failure.signs import by_frame, by_words, crash_in, of_child
 from torshrun.failure.standing import Standing, from_stack, from_trace
+from torshrun.failure.trails import NOTHING as NOTHING_RECORDED
+from torshrun.failure.trails import Concluded
 from torshrun.failure.witness import End, Witness
 from torshrun.signals import signal_name
 from torshrun.text import printable_lines, size
@@ -74,10 +76,14 @@ class Explanation(NamedTuple):
 NOTHING = Explanation((), None, None, ())
 
 
-def explain(exits: Sequence[Exit], hang: str = "", node: int = 0) -> Explanation:
-    """`exits` are in the order in which they came. `hang`: in a line, if they made no progress."""
+def explain(
+    exits: Sequence[Exit], hang: str = "", node: int = 0, recorded: Concluded = NOTHING_RECORDED
+) -> Explanation:
+    """`exits` are in the order in which they came. `hang`: in a line, if they made no progress;
+    `recorded`: what the ranks' recordings prove.
+    """
     witnesses = tuple(witness(exit_, node) for exit_ in exits)
-    finding = find(witnesses, hang=hang)
+    finding = find(witnesses, hang=hang, recorded=recorded)
     if finding is None:
         return Explanation(tuple(exits), None, None, witnesses)
     if hang:

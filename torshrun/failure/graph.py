@@ -13,20 +13,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from torsh_runtime.monitoring.flight import named
 from torshrun.failure import between_two, disagreement, held, meeting, nodes, own, unmade, waiting
 from torshrun.failure.case import Case, call_of
-from torshrun.failure.finding import Certainty, Finding
+from torshrun.failure.finding import MOST_EVIDENCE, Certainty, Finding
 from torshrun.failure.kinds import Kind, of_ranks
+from torshrun.failure.trails import NOTHING, Concluded
 from torshrun.failure.witness import Silent, Witness
-from torshrun.failure.wording import Verdict, evidence, manner_of, told, with_debugging
+from torshrun.failure.wording import (
+    Verdict,
+    differ,
+    evidence,
+    manner_of,
+    told,
+    with_debugging,
+)
 from torshrun.text import format_ranks
 
 
 def find(
-    witnesses: Sequence[Witness], silent: Sequence[Silent] = (), hang: str = ""
+    witnesses: Sequence[Witness],
+    silent: Sequence[Silent] = (),
+    hang: str = "",
+    recorded: Concluded = NOTHING,
 ) -> Finding | None:
-    """The root cause; None if nothing failed. `hang`: in a line, if there was no progress."""
-    case = Case(tuple(witnesses), tuple(silent), hang)
+    """The root cause; None if nothing failed. `hang`: in a line, if there was no progress;
+    `recorded`: what the recordings of the ranks' operations prove.
+    """
+    case = Case(tuple(witnesses), tuple(silent), hang, recorded)
     if not case.failed and not silent and not hang:
         return None
     verdict = next(filter(None, (judge(case) for judge in _JUDGES)))
@@ -36,7 +50,7 @@ def find(
         certainty=verdict.certainty,
         reading=with_debugging(case, verdict.reading),
         how=manner_of(case, verdict),
-        evidence=evidence(case, verdict),
+        evidence=(*recorded.lines, *evidence(case, verdict))[:MOST_EVIDENCE],
     )
 
 
@@ -51,6 +65,17 @@ def _frozen(case: Case) -> Verdict | None:
     others = [each for each in case.witnesses if each.rank not in frozen]
     waited = all(each.end == "done" or each.blame or call_of(each) for each in others)
     return Verdict(frozen, "certain" if waited else "likely", told(case, Kind.FROZEN, frozen))
+
+
+def _astray(case: Case) -> Verdict | None:
+    """Who has made another call than most others, by the recordings."""
+    found = case.recorded.culprit
+    if found is None or not found.is_by_most or not {*found.ranks} <= case.by_rank.keys():
+        return None
+    groups = case.recorded.told.groups
+    calls = {rank: named(found.operation, groups) for rank in found.waiting[:MOST_EVIDENCE]}
+    calls |= {rank: named(each, groups) for rank, each in found.last.items()}
+    return Verdict(found.ranks, "likely", differ(found.ranks, calls))
 
 
 def _left(case: Case) -> Verdict | None:
@@ -111,6 +136,7 @@ _JUDGES: Sequence[Callable[[Case], Verdict | None]] = (
     held.held,
     own.own_failure,
     _frozen,
+    _astray,
     disagreement.disagreement,
     disagreement.unread,
     waiting.cleaning,

@@ -20,6 +20,8 @@ from torshrun.failure.blame import Blame, How
 from torshrun.failure.finding import MOST_EVIDENCE, Certainty, Finding
 from torshrun.failure.kinds import Kind, Reading
 from torshrun.failure.standing import Standing
+from torshrun.failure.trails import Trails
+from torshrun.failure.trails import decode as read_trails
 from torshrun.failure.witness import End, Witness
 from torshrun.text import printable, ranges
 
@@ -37,12 +39,15 @@ T = TypeVar("T")
 # ---- of a node's ranks
 
 
-def encode(witnesses: Sequence[Witness], hang: str = "") -> str:
-    """The testimony of a node; "" if there is nothing to tell. `hang`: in a line, if it hung."""
+def encode(witnesses: Sequence[Witness], hang: str = "", trails: str = "") -> str:
+    """The testimony of a node; "" if there is nothing to tell. `hang`: in a line, if it hung;
+    `trails`: of its ranks, as text.
+    """
     groups: dict[str, list[int]] = defaultdict(list)
     for each in sorted(witnesses, key=_importance):
         groups[_dumped(_plain(each))].append(each.rank)
     told = [_dumped({"hang": _cut(hang)})] if hang else []
+    told += [_dumped({"trails": trails})] if trails else []
     left = TESTIMONY_CHARS - 2 - sum(map(len, told))
     for text, ranks in groups.items():
         entry = f'{{"ranks":"{",".join(ranges(frozenset(ranks)))}",{text[1:]}'
@@ -141,6 +146,15 @@ def decode_hang(text: str) -> str:
     groups = _loaded(text)
     first = groups[0] if isinstance(groups, list) and groups else None
     return _attempt(lambda: _text(first, "hang")) or "" if isinstance(first, dict) else ""
+
+
+def decode_trails(text: str, ranks: range) -> Trails | None:
+    """The trails that it tells of these ranks; None if there are none that make sense."""
+    groups = _loaded(text)
+    for facts in groups[:2] if isinstance(groups, list) else ():
+        if isinstance(facts, dict) and isinstance(facts.get("trails"), str):
+            return read_trails(facts["trails"], ranks)
+    return None
 
 
 def _loaded(text: str) -> object:

@@ -13,16 +13,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from torsh_runtime.monitoring import layout
-from torsh_runtime.monitoring.notes import Group, Note, groups_of, names_of, notes_of
+from torsh_runtime.monitoring.notes import Group, Note, groups_of, names_of, notes_of, whereabouts
+from torshrun.health.accounts import write_kept
 from torshrun.safe_files import Folder
 from torshrun.text import printable
 
-if TYPE_CHECKING:  # at the start it would take time
+if TYPE_CHECKING:  # at an agent's start it would take time
+    from torshrun.failure.trails import Trails
     from torshrun.health.clocks import CommonClock, Reading
 
 _log = logging.getLogger("torshrun")
 _TOLD_AT = 64
 """Where a file that is kept tells, in JSON, whose it is."""
+_LOOKED_AT = 128
+"""Of a rank's last operations, for what others are told."""
 _MOST_BYTES = 1 << 30
 
 
@@ -95,6 +99,23 @@ class Recordings:
             self._descriptor = None
 
 
+def without_changed(first: bytes, second: bytes) -> bytes:
+    """The first of two copies, without entries of operations and notes that the second has not."""
+    copied, words, later = bytearray(first), memoryview(first).cast("Q"), memoryview(second)
+    marks = [range(layout.FIRST_ENTRY, layout.FIRST_NOTE, layout.ENTRY_WORDS)]
+    marks += [range(layout.FIRST_NOTE, layout.FIRST_NAME, layout.NOTE_WORDS)]
+    again = later.cast("Q")
+    for begin in range(layout.HEADER_BYTES, len(first), layout.STRIDE):
+        if words[begin // 8] == again[begin // 8] == 0:
+            continue
+        clock = begin + 8, begin + 8 * layout.NOTES_BEGUN
+        copied[slice(*clock)] = later[slice(*clock)]
+        for place in (begin // 8 + mark for part in marks for mark in part):
+            if words[place] != again[place]:
+                copied[8 * place : 8 * place + 8] = bytes(8)
+    return bytes(copied)
+
+
 def save(
     copied: bytes,
     folder: Folder,
@@ -105,8 +126,22 @@ def save(
     at: float,
     clock: CommonClock | None = None,
 ) -> None:
-    """Keep what copy() gave, of round `number` and of that moment, as seconds of CLOCK_MONOTONIC;
-    `clock` as it is known for that moment. OSError.
+    """Keep what framed() makes of it. OSError."""
+    content = framed(copied, run_id, number, node, first_rank, at, clock)
+    write_kept(folder, number, f"operations_{node}.bin", content)
+
+
+def framed(
+    copied: bytes,
+    run_id: str,
+    number: int,
+    node: int,
+    first_rank: int,
+    at: float,
+    clock: CommonClock | None = None,
+) -> bytes:
+    """What copy() gave of round `number`, and of that moment, as seconds of CLOCK_MONOTONIC, with
+    whose it is: read_dump() reads it. `clock` is as it is known for that moment.
     """
     told = {
         "run_id": run_id[:256],
@@ -119,10 +154,7 @@ def save(
         "wall": time.time() - time.monotonic(),
     }
     header = copied[:24].ljust(_TOLD_AT, b"\0") + json.dumps(told).encode()
-    path = f"{folder.path}/attempt_{number}/operations_{node}.bin"
-    with os.fdopen(folder.open_for_append(path), "wb") as file:
-        file.truncate(0)
-        file.write(header.ljust(layout.HEADER_BYTES, b"\0") + copied[layout.HEADER_BYTES :])
+    return header.ljust(layout.HEADER_BYTES, b"\0") + copied[layout.HEADER_BYTES :]
 
 
 class Record(NamedTuple):
@@ -182,9 +214,39 @@ class Dump(NamedTuple):
         return Reading(self.offset, self.bound, self.drift, self.drift_bound)
 
 
+def trails_of(dump: Dump) -> Trails:
+    """What it comes down to, to be told to others."""
+    from torshrun.failure.trails import Trails
+
+    return Trails(
+        dump.operations,
+        {rank: whereabouts(record.notes) for rank, record in dump.records.items()},
+        {each.number: each for record in dump.records.values() for each in record.groups},
+    )
+
+
+def read_trails(copied: bytes, first_rank: int, at: float) -> Trails:
+    """The same of what copy() gave at that moment, without reading what is not told."""
+    from torshrun.failure.trails import Trails
+
+    operations, stands, groups = {}, {}, dict[int, Group]()
+    for place in range(_count_of(copied)):
+        words, rank = layout.words_of(_part(copied, place)), first_rank + place
+        operations[rank] = before(layout.operations_of(words, words, _LOOKED_AT), at)
+        notes = [note._replace(time=note.time - at) for note in notes_of(words, words)]
+        stands[rank] = whereabouts(notes)
+        groups |= {each.number: each for each in groups_of(words)}
+    return Trails(operations, stands, groups)
+
+
 def load(path: str) -> Dump | None:
     """A file of save()'s, or None if it is none, or cannot be read."""
     (content,) = _contents(path, times=1)
+    return read_dump(content)
+
+
+def read_dump(content: bytes) -> Dump | None:
+    """What framed() gave; None if it is no such thing."""
     count = _count_of(content)
     if not count:
         return None

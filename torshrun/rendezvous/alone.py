@@ -122,6 +122,9 @@ class Alone(base.Rendezvous):
     def replace(self, node: str) -> bool:
         return False
 
+    async def answer(self, asked: base.Asked, answer: base.Answer) -> None:
+        """Nobody can ask."""
+
     def _end(self, verdict: base.Verdict) -> None:
         self._cancel()
         if not self._over:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from torshrun.exit_codes import LOST
 
@@ -163,7 +163,27 @@ class Summaries:
     """Of the nodes that are there, this one among them, by node id."""
 
 
-RendezvousEvent = RoundFormed | RoundClosing | JobOver | StandingBy | Granted | Summaries
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """torshctl asks all agents: `Rendezvous.answer` is to be told what this one has to say."""
+
+    id: str
+    kind: str
+    argument: str
+    most: int
+    """Bytes that the answer may have."""
+
+
+class Answer(NamedTuple):
+    """What an agent has to say."""
+
+    content: bytes
+    """Compressed by zlib; what is cut off is its end."""
+    trouble: str = ""
+    """Why there is nothing; "" if there is something."""
+
+
+RendezvousEvent = RoundFormed | RoundClosing | JobOver | StandingBy | Granted | Summaries | Asked
 Post = Callable[[RendezvousEvent], None]
 """Takes an event, in the loop's thread, without waiting."""
 
@@ -173,7 +193,9 @@ SUMMARY_BYTES = 1024
 
 
 class Rendezvous(ABC):
-    """Used in one asyncio loop. After JobOver it posts nothing but Granted, until close()."""
+    """Used in one asyncio loop. After JobOver it posts nothing but Granted and Asked, until
+    close().
+    """
 
     @abstractmethod
     def start(self, post: Post) -> None:
@@ -211,6 +233,10 @@ class Rendezvous(ABC):
         """Ask the node of this id to leave the job, as torshctl drain does, if this one leads and
         another waits that can take its place. Whether it was asked.
         """
+
+    @abstractmethod
+    async def answer(self, asked: Asked, answer: Answer) -> None:
+        """Give what was asked for, as far as the store takes it."""
 
     @abstractmethod
     async def close(self) -> None:

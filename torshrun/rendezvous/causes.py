@@ -14,6 +14,7 @@ from torshrun.text import printable
 
 if TYPE_CHECKING:  # few rounds fail
     from torshrun.failure.finding import Finding
+    from torshrun.failure.trails import Node
     from torshrun.failure.witness import Silent, Witness
 
 _LOST = "its agent and its workers gave no sign of life any more, and its lease has ended"
@@ -47,10 +48,22 @@ def _found(view: View) -> Finding | None:
         return None
     from torshrun.failure.graph import find
     from torshrun.failure.testimony import decode_hang
+    from torshrun.failure.trails import conclude
 
     rows = roster.reports.values()
     hangs = (decode_hang(row.testimony) for row in rows if row.outcome == "hung")
-    return find([*_witnesses(view)], silent, next(filter(None, hangs), ""))
+    hang = next(filter(None, hangs), "")
+    return find([*_witnesses(view)], silent, hang, conclude([*_trails(view)]))
+
+
+def _trails(view: View) -> Iterator[Node]:
+    """The last operations of the ranks of each node, as far as they are told."""
+    from torshrun.failure.testimony import decode_trails
+    from torshrun.failure.trails import Node
+
+    for row in view.roster.reports.values():
+        if trails := decode_trails(row.testimony, _ranks(row)):
+            yield Node(view.host(row.node), trails)
 
 
 def _witnesses(view: View) -> Iterator[Witness]:

@@ -12,8 +12,11 @@ from torsh_runtime.errors import StoreError
 from torsh_runtime.store.base import Listing
 from torshrun.health.clocks import SAME, CommonClock
 from torshrun.rendezvous import rows
+from torshrun.rendezvous.answers import Answers
 from torshrun.rendezvous.asking import Asking
 from torshrun.rendezvous.base import (
+    Answer,
+    Asked,
     JobOver,
     Post,
     Rendezvous,
@@ -77,6 +80,7 @@ class NodeRendezvous(Rendezvous):
         """What each does is told in its own module."""
         asking, member, beats = self.asking, self._member, self.beats
         self._registration = Registration(asking, member, self._lease_lost)
+        self._answers = Answers(asking, self.facts.node)
         self._control = Mirror(asking, rows.CONTROL, self._take_change, self._take_control)
         self._pulse = Pulse(
             beats,
@@ -147,6 +151,9 @@ class NodeRendezvous(Rendezvous):
     def leave(self, outcome: Literal["preempted", "stopped"], code: int, reason: str) -> None:
         self._tell(self._member.leave(outcome, code, reason))
 
+    async def answer(self, asked: Asked, answer: Answer) -> None:
+        await self._answers.write(asked, answer)
+
     async def close(self) -> None:
         self._over = True
         self._pulse.disarm()
@@ -211,9 +218,12 @@ class NodeRendezvous(Rendezvous):
             value, revision = found.get(name, (None, 0))
             if is_ours or value or name == rows.EPOCH:  # what is signed may tell why it is over
                 self._take(name, value, revision, self._control.listed)
+        for name in sorted(found):
+            self._take_question(name, found[name][0])
 
     def _take_change(self, name: str, value: bytes | None, revision: int) -> None:
         self._take(rows.CONTROL + name, value, revision if value is not None else 0, revision)
+        self._take_question(rows.CONTROL + name, value)
 
     def _take(self, name: str, value: bytes | None, revision: int, as_of: int) -> None:
         """What stands, and since which revision of the store; `as_of`: at which it was seen."""
@@ -232,6 +242,11 @@ class NodeRendezvous(Rendezvous):
         elif name == rows.WAIT:
             wait = rows.decode(WaitRow, value)
             self._tell(self._member.take_wait(wait.why if wait else ""))
+
+    def _take_question(self, name: str, value: bytes | None) -> None:
+        """A node that is not sure of the epoch is no part of the job yet, and does not answer."""
+        if self.is_proven and not self._is_lost and (asked := self._answers.take(name, value)):
+            self._post(asked)
 
     def _prove(self) -> None:
         """A leader has answered, who has the epoch's key."""

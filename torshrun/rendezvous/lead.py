@@ -246,7 +246,9 @@ class Lead:
         control = await asking.ask(asking.store.list(asking.key(rows.CONTROL)))
         stays = asking.key(rows.LEADER), asking.key(rows.VERDICT)
         writes += [
-            Put(i.key, i.value, lease) for i in control.items if i.value and i.key not in stays
+            Put(i.key, i.value, lease)
+            for i in control.items
+            if i.value and i.key not in stays and not i.key.startswith(asking.key(rows.QUESTIONS))
         ]
         outcome = await asking.ask(asking.store.transact(fences, writes))
         self._over = outcome.succeeded

@@ -86,6 +86,10 @@ class EpochRendezvous(base.Rendezvous):
         else:
             self._pass_on(self._leaving)
 
+    async def answer(self, asked: base.Asked, answer: base.Answer) -> None:
+        if self._node:
+            await self._node.answer(asked, answer)
+
     async def close(self) -> None:
         if self._task:
             self._task.cancel()

@@ -23,6 +23,8 @@ T = TypeVar("T")
 _Reader = Callable[[Any], Any]
 LONGEST_RECORD = 1 << 20
 """Bytes."""
+MOST_ANSWER = 16 << 20
+"""Bytes of a node's answer to a question."""
 LONGEST_TEXT = 8192
 """Characters of one field."""
 LARGEST_NUMBER = 1e15
@@ -32,7 +34,10 @@ LONGEST_DELAY = 3600.0
 
 EPOCH, LEADER, ROUND = "ctl/epoch", "ctl/leader", "ctl/round"
 VERDICT, WAIT = "ctl/verdict", "ctl/wait"
+QUESTIONS = "ctl/question/"
 """Under CONTROL, which all agents watch."""
+ANSWERS = "answer/"
+"""Agents write here what they were asked, and nobody but torshctl watches it."""
 CONTROL, NODES, PLACES, WANTS = "ctl/", "nodes/", "place/", "want/"
 """NODES and WANTS are watched by the leader alone. A place is read by the node it is for."""
 DRAIN_KEPT = 86400.0
@@ -246,6 +251,30 @@ class StopWanted:
 
     code: Annotated[int, range(1, 256).__contains__]
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuestionRow:
+    """`ctl/question/<id>`: torshctl asks all agents; it goes with its lease."""
+
+    id: Annotated[str, _like(r"[0-9a-f]{16}")]
+    kind: str
+    """Which question; an agent that does not know the kind says so."""
+    argument: str = ""
+    most: Annotated[int, range(1, MOST_ANSWER + 1).__contains__] = MOST_ANSWER
+    """Bytes that each node may answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerRow:
+    """`answer/<question>/<node>`, when all parts `answer/<question>/<node>/<number>` are there."""
+
+    parts: Annotated[int, range(MOST_ANSWER).__contains__]
+    """How many; together they are bytes that zlib has compressed."""
+    is_cut: bool = False
+    """Whether there were more bytes than the node may answer."""
+    trouble: str = ""
+    """Why there is nothing; "" if there is something."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

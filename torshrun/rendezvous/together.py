@@ -20,7 +20,16 @@ from torshrun.config.job import RendezvousConfig
 from torshrun.health.clocks import CommonClock
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.address import detach, is_loopback, routable
-from torshrun.rendezvous.base import JobOver, Place, Post, Rendezvous, RendezvousEvent, Report
+from torshrun.rendezvous.base import (
+    Answer,
+    Asked,
+    JobOver,
+    Place,
+    Post,
+    Rendezvous,
+    RendezvousEvent,
+    Report,
+)
 from torshrun.rendezvous.epoch import Epoch
 from torshrun.rendezvous.growth import Growth
 from torshrun.rendezvous.hub import Hub
@@ -85,6 +94,9 @@ class Together(Rendezvous):
         outlives = meeting is not None and (backend == "etcd" or meeting.is_host)
         is_host = backend != "etcd" and node == self._node
         return outlives and not is_host and backend != "static" and self._part.replace(node)
+
+    async def answer(self, asked: Asked, answer: Answer) -> None:
+        await self._part.answer(asked, answer)
 
     def _pass_on(self, event: RendezvousEvent) -> None:
         """Tell the agent. A node that was drained, and serves the store, takes the others along."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torsh_runtime.monitoring.layout import file_beside
 from torshrun.ctl.host_jobs import HostJob, find_jobs
-from torshrun.ctl.recorded import Unfit
+from torshrun.ctl.places import Unfit
 from torshrun.ctl.trace.nodes import Node, nodes_of_traces
 from torshrun.health.collecting import Collector
 from torshrun.health.traced import read_trace

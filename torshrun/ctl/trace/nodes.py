@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from torsh_runtime.monitoring.layout import Operation
 from torsh_runtime.monitoring.notes import Group, Note
-from torshrun.ctl.recorded import Unfit, find, loaded
+from torshrun.ctl.places import Unfit
+from torshrun.ctl.recorded import find, loaded
 from torshrun.health.alignment import aligned
 from torshrun.health.packed import MAGIC
 from torshrun.health.recordings import Dump, Record, before, common_clock_of

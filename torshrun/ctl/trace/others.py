@@ -18,7 +18,7 @@ from pathlib import Path
 
 from torsh_runtime.events import Event as JobEvent
 from torsh_runtime.monitoring.trace_events import Event, instant, named, process_of, track_of
-from torshrun.ctl.recorded import Unfit
+from torshrun.ctl.places import Unfit
 from torshrun.ctl.trace.joined import Joined, Placed
 from torshrun.text import printable
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.monitoring.trace_file import write_trace
-from torshrun.ctl.recorded import Unfit
+from torshrun.ctl.places import Unfit
 from torshrun.ctl.trace.joined import Joined
 from torshrun.ctl.trace.live import Steps, follow, jobs_of
 from torshrun.ctl.trace.nodes import Node, kept, nodes_of_traces, trace_in

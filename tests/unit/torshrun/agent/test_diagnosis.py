@@ -20,6 +20,7 @@ from torshrun.agent.round import Round
 from torshrun.config.job import LaunchConfig, OutputConfig
 from torshrun.failure.memory import MemoryWatch
 from torshrun.health.pages import WorkerStatus
+from torshrun.health.recordings import Recordings
 from torshrun.safe_files import Folder
 from torshrun.workers.group import Worker
 from torshrun.workers.logs.stream import TAIL_BYTES, Stream
@@ -117,6 +118,8 @@ def test_a_failure_before_any_group_was_made_is_one_at_the_start(
     diagnosis = Diagnosis(OutputConfig(), None)
     statuses = (WorkerStatus(), WorkerStatus(initialised=initialised))
     pages = SimpleNamespace(read=lambda: statuses)
-    a_round = cast(Round, SimpleNamespace(memory=MemoryWatch(), pages=pages))
+    a_round = cast(
+        Round, SimpleNamespace(memory=MemoryWatch(), pages=pages, recordings=Recordings(None, 0))
+    )
     found = asyncio.run(diagnosis.findings([ending(0, 3, b"boom\n")], a_round))
     assert bool(found.startup) == said

@@ -15,7 +15,7 @@ from torsh_runtime.monitoring import layout
 from torsh_runtime.monitoring.layout import INSIDE, LEFT
 from torsh_runtime.status import OPERATIONS
 from torshrun.ctl.flight import show
-from torshrun.ctl.recorded import Unfit
+from torshrun.ctl.places import Unfit
 from torshrun.health.clocks import CommonClock, Reading
 from torshrun.health.recordings import load, save
 from torshrun.safe_files import Folder

@@ -1,0 +1,126 @@
+"""Answers what torshctl asks all agents of a run: workers' recordings, and where they stand."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torshrun.agent.diagnosis import in_thread, status_words
+from torshrun.agent.round import Round
+from torshrun.procfs import read_stat, read_text
+from torshrun.rendezvous.base import Answer, Asked, Rendezvous
+from torshrun.workers.group import Worker, WorkerGroup
+
+MOST_WAITING = 4
+"""Questions that wait for their turn; others are told to come again."""
+STACKS_BOUND = 8.0
+"""Seconds that the stacks of all workers here may take."""
+STACK_CHARS = 1 << 14
+"""Characters of one rank's stack."""
+_LEVEL = 1
+_NO_WORKERS = "no workers run there now"
+
+
+@dataclass(eq=False)
+class Answering:
+    """Answers one question after the other, beside what else the agent does."""
+
+    group: WorkerGroup
+    rendezvous: Rendezvous
+    a_round: Callable[[], Round | None]
+    """Gives that of now; None is none."""
+    run_id: str
+    node_rank: Callable[[], int]
+
+    def __post_init__(self) -> None:
+        self._waiting: asyncio.Queue[Asked] = asyncio.Queue(MOST_WAITING)
+        self._task: asyncio.Task[None] | None = None
+        self.inquires = False
+        """Whether it is just finding out where workers stand, by other programs."""
+        self._kinds = {"records": self._records, "stacks": self._stacks}
+
+    def ask(self, asked: Asked) -> None:
+        """Answer it soon. Called in the loop's thread, and does not wait."""
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._work())
+        if not self._waiting.full():  # who asks is told that this node did not answer
+            self._waiting.put_nowait(asked)
+
+    async def close(self) -> None:
+        if self._task:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _work(self) -> None:
+        while True:
+            asked = await self._waiting.get()
+            try:
+                answer = await self._answer(asked)
+            except Exception as error:  # whoever asks is no reason for the job to end
+                answer = Answer(b"", f"internal error: {error!r}")
+            await self.rendezvous.answer(asked, answer)
+
+    async def _answer(self, asked: Asked) -> Answer:
+        if asked.kind not in self._kinds:
+            return Answer(b"", f"this agent cannot answer that ({asked.kind[:40]!r})")
+        if not self.group.workers or self.a_round() is None:
+            return Answer(b"", _NO_WORKERS)
+        return await self._kinds[asked.kind]()
+
+    async def _records(self) -> Answer:
+        a_round = self.a_round()
+        assert a_round
+        first, again = a_round.recordings.copy(), a_round.recordings.copy()
+        if not first:
+            return Answer(b"", "workers there have recorded nothing")
+        whose = self.run_id, a_round.number, self.node_rank(), self.group.workers[0].rank
+        at = time.monotonic()
+        clock = self.rendezvous.common_clock(at)
+
+        def packed() -> bytes:
+            from torshrun.health.recordings import framed, without_changed
+
+            content = framed(without_changed(first, again), *whose, at, clock)
+            return zlib.compress(content, _LEVEL)
+
+        return Answer(await in_thread(packed))
+
+    async def _stacks(self) -> Answer:
+        from torshrun.health.stacks import collect
+
+        workers = [*self.group.workers]
+        self.inquires = True
+        try:
+            stacks = await collect([each.pid for each in workers if each.alive], STACKS_BOUND)
+        finally:
+            self.inquires = False
+        told = {
+            "host": os.uname().nodename,
+            "node": self.node_rank(),
+            "hint": stacks.hint,
+            "ranks": {each.rank: _told(each, stacks.texts.get(each.pid, "")) for each in workers},
+        }
+        return Answer(zlib.compress(json.dumps(told).encode(), _LEVEL))
+
+
+def _told(worker: Worker, stack: str) -> Mapping[str, Any]:
+    """Where a rank stands: what py-spy sees, or what its start hook has left."""
+    from torshrun.health.waits import wait_of
+
+    stat = read_stat(worker.pid) if worker.alive else None
+    wait = wait_of(worker.pid) if worker.alive else None
+    path = worker.assignment.worker.stack_file
+    left = "" if stack or not path else read_text(path, STACK_CHARS)
+    return {
+        "pid": worker.pid,
+        "ended": "" if worker.alive else status_words(worker.status),
+        "state": stat.state if stat else "",
+        "waits": wait.what if wait else "",
+        "stack": (stack or left)[:STACK_CHARS],
+    }

@@ -1,0 +1,409 @@
+"""torshctl explain: what is wrong with a job, with evidence, for people and programs."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+from torsh_runtime.monitoring.flight import Suspicion, culprit, first_missed, named
+from torsh_runtime.monitoring.layout import Operation
+from torsh_runtime.monitoring.notes import Whereabouts
+from torshrun.ctl import recorded, stacks
+from torshrun.ctl.places import Asking, Unfit, jobs_here
+from torshrun.ctl.recorded import Recorded
+from torshrun.ctl.stacks import Stands
+from torshrun.failure import trails
+from torshrun.failure.finding import Finding
+from torshrun.failure.graph import find as judge
+from torshrun.failure.standing import from_stack
+from torshrun.failure.testimony import decode, decode_finding, decode_hang
+from torshrun.failure.trails import Concluded, Node, conclude
+from torshrun.failure.witness import Witness
+from torshrun.health.accounts import Account, Kept, load_newest
+from torshrun.health.recordings import trails_of
+from torshrun.text import format_ranks
+
+SCHEMA = 1
+JSON_BYTES = 8192
+"""What the answer for programs may have."""
+WAITED = 5.0
+"""Seconds for which ranks of a running job wait for others before that is worth a word."""
+_MOST_RANKS = 16
+_MOST_EVIDENCE = 8
+_TEXT_CHARS = 400
+_WRONG = 1
+
+
+class Verdict(NamedTuple):
+    """What is wrong with a job."""
+
+    job: str
+    """The job, for people."""
+    state: str
+    """`running` or `ended`."""
+    wrong: str
+    """`nothing`, `waiting` (ranks wait for others, or for each other), `mismatch`, `stopped` (a
+    process stands still), `dead` (one has ended), or `failed`."""
+    ranks: Sequence[int]
+    """Who is the cause, or may be."""
+    nodes: Sequence[int]
+    """Likewise, by node rank."""
+    certainty: str
+    """`certain`, `likely` or `undecided`."""
+    headline: str
+    operation: Operation | None
+    """What the others wait in, or what was called otherwise; None is unknown."""
+    called: Mapping[int, Operation]
+    """What ranks that called something else called, or were last in."""
+    since: float | None
+    """For how many seconds the others wait, or had waited when it ended."""
+    evidence: Sequence[str]
+    advice: str
+    kind: str
+    """Of the failure, as in the report; "" while the job runs."""
+    stands: Mapping[int, Whereabouts]
+    """By rank: step and section."""
+    frames: Mapping[int, str]
+    """By rank: the innermost line of the program's own."""
+    silent: Sequence[str]
+    """Lines about nodes of which something is missing."""
+    groups: Mapping[int, str]
+    """Names of groups."""
+    members: Mapping[int, Sequence[int]]
+    """Ranks that have called anything in a group, or are known to be its members."""
+
+
+def show(place: str, asking: Asking, *, as_json: bool) -> int:
+    """Print it; the exit code."""
+    verdict = explain(place, asking)
+    click.echo(json.dumps(as_object(verdict)) if as_json else "\n".join(in_words(verdict)))
+    return 0 if verdict.wrong == "nothing" else _WRONG
+
+
+def explain(place: str, asking: Asking) -> Verdict:
+    """What is wrong with a run, a job of this host, or what was kept of one. Unfit, StoreError."""
+    if asking.is_run(place):
+        answered = asking.ask(place, ["records", "stacks"])
+        found = recorded.of_answers(place, answered["records"])
+        stood = stacks.of_answers(place, *answered["stacks"])
+        silent = [*dict.fromkeys([*found.silent, *stood.silent])]
+        return of_running(found._replace(silent=silent), stood.ranks)
+    if place.isdecimal():
+        (job,) = jobs_here(place)
+        return of_running(recorded.of_job(job), stacks.of_job(job).ranks)
+    return of_kept(Path(place))
+
+
+def nodes_of(found: Recorded) -> list[Node]:
+    return [Node(dump.host, trails_of(dump)) for dump in found.dumps]
+
+
+# ---- of a running job
+
+
+def of_running(found: Recorded, stood: Mapping[int, Stands]) -> Verdict:
+    """Of what its ranks have recorded, and where they stand."""
+    nodes = nodes_of(found)
+    proved = conclude(nodes)
+    first = proved.culprit
+    dead = {rank: stacks.manner(each) for rank, each in stood.items() if each.ended}
+    held = {rank: stacks.manner(each) for rank, each in stood.items() if each.state in ("T", "t")}
+    if first and first.kind != "mismatch" and -first.since < WAITED and not (dead or held):
+        first, proved = None, proved._replace(suspicions=())
+    wrong, ranks, headline = _wrong_now(first, proved, dead, held)
+    verdict = _blank(found, proved, nodes)._replace(
+        state="running",
+        wrong=wrong,
+        ranks=ranks,
+        certainty="undecided" if first and first.kind == "crosswise" else "likely",
+        headline=headline or f"nothing is wrong: {_progress(nodes)}",
+        frames={rank: _frame(each.stack) for rank, each in stood.items() if _frame(each.stack)},
+    )
+    states = [f"rank {rank} {how}" for rank, how in {**dead, **held}.items()]
+    verdict = verdict._replace(evidence=[*states, *proved.lines])
+    return verdict if wrong == "nothing" else _with_call(verdict, first, nodes)
+
+
+def _wrong_now(
+    first: Suspicion | None,
+    proved: Concluded,
+    dead: Mapping[int, str],
+    held: Mapping[int, str],
+) -> tuple[str, Sequence[int], str]:
+    """What is wrong, with whom, and that in a line; "" is nothing."""
+    if held:
+        return "stopped", sorted(held), f"{format_ranks(held)} {next(iter(held.values()))}"
+    if dead:
+        return "dead", sorted(dead), f"{format_ranks(dead)} {next(iter(dead.values()))}"
+    if first is None:
+        return "nothing", (), ""
+    wrong = "mismatch" if first.kind == "mismatch" else "waiting"
+    return wrong, first.ranks, proved.lines[0]
+
+
+def _progress(nodes: Sequence[Node]) -> str:
+    held = [each for node in nodes for each in node.trails.operations.values() if each]
+    if not held:
+        return "no operation is recorded"
+    latest = max(each[-1].entered for each in held)
+    steps = [s.step for node in nodes for s in node.trails.stands.values() if s.step is not None]
+    step = f"step {max(steps)}, " if steps else ""
+    return f"{step}the last operation began {max(-latest, 0):.1f} s ago"
+
+
+def _frame(stack: str) -> str:
+    standing = from_stack(stack) if stack else None
+    return standing.place if standing else ""
+
+
+# ---- of one that has ended
+
+
+def of_kept(folder: Path) -> Verdict:
+    """Of the newest attempt below the folder of which anything was kept. Unfit if none was."""
+    accounts, kept = _load(folder)
+    found = _recorded(folder, accounts)
+    nodes = nodes_of(found)
+    proved = conclude(nodes)
+    finding = next(filter(None, map(decode_finding, kept)), None) or _judged(accounts, proved)
+    verdict = _blank(found, proved, nodes)._replace(state="ended", wrong="failed")
+    stacks_of = {rank: text for each in accounts for rank, text in each.stacks.items()}
+    frames = {rank: _frame(text) for rank, text in stacks_of.items() if _frame(text)}
+    verdict = verdict._replace(frames=frames, evidence=proved.lines)
+    if finding is not None:
+        evidence = [*_unlike(proved.lines, finding.evidence)]
+        verdict = verdict._replace(
+            ranks=finding.ranks,
+            nodes=finding.nodes,
+            certainty=finding.certainty,
+            headline=finding.headline,
+            kind=str(finding.reading.kind),
+            evidence=[*filter(None, [finding.reading.why]), *evidence],
+            advice=finding.reading.advice,
+        )
+    elif proved.culprit is None:
+        return verdict._replace(wrong="nothing", headline="its workers were stopped; none failed")
+    else:
+        verdict = verdict._replace(ranks=proved.culprit.ranks, headline=proved.lines[0])
+    on_nodes = [rank for each in accounts if each.node in verdict.nodes for rank in each.ranks]
+    about = verdict._replace(ranks=(*verdict.ranks, *on_nodes))
+    return _with_call(about, _about(proved, about.ranks), nodes)._replace(ranks=verdict.ranks)
+
+
+def _load(folder: Path) -> Kept:
+    try:
+        kept = load_newest(folder)
+    except OSError as error:
+        raise Unfit(f"cannot read {folder}: {error.strerror}") from None
+    if not kept.accounts:
+        raise Unfit(
+            f"there is no account of a failure below {folder}: torshrun keeps it where a job fails "
+            f"or hangs and has a --log-dir"
+        )
+    return kept
+
+
+def _recorded(folder: Path, accounts: Sequence[Account]) -> Recorded:
+    """What the ranks of this round had recorded, if anything."""
+    newest = accounts[-1]
+    with suppress(Unfit):
+        found = recorded.kept(folder)
+        whose = {(dump.run_id, dump.round) for dump in found.dumps}
+        if whose == {(newest.run_id, newest.round)}:
+            return found
+    hosts = ", ".join(dict.fromkeys(each.host for each in accounts))
+    return Recorded(f"run {newest.run_id}, attempt {newest.round}, on {hosts}", ())
+
+
+def _unlike(lines: Sequence[str], more: Sequence[str]) -> Iterator[str]:
+    """All of these, but none twice that differs in its seconds alone."""
+    seen = set()
+    for line in (*lines, *more):
+        timeless = _SECONDS.sub("", line)
+        if timeless not in seen:
+            seen.add(timeless)
+            yield line
+
+
+_SECONDS = re.compile(r"[0-9.]+ s\b")
+
+
+def _judged(accounts: Sequence[Account], proved: Concluded) -> Finding | None:
+    """By what the nodes have kept, where none of them was told what all found."""
+    witnesses = [
+        replace(witness, turn=turn)
+        for turn, each in enumerate(accounts)
+        for witness in decode(each.testimony, each.ranks, each.node, each.host)
+    ]
+    hangs = [decode_hang(each.testimony) for each in accounts]
+    return judge(_once(witnesses), (), next(filter(None, hangs), ""), proved)
+
+
+def _once(witnesses: Sequence[Witness]) -> list[Witness]:
+    return [*{each.rank: each for each in reversed(witnesses)}.values()][::-1]
+
+
+def _about(proved: Concluded, ranks: Sequence[int]) -> Suspicion | None:
+    """What is out of step with these ranks, or at all if nobody is known to be to blame."""
+    mine = [each for each in proved.suspicions if {*ranks} & {*each.ranks}]
+    return culprit(mine if ranks else proved.suspicions)
+
+
+# ---- both
+
+
+def _blank(found: Recorded, proved: Concluded, nodes: Sequence[Node]) -> Verdict:
+    stands = {rank: each for node in nodes for rank, each in node.trails.stands.items()}
+    return Verdict(
+        job=found.name,
+        state="",
+        wrong="nothing",
+        ranks=(),
+        nodes=(),
+        certainty="likely",
+        headline="",
+        operation=None,
+        called={},
+        since=None,
+        evidence=(),
+        advice="",
+        kind="",
+        stands=stands,
+        frames={},
+        silent=found.silent,
+        groups=proved.told.groups,
+        members=_members(nodes),
+    )
+
+
+def _members(nodes: Sequence[Node]) -> Mapping[int, Sequence[int]]:
+    found: dict[int, set[int]] = {}
+    for node in nodes:
+        for rank, held in node.trails.operations.items():
+            for group in {each.group for each in held}:
+                found.setdefault(group, set()).add(rank)
+    return {group: sorted(ranks) for group, ranks in found.items()}
+
+
+def _with_call(verdict: Verdict, first: Suspicion | None, nodes: Sequence[Node]) -> Verdict:
+    """With the operation that it is about: what the culprits are inside, as where one died there or
+    its network broke; else of ranks that did not come the first call that they missed.
+    """
+    records = {rank: held for node in nodes for rank, held in node.trails.operations.items()}
+    own = _not_left({rank: records.get(rank, ()) for rank in verdict.ranks})
+    if first is None or (first.kind == "missing" and own):
+        inside = own or _not_left(records)
+        since = max(-inside.entered, 0.0) if inside else None
+        return verdict._replace(operation=inside, since=since)
+    since, operation = max(-first.since, 0.0), first.operation
+    if first.kind == "missing":
+        operation = first_missed(records, first.ranks) or operation
+    return verdict._replace(operation=operation, called=first.last, since=since)
+
+
+def _not_left(records: Mapping[int, Sequence[Operation]]) -> Operation | None:
+    """The first operation, in the order of the program, that one of these ranks has not left."""
+    inside = [each for held in records.values() for each in held if each.state != "done"]
+    return min(inside, key=lambda each: each.number, default=None)
+
+
+def in_words(verdict: Verdict) -> Iterator[str]:
+    """Lines for people."""
+    yield verdict.job
+    yield f"  {verdict.headline}"
+    if verdict.operation:
+        yield f"  operation: {named(verdict.operation, verdict.groups)}"
+    for rank in verdict.ranks[:_MOST_RANKS]:
+        doing = trails.doing(verdict.stands.get(rank, Whereabouts()))
+        frame = f"at {verdict.frames[rank]}" if rank in verdict.frames else ""
+        if doing or frame:
+            yield f"  rank {rank}: {', '.join(filter(None, (doing, frame)))}"
+    for line in verdict.evidence[:_MOST_EVIDENCE]:
+        if line not in verdict.headline:
+            yield f"  {line}"
+    for line in verdict.silent:
+        yield f"  nothing of {line}"
+    if verdict.advice:
+        yield f"  what to do: {verdict.advice}"
+
+
+def as_object(verdict: Verdict) -> Mapping[str, Any]:
+    """The same for programs, in no more than JSON_BYTES: what matters least is cut first."""
+    told = _object(verdict)
+    for name in ("silent", "evidence", "where"):
+        while len(json.dumps(told)) > JSON_BYTES and told[name]:
+            told[name] = told[name][:-1]
+            told["cut"] = True
+    return told
+
+
+def _object(verdict: Verdict) -> dict[str, Any]:
+    shown = [*verdict.ranks][:_MOST_RANKS]
+    return {
+        "schema": SCHEMA,
+        "job": _cut(verdict.job),
+        "state": verdict.state,
+        "wrong": verdict.wrong,
+        "ranks": shown,
+        "nodes": [*verdict.nodes][:_MOST_RANKS],
+        "certainty": verdict.certainty,
+        "kind": verdict.kind,
+        "headline": _cut(verdict.headline),
+        "operation": _operation(verdict, verdict.operation),
+        "called": {
+            str(rank): _operation(verdict, each)
+            for rank, each in [*verdict.called.items()][:_MOST_RANKS]
+        },
+        "waited_seconds": None if verdict.since is None else round(verdict.since, 3),
+        "where": [_where(verdict, rank) for rank in _of_interest(verdict)],
+        "evidence": [*map(_cut, verdict.evidence[:_MOST_EVIDENCE])],
+        "advice": _cut(verdict.advice),
+        "silent": [*map(_cut, verdict.silent[:_MOST_RANKS])],
+        "cut": len(verdict.ranks) > len(shown),
+    }
+
+
+def _of_interest(verdict: Verdict) -> list[int]:
+    """Ranks that are told of, the culprits first."""
+    known = {*verdict.stands, *verdict.frames}
+    order = sorted(known, key=lambda rank: (rank not in verdict.ranks, rank))
+    return order[:_MOST_RANKS]
+
+
+def _where(verdict: Verdict, rank: int) -> Mapping[str, Any]:
+    stands = verdict.stands.get(rank, Whereabouts())
+    since = round(max(-stands.since, 0.0), 3) if stands.section else None
+    return {
+        "rank": rank,
+        "step": stands.step,
+        "section": _cut(stands.section) if stands.section else None,
+        "section_seconds": since,
+        "frame": _cut(verdict.frames.get(rank, "")) or None,
+    }
+
+
+def _operation(verdict: Verdict, each: Operation | None) -> Mapping[str, Any] | None:
+    if each is None:
+        return None
+    return {
+        "operation": each.operation,
+        "sequence": each.sequence,
+        "group": verdict.groups.get(each.group) or (f"{each.group:x}" if each.group else ""),
+        "members": [*verdict.members.get(each.group, ())][:_MOST_RANKS],
+        "dtype": each.dtype,
+        "elements": each.elements,
+        "reduction": each.reduction,
+        "root": each.root,
+        "state": each.state,
+    }
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _TEXT_CHARS else f"{text[: _TEXT_CHARS - 1]}…"

@@ -1,0 +1,139 @@
+"""torshctl asks all agents of a run, and gathers what they answer before a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from torsh_runtime.errors import StoreError
+from torshrun.config.job import RendezvousConfig
+from torshrun.ctl.picture import NotDone, Picture
+from torshrun.ctl.run import Run, reach
+from torshrun.rendezvous import rows
+from torshrun.rendezvous.rows import MOST_ANSWER, AnswerRow, NodeRow, QuestionRow
+from torshrun.text import printable
+
+ALL_BYTES = 256 << 20
+"""Bytes that all nodes together may answer, which a store holds for a moment."""
+_MOST_CONTENT = 1 << 29
+_LONGER = 5.0
+"""Seconds that a question stands for after who asked has ceased to wait."""
+
+
+class Answered(NamedTuple):
+    """What the nodes of a run have answered."""
+
+    contents: Mapping[str, bytes]
+    """By node id, in the order of node ranks."""
+    silent: Sequence[str]
+    """Lines about the nodes that have not, or not all of it, and why."""
+
+
+class AskedRun(Run):
+    """A run whose agents are asked."""
+
+    async def answers(self, kind: str, argument: str = "") -> Answered:
+        """What they answer to a question of this kind within `timeout` seconds. NotDone if nobody
+        can.
+        """
+        nodes = self._asked()
+        most = max(min(MOST_ANSWER, ALL_BYTES // len(nodes)), 1 << 16)
+        question = QuestionRow(id=secrets.token_hex(8), kind=kind, argument=argument, most=most)
+        seconds = self.timeout or 0.0
+        key, trouble = rows.QUESTIONS + question.id, ""
+        try:
+            await self.ask({key: rows.encode(question)}, seconds + _LONGER)
+            trouble = await self._gather(question.id, nodes, seconds)
+        except StoreError as error:  # one that an agent serves ends with it
+            trouble = f"the store has gone meanwhile: {error}"
+        found = Answered(*self._read(question.id, nodes, trouble))
+        with suppress(StoreError):
+            answers = f"{rows.ANSWERS}{question.id}/"
+            await self.withdraw([key, *(n for n in self._items if n.startswith(answers))])
+        return found
+
+    def _asked(self) -> Sequence[NodeRow]:
+        if self.picture.verdict:
+            raise NotDone(f"run {self.run_id} has {self.picture.summary}")
+        if not self.picture.present:
+            raise NotDone(f"no node of run {self.run_id} is left")
+        return self.picture.present
+
+    async def _gather(self, question: str, nodes: Sequence[NodeRow], seconds: float) -> str:
+        """Until all have answered that are there; why some did not, as far as it is one reason."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self._open(question, nodes, self.picture):
+                    await self.change()
+                return ""
+        return f"it did not answer within {seconds:g} s"
+
+    def _open(self, question: str, nodes: Sequence[NodeRow], now: Picture) -> bool:
+        """Whether somebody is there who may still answer."""
+        there = {row.node for row in now.present}
+        return any(row.node in there and not self._row(question, row) for row in nodes)
+
+    def _row(self, question: str, node: NodeRow) -> AnswerRow | None:
+        value = self._items.get(f"{rows.ANSWERS}{question}/{node.node}")
+        return rows.decode(AnswerRow, value)
+
+    def _read(
+        self, question: str, nodes: Sequence[NodeRow], trouble: str
+    ) -> tuple[Mapping[str, bytes], Sequence[str]]:
+        contents, silent = dict[str, bytes](), list[str]()
+        there = {row.node for row in self.picture.present}
+        for node in nodes:
+            row = self._row(question, node)
+            if row is None:
+                why = trouble if node.node in there else "it has left meanwhile"
+                silent.append(f"{_named(node)}: {why or 'it has left meanwhile'}")
+                continue
+            parts = [*self._parts(f"{rows.ANSWERS}{question}/{node.node}", row)]
+            if len(parts) == row.parts > 0:
+                contents[node.node] = inflated(b"".join(parts))
+            if row.trouble or row.is_cut or len(parts) < row.parts:
+                silent.append(f"{_named(node)}: {printable(row.trouble) or _CUT}")
+        return contents, silent
+
+    def _parts(self, key: str, row: AnswerRow) -> Iterator[bytes]:
+        for number in range(row.parts):
+            if part := self._items.get(f"{key}/{number}"):
+                yield part
+
+
+_CUT = "it had more to say than a store takes, and the end of it is missing"
+
+
+def inflated(content: bytes) -> bytes:
+    """What zlib had compressed, as far as it is there and no more than is sound; b"" if it is no
+    such thing.
+    """
+    try:
+        return zlib.decompressobj().decompress(content, _MOST_CONTENT)
+    except zlib.error:
+        return b""
+
+
+def _named(node: NodeRow) -> str:
+    rank = f"node {node.node_rank} ({node.node})" if node.node_rank >= 0 else node.node
+    return printable(rank)
+
+
+def ask_run(
+    config: RendezvousConfig, run_id: str, patience: float, timeout: float, kinds: Sequence[str]
+) -> Mapping[str, Answered]:
+    """What the agents of a run answer to questions of these kinds. NotDone, StoreError."""
+    from torshrun.rendezvous.address import detach
+
+    async def visit() -> Mapping[str, Answered]:
+        detach()
+        async with reach(config) as store:
+            run = AskedRun(store, run_id, config.secret.encode(), patience, timeout)
+            async with run.watched():
+                return {kind: await run.answers(kind) for kind in kinds}
+
+    return asyncio.run(visit())

@@ -1,0 +1,156 @@
+"""torshctl stacks: where the Python of all ranks stands, of a run or of a torshrun of this host."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import click
+
+from torshrun.ctl.host_jobs import HostJob
+from torshrun.ctl.places import Asking, jobs_here
+from torshrun.health.stacks import collect
+from torshrun.text import format_ranks, printable
+
+SCHEMA = 1
+_NOTHING = 1
+_BOUND = 20.0
+"""Seconds that the stacks of one job here may take."""
+_CHARS = 1 << 15
+_MOST_LINES = 60
+"""Lines of one stack that are shown."""
+
+
+class Stands(NamedTuple):
+    """Where one rank stands."""
+
+    host: str
+    pid: int
+    ended: str
+    """How its process has ended; "" if it has not."""
+    state: str
+    """Of its process, as in /proc; "" is unknown."""
+    waits: str
+    """What its main thread waits for in the kernel; "" is unknown."""
+    stack: str
+    """Most recent call first; "" is unknown."""
+
+
+class Stood(NamedTuple):
+    """Where the ranks of a job stand."""
+
+    name: str
+    """For people."""
+    ranks: Mapping[int, Stands]
+    hints: Sequence[str]
+    """Why some stacks are missing, and what to do about it."""
+    silent: Sequence[str]
+    """Lines about nodes of which nothing is known."""
+
+
+def find(place: str | None, asking: Asking) -> list[Stood]:
+    """Of a run, of the torshrun of this pid, or (None) of all of this host. Unfit if there is
+    none.
+    """
+    if place is not None and (asking.is_run(place) or not place.isdecimal()):
+        return [of_answers(place, *asking.ask(place, ["stacks"])["stacks"])]
+    return [of_job(job) for job in jobs_here(place)]
+
+
+def of_answers(run_id: str, contents: Mapping[str, bytes], silent: Sequence[str]) -> Stood:
+    """Of a run, by what its agents have answered. Whatever makes no sense counts as not said."""
+    ranks: dict[int, Stands] = {}
+    hints: dict[str, None] = {}
+    for content in contents.values():
+        with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            told = json.loads(content)
+            host, hint = printable(str(told["host"])), printable(str(told["hint"]))
+            found = {int(rank): _read(host, facts) for rank, facts in told["ranks"].items()}
+            ranks |= found
+            if hint:
+                hints[f"{host}: {hint}"] = None
+    return Stood(printable(f"run {run_id}"), dict(sorted(ranks.items())), [*hints], silent)
+
+
+def _read(host: str, facts: Mapping[str, Any]) -> Stands:
+    ended, state, waits = (
+        printable(str(facts[name])[:_CHARS]) for name in ("ended", "state", "waits")
+    )
+    stack = "\n".join(map(printable, str(facts["stack"])[:_CHARS].splitlines()))
+    return Stands(host, int(facts["pid"]), ended, state, waits, stack)
+
+
+def of_job(job: HostJob) -> Stood:
+    """Of one that runs here."""
+    import os
+
+    pids = [worker.pid for worker in job.workers]
+    stacks = asyncio.run(collect(pids, _BOUND))
+    host = os.uname().nodename
+    ranks = {
+        each.rank: Stands(
+            host, each.pid, "", each.state, each.waits, stacks.texts.get(each.pid, "")
+        )
+        for each in job.workers
+    }
+    return Stood(f"pid {job.agent}: {job.command}", ranks, [*filter(None, [stacks.hint])], ())
+
+
+# ---- shown
+
+
+def show(place: str | None, asking: Asking, *, as_json: bool) -> int:
+    """Print it; the exit code."""
+    found = find(place, asking)
+    for each in found:
+        if as_json:
+            ranks = {rank: stands._asdict() for rank, stands in each.ranks.items()}
+            facts = {"hints": [*each.hints], "silent": [*each.silent], "ranks": ranks}
+            click.echo(json.dumps({"schema": SCHEMA, "job": each.name, **facts}))
+        else:
+            click.echo("\n".join(_lines(each)))
+    return 0 if any(each.ranks for each in found) else _NOTHING
+
+
+def _lines(stood: Stood) -> Iterator[str]:
+    """Ranks that stand alike stand together."""
+    yield stood.name
+    for line in stood.silent:
+        yield f"  nothing of {line}"
+    alike: dict[tuple[str, str], list[int]] = {}
+    for rank, each in stood.ranks.items():
+        alike.setdefault((_state(each), each.stack), []).append(rank)
+    for (state, stack), ranks in alike.items():
+        yield f"{format_ranks(ranks)}{where(stood, ranks)}{state}{':' if stack else ''}"
+        lines = stack.splitlines()
+        yield from (f"  {line}" for line in lines[:_MOST_LINES])
+        if len(lines) > _MOST_LINES:
+            yield f"  {len(lines) - _MOST_LINES} more lines"
+    yield from stood.hints
+
+
+def where(stood: Stood, ranks: Sequence[int]) -> str:
+    """ " on node1 (pid 812)", as far as these ranks have that in common."""
+    hosts = {stood.ranks[rank].host for rank in ranks}
+    host = f" on {hosts.pop()}" if len(hosts) == 1 else ""
+    return f"{host} (pid {stood.ranks[ranks[0]].pid})" if len(ranks) == 1 else host
+
+
+def _state(stands: Stands) -> str:
+    told = manner(stands)
+    if not (told or stands.stack):
+        told = "its stack is not known"
+    return f", {told}" if told else ""
+
+
+def manner(stands: Stands) -> str:
+    """How its process stands, in words; "" if it just runs."""
+    if stands.ended:
+        return f"has ended: {stands.ended}"
+    held = {"T": "is stopped (SIGCONT continues it)", "t": "is held by a debugger"}
+    held |= {"D": "waits in the kernel, where no signal reaches it"}
+    told = held.get(stands.state, "")
+    return told or (f"waits for {stands.waits}" if stands.waits else "")

@@ -1,0 +1,124 @@
+"""What agents keep of a round that failed, for torshctl explain: each node's account of how its
+ranks ended, and the root cause.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torshrun.procfs import read_text
+from torshrun.safe_files import Folder
+from torshrun.text import printable
+
+ACCOUNT_BYTES = 1 << 20
+_MOST_NODES = 1 << 14
+_STACK_CHARS = 1 << 15
+_NAME = re.compile(r"account_[0-9]{1,6}\.json")
+TOGETHER = 60.0
+"""Seconds within which the nodes of one round keep theirs."""
+
+
+class Account(NamedTuple):
+    """What one node's agent has kept of a round."""
+
+    run_id: str
+    round: int
+    node: int
+    """Its rank."""
+    host: str
+    ranks: range
+    testimony: str
+    """In the form of failure/testimony.py."""
+    stacks: Mapping[int, str]
+    """Where ranks stood when they hung."""
+
+
+class Kept(NamedTuple):
+    """What is kept of one round."""
+
+    accounts: list[Account]
+    """By node."""
+    findings: list[str]
+    """What nodes were told to be the root cause, as failure/testimony.py writes it."""
+
+
+def save_account(folder: Folder, account: Account) -> None:
+    """Keep it. OSError."""
+    told = {
+        "run_id": account.run_id[:256],
+        "round": account.round,
+        "node": account.node,
+        "host": account.host,
+        "first_rank": account.ranks.start,
+        "ranks": len(account.ranks),
+        "testimony": account.testimony,
+        "stacks": {str(rank): text for rank, text in account.stacks.items()},
+    }
+    content = json.dumps(told).encode()
+    write_kept(folder, account.round, f"account_{account.node}.json", content)
+
+
+def save_finding(folder: Folder, number: int, node: int, finding: str) -> None:
+    """Keep the root cause of round `number`, as failure/testimony.py writes it. OSError."""
+    write_kept(folder, number, f"finding_{node}.json", finding.encode())
+
+
+def write_kept(folder: Folder, number: int, name: str, content: bytes) -> None:
+    """A file of round `number` with this content alone. OSError."""
+    path = f"{folder.path}/attempt_{number}/{name}"
+    with os.fdopen(folder.open_for_append(path), "wb") as file:
+        file.truncate(0)
+        file.write(content)
+
+
+def load_newest(folder: Path) -> Kept:
+    """Of the newest round of which anything is kept below the folder; all nodes of it. Whatever
+    makes no sense counts as not there. OSError.
+    """
+    files = sorted((path.stat().st_mtime, str(path)) for path in folder.rglob("account_*.json"))
+    found = [
+        (time, path, account)
+        for time, path in files[-_MOST_NODES:]
+        if _NAME.fullmatch(Path(path).name) and (account := _load(path))
+    ]
+    if not found:
+        return Kept([], [])
+    ended, _, newest = found[-1]
+    mine = {
+        account.node: (account, path)
+        for time, path, account in found
+        if time >= ended - TOGETHER
+        and (account.run_id, account.round) == (newest.run_id, newest.round)
+    }
+    own = [mine[node] for node in sorted(mine)]
+    findings = [read_text(_finding_beside(path), ACCOUNT_BYTES) for _, path in own]
+    return Kept([account for account, _ in own], [*filter(None, findings)])
+
+
+def _finding_beside(path: str) -> Path:
+    return Path(path).with_name(Path(path).name.replace("account", "finding"))
+
+
+def _load(path: str) -> Account | None:
+    with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return _read(json.loads(read_text(path, ACCOUNT_BYTES)))
+    return None
+
+
+def _read(told: Mapping[str, Any]) -> Account:
+    first, count = int(told["first_rank"]), int(told["ranks"])
+    stacks = {int(rank): _lines(str(text)) for rank, text in told["stacks"].items()}
+    ranks = range(first, first + min(count, 1 << 16))
+    host, testimony = printable(str(told["host"])), str(told["testimony"])
+    run_id, number = printable(str(told["run_id"])), int(told["round"])
+    return Account(run_id, number, int(told["node"]), host, ranks, testimony, stacks)
+
+
+def _lines(text: str) -> str:
+    return "\n".join(map(printable, text[:_STACK_CHARS].splitlines()))
