@@ -273,3 +273,8 @@ def test_memory() -> None:
     command = [sys.executable, "-m", "torshrun", "--nproc-per-node", "2", *script]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
     assert "x memcpy" in done.stdout, done.stdout + done.stderr
+
+
+def test_flight_faults() -> None:
+    printed = run("flight_faults.py", "--bars")
+    assert "faults explained: pass" in printed

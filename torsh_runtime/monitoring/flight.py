@@ -225,9 +225,7 @@ def first_missed(records: Records, ranks: Collection[int]) -> Operation | None:
         for other, held in records.items():
             later = (each for each in held if each.group in reached and other not in ranks)
             missed = (each for each in later if each.sequence > reached[each.group])
-            found += [each for each in missed if each.operation not in (*MESSAGES, *NO_OPERATIONS)][
-                :1
-            ]
+            found += [each for each in missed if each.operation not in _NO_COLLECTIVES][:1]
     return min(found, key=lambda each: each.number, default=None)
 
 
