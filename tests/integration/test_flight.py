@@ -133,7 +133,9 @@ def test_groups_crosswise(job: Job) -> None:
         """,
         *("--hang-timeout", "2", "--shutdown-timeout", "1"),
     )
-    found = {tuple(each["ranks"]): each["operation"]["ranks"] for each in job.told()["suspicions"]}
+    circle, *others = job.told()["suspicions"]
+    assert (circle["kind"], circle["ranks"]) == ("crosswise", [0, 1])
+    found = {tuple(each["ranks"]): each["operation"]["ranks"] for each in others}
     assert found == {(0,): 3, (1,): 2}
 
 

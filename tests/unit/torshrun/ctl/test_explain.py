@@ -1,0 +1,150 @@
+"""torshctl explain, of records and accounts that the test makes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from torsh_runtime.monitoring.layout import Operation
+from torsh_runtime.monitoring.notes import Group, Note
+from torshrun.ctl.explain import JSON_BYTES, as_object, in_words, of_kept, of_running
+from torshrun.ctl.places import Unfit
+from torshrun.ctl.recorded import Recorded
+from torshrun.ctl.stacks import Stands
+from torshrun.failure.finding import Finding
+from torshrun.failure.kinds import Kind, Reading
+from torshrun.failure.testimony import encode, encode_finding
+from torshrun.failure.witness import Witness
+from torshrun.health.accounts import Account, save_account, save_finding
+from torshrun.health.recordings import Dump, Record
+from torshrun.safe_files import Folder
+
+STACK = "MainThread (idle)\n  load (train.py:14)\n  <module> (train.py:30)"
+
+
+def call(number: int, state: str = "done", at: float = -1.0) -> Operation:
+    return Operation(
+        number=number,
+        operation="all_reduce",
+        dtype="float32",
+        reduction="SUM",
+        elements=8,
+        nbytes=32,
+        root=-1,
+        arrays=0,
+        group=0,
+        ranks=2,
+        sequence=number,
+        state=state,
+        entered=at,
+        came=None,
+        left=None if state == "running" else at + 0.1,
+    )
+
+
+def recorded(since: float) -> Recorded:
+    """Two nodes with a rank each, the second of which is in a section."""
+    waits = Record([call(0), call(1), call(2, "running", -since)])
+    notes = [Note(0, "step", "", -40.0, 12.0, 0), Note(1, "begin", "data\x1b[2J", -31.0, 0.0, 0)]
+    late = Record([call(0), call(1)], notes, [Group(0, 2, "", "0-1")])
+    dumps = [Dump("r", 0, 0, "n0", 0.0, {0: waits}), Dump("r", 0, 1, "n1", 0.0, {1: late})]
+    return Recorded("run r", dumps)
+
+
+def stands(state: str = "S", ended: str = "") -> dict[int, Stands]:
+    return {rank: Stands(f"n{rank}", 7, "", "S", "", STACK) for rank in (0,)} | {
+        1: Stands("n1", 8, ended, state, "", STACK)
+    }
+
+
+def test_who_waits_for_whom_in_a_running_job() -> None:
+    verdict = of_running(recorded(30.0), stands())
+    told = as_object(verdict)
+    assert (told["wrong"], told["ranks"], told["state"]) == ("waiting", [1], "running")
+    assert (told["operation"]["sequence"], told["waited_seconds"]) == (2, 30.0)
+    assert told["where"][0] == {
+        "rank": 1,
+        "step": 12,
+        "section": "data\x1b[2J",
+        "section_seconds": 31.0,
+        "frame": "load (train.py:14)",
+    }
+    text = "\n".join(in_words(verdict))
+    assert "rank 1: in section data since 31.0 s, step 12, at load (train.py:14)" in text
+    assert "\x1b" not in text
+
+
+def test_a_moment_of_waiting_is_nothing() -> None:
+    verdict = of_running(recorded(0.2), stands())
+    assert (verdict.wrong, verdict.ranks) == ("nothing", ())
+    assert (
+        "nothing is wrong: step 12, the last operation began 0.2 s ago" in [*in_words(verdict)][1]
+    )
+
+
+def test_processes_that_stand_still_or_have_ended() -> None:
+    stopped = as_object(of_running(recorded(0.2), stands("T")))
+    assert (stopped["wrong"], stopped["ranks"]) == ("stopped", [1])
+    assert stopped["operation"]["sequence"] == 2
+    dead = as_object(of_running(recorded(0.2), stands("", "killed by SIGKILL")))
+    assert (dead["wrong"], dead["headline"]) == ("dead", "rank 1 has ended: killed by SIGKILL")
+
+
+def kept(folder: Path, *findings: str) -> None:
+    """What two nodes keep of a round: node 1's rank has failed."""
+    for node in range(2):
+        made = Folder.make(f"{folder}/{node}")
+        failed = Witness(
+            rank=node,
+            node=node,
+            end="failed" if node else "stopped",
+            how="exit code 1" if node else "killed by SIGTERM",
+            reading=Reading(Kind.EXCEPTION, "why", "do this"),
+            said="ValueError: x",
+        )
+        stacks = {node: STACK}
+        whose = ("r", 3, node, f"n{node}", range(node, node + 1))
+        save_account(made, Account(*whose, encode([failed]), stacks))
+        for finding in findings:
+            save_finding(made, 3, node, finding)
+        made.close()
+
+
+def test_what_nodes_have_kept_is_joined(tmp_path: Path) -> None:
+    kept(tmp_path / "logs")
+    told = as_object(of_kept(tmp_path / "logs"))
+    assert (told["state"], told["wrong"], told["ranks"]) == ("ended", "failed", [1])
+    assert (told["kind"], told["advice"]) == (Kind.EXCEPTION, "do this")
+    assert {each["rank"]: each["frame"] for each in told["where"]}[1] == "load (train.py:14)"
+
+
+def test_what_the_nodes_found_together_counts(tmp_path: Path) -> None:
+    found = Finding(
+        ranks=(), nodes=(1,), certainty="likely", reading=Reading(Kind.NODE_LOST, "w", "a")
+    )
+    kept(tmp_path / "logs", encode_finding(found))
+    told = as_object(of_kept(tmp_path / "logs"))
+    assert (told["ranks"], told["nodes"], told["certainty"]) == ([], [1], "likely")
+
+
+def test_nonsense_is_passed_over(tmp_path: Path) -> None:
+    kept(tmp_path / "logs", "{}", "[" * 10000)
+    (tmp_path / "logs/0/attempt_3/account_0.json").write_text('{"run_id": []}')
+    (tmp_path / "logs/0/attempt_3/account_x.json").write_text("[]")
+    told = as_object(of_kept(tmp_path / "logs"))
+    assert told["ranks"] == [1]
+    with pytest.raises(Unfit, match="no account of a failure"):
+        of_kept(tmp_path / "nowhere")
+
+
+def test_the_answer_for_programs_is_bounded() -> None:
+    verdict = of_running(recorded(30.0), stands())
+    long = "\x01ß" * 4000
+    many = verdict._replace(
+        headline=long, evidence=[f"{n}{long}" for n in range(99)], silent=[long] * 99, advice=long
+    )
+    told = as_object(many)
+    assert len(json.dumps(told)) <= JSON_BYTES
+    assert told["cut"] is True
