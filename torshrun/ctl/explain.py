@@ -304,7 +304,8 @@ def _with_call(verdict: Verdict, first: Suspicion | None, nodes: Sequence[Node])
         return verdict._replace(operation=inside, since=since)
     since, operation = max(-first.since, 0.0), first.operation
     if first.kind == "missing":
-        operation = first_missed(records, first.ranks) or operation
+        blamed = [rank for rank in first.ranks if rank in verdict.ranks]
+        operation = first_missed(records, blamed or first.ranks) or operation
     return verdict._replace(operation=operation, called=first.last, since=since)
 
 
