@@ -17,7 +17,7 @@ from torsh_runtime.errors import ConfigError
 from torsh_runtime.events import Event as JobEvent
 from torsh_runtime.monitoring.layout import Operation, file_beside
 from torsh_runtime.monitoring.notes import Group, Note
-from torshrun.ctl.recorded import Unfit
+from torshrun.ctl.places import Unfit
 from torshrun.ctl.trace.joined import Joined
 from torshrun.ctl.trace.live import Steps
 from torshrun.ctl.trace.nodes import Node, Worker, nodes_of_dumps
