@@ -19,6 +19,8 @@ from torsh_runtime.backends.base import BackendType, PremulSum, ReduceOp
 from torsh_runtime.backends.nccl.backend import NcclBackend
 from torsh_runtime.backends.registry import is_available
 from torsh_runtime.errors import BackendUnavailable, CommAborted
+from torsh_runtime.monitoring.monitor import recent_operations
+from torsh_runtime.status import number_of
 from torsh_runtime.store.client import StoreClient
 from torsh_runtime.store.hosted import HostedStore
 
@@ -118,6 +120,36 @@ def test_an_operation_that_nobody_joins_ends_with_the_group(fake_ranks: Ranks) -
             backend.abort()
 
     fake_ranks.run(2, body)
+
+
+def test_operations_are_recorded(fake_ranks: Ranks) -> None:
+    def body(backend: NcclBackend) -> list[tuple[object, ...]]:
+        name = f"recorded by {backend.rank}"
+        backend.note_as(name)
+        array = fake_cupy.zeros(4, np.float32)
+        backend.all_reduce(array, ReduceOp.MAX, LONG)
+        with pytest.raises(ValueError, match="root"):
+            backend.broadcast(array, 7, LONG)
+        if backend.rank:
+            backend.recv(array, 0, 0, LONG)
+        else:
+            backend.send(array, 1, 0, LONG)
+        backend.barrier(LONG, async_op=True).wait()
+        backend.close()
+        own = [each for each in recent_operations() if each.group == number_of(name)]
+        noted = [each for each in own if each.operation != "wait"]
+        assert {(each.path, each.state, each.came) for each in noted} == {("nccl", "done", None)}
+        return [
+            (each.operation, each.nbytes, each.root, each.sequence, each.in_background)
+            for each in noted
+        ]
+
+    for rank, found in enumerate(fake_ranks.run(2, body)):
+        assert found == [
+            ("all_reduce", 16, -1, 1, False),
+            ("recv" if rank else "send", 16, 1 - rank, 1, False),
+            ("barrier", 0, -1, 2, True),
+        ]
 
 
 @pytest.mark.gpu
