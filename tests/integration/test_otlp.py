@@ -8,12 +8,10 @@ from support.collectors import CollectorServer, attributes_of
 from support.launcher import Launcher
 
 SCRIPT = """
-from torsh_runtime.monitoring.recording import own_recording
+import torsh_runtime as tr
 assert "TORSH_OTLP" not in os.environ
-notebook = own_recording().notebook
 for step in range(4):
-    notebook.write("step", value=step)
-    notebook.write("scalar", "loss", 0.5)
+    tr.monitoring.step(step, loss=0.5)
 """
 
 

@@ -12,16 +12,13 @@ from typing import NamedTuple
 
 from torsh_runtime.monitoring.layout import ENTRIES, MESSAGES, NO_OPERATIONS, Operation
 from torsh_runtime.monitoring.notes import Note
+from torsh_runtime.monitoring.pace import PROGRESS, Pace, pace_of
 
 NO_TURNS = (*MESSAGES, *NO_OPERATIONS)
 """What is recorded, and is no operation that all ranks of a group take part in."""
-SAMPLES = "samples"
-"""The scalar by which a program tells how many samples a step has."""
-TOTAL = "total"
-"""That by which it tells how many steps there will be."""
 _MOST_THREADS, _DEEPEST = 64, 64
 _LATE = 2.0
-"""Of how many usual steps one may take before it makes the rate of steps less."""
+"""How many times as long as usual a step may take before it makes the pace less."""
 
 Span = tuple[float, float]
 Records = Mapping[int, Sequence[Operation]]
@@ -224,54 +221,22 @@ class Sections:
 # ---- how far it is
 
 
-class Progress(NamedTuple):
-    """How far a rank is, and how fast."""
-
-    step: int | None
-    total: int | None
-    """How many steps there will be."""
-    rate: float | None
-    """Steps a second; None where there were too few."""
-    samples: float | None
-    """Samples a second."""
-    scalars: Mapping[str, float]
-    """What the program has told last, by name."""
-
-
-def progress(notes: Sequence[Note], begin: float, end: float) -> Progress:
-    """What its notes tell, the rates by steps that began between `begin` and `end`; where these are
-    few, by the last two.
-    """
-    steps = [note for note in notes if note.kind == "step"]
-    scalars = {note.name: note.value for note in notes if note.kind == "scalar"}
-    times = [note.time for note in steps]
-    within = sum(time > begin for time in times)
-    times = times[-max(within, 2) :]
-    rate = _rate(times, end)
-    told = [
-        note.value
-        for note in notes
-        if note.kind == "scalar" and note.name == SAMPLES and times and note.time >= times[0]
-    ]
-    of_step = math.fsum(filter(math.isfinite, told)) / len(told) if told else None
-    samples = None if rate is None or of_step is None else rate * of_step
-    step, total = _whole(steps[-1].value if steps else None), _whole(scalars.pop(TOTAL, None))
-    scalars.pop(SAMPLES, None)
-    return Progress(step, total, rate, samples, scalars)
+def present_pace(notes: Sequence[Note], now: float) -> Pace:
+    """What the notes tell of the pace, which falls while the next step is late."""
+    found = pace_of(notes)
+    rate, last = found.per_second, max((note.time for note in notes if _counts(note)), default=now)
+    if not rate or (now - last) * rate < _LATE:
+        return found
+    part = 1 / ((now - last) * rate)
+    samples = found.samples_per_second
+    return found._replace(
+        per_second=rate * part,
+        samples_per_second=None if samples is None else samples * part,
+    )
 
 
-def _rate(times: Sequence[float], end: float) -> float | None:
-    """Steps a second, which falls where the next one is late."""
-    if len(times) < 2 or times[-1] <= times[0]:
-        return None
-    usual = (times[-1] - times[0]) / (len(times) - 1)
-    until = times[-1] if end - times[-1] < _LATE * usual else end
-    return (len(times) - 1) / (until - times[0])
-
-
-def _whole(value: float | None) -> int | None:
-    is_one = value is not None and math.isfinite(value) and abs(value) < 2**63
-    return int(value) if value is not None and is_one else None
+def _counts(note: Note) -> bool:
+    return note.kind == "step" or (note.kind == "scalar" and note.name == PROGRESS)
 
 
 # ---- what there was before

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from torsh_runtime.monitoring.flight import in_words
-from torshrun.ctl.top_view import RankView, View
+from torshrun.ctl.top_view import RankView, View, done_of
 from torshrun.text import printable, ranges
 
 SORTS: Mapping[str, Callable[[RankView], float]] = {
@@ -129,7 +129,7 @@ def _alike(ordered: Sequence[RankView]) -> list[list[RankView]]:
 def _row(row: Sequence[RankView], label: str, width: int) -> Line:
     """Of one rank, or of several: averages, the least step, and what the first of them does."""
     label = label if len(label) <= width else f"{label[: width - 1]}…"
-    steps = [each.progress.step for each in row if each.progress.step is not None]
+    steps = [number for each in row if (number := done_of(each.pace)) is not None]
     longest = max(row, key=lambda each: each.since or 0.0)
     since = "" if longest.since is None else _span(longest.since)
     count = f"{len(row)} ranks: " if len(row) > 1 else ""

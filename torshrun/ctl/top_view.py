@@ -11,14 +11,14 @@ from typing import NamedTuple
 from torsh_runtime.monitoring.flight import Suspicion, suspicions
 from torsh_runtime.monitoring.layout import MESSAGES, NO_OPERATIONS, Operation
 from torsh_runtime.monitoring.notes import Group
+from torsh_runtime.monitoring.pace import Pace
 from torsh_runtime.monitoring.window import (
     Doing,
-    Progress,
     Spent,
     doing,
     notes_until,
     operations_until,
-    progress,
+    present_pace,
     spent,
     waited_for,
 )
@@ -56,7 +56,7 @@ class RankView(NamedTuple):
     """How one rank stands."""
 
     rank: int
-    progress: Progress
+    pace: Pace
     spent: Spent
     does: str
     """In words."""
@@ -79,7 +79,7 @@ class View(NamedTuple):
     """Seconds from the last moment that is known: 0 or less."""
     has_ended: bool
     step: int | None
-    """That of the rank that is least far."""
+    """That of the rank that is least far, or what its bar counts."""
     total: int | None
     rate: float | None
     """Steps a second, of the median rank."""
@@ -108,24 +108,30 @@ def view(sample: Sample, at: float, seconds: float) -> View:
         _rank_view(rank, records[rank], sample.usage.get(rank, Usage()), found, at, seconds)
         for rank in sorted(records)
     ]
-    steps = [each.progress.step for each in ranks if each.progress.step is not None]
-    rates = [each.progress.rate for each in ranks if each.progress.rate is not None]
-    samples = [each.progress.samples for each in ranks if each.progress.samples is not None]
+    paces = [each.pace for each in ranks]
+    done = [number for each in paces if (number := done_of(each)) is not None]
+    rates = [each.per_second for each in paces if each.per_second is not None]
+    samples = [x.samples_per_second for x in paces if x.samples_per_second is not None]
     return View(
         name=printable(sample.recorded.name),
         place=_place(sample.recorded.dumps, len(ranks)),
         at=at,
         has_ended=sample.has_ended,
-        step=min(steps, default=None),
-        total=max((each.progress.total or 0 for each in ranks), default=0) or None,
+        step=min(done, default=None),
+        total=max((each.total or 0 for each in paces), default=0) or None,
         rate=median(rates) if rates else None,
         samples=sum(samples) if samples else None,
-        scalars=_averages(each.progress.scalars for each in ranks),
+        scalars=_averages(each.scalars for each in paces),
         seconds=seconds,
         awaited=_awaited(parts, sample.recorded.dumps, at - seconds, at),
         suspicion=found[0] if found else None,
         ranks=ranks,
     )
+
+
+def done_of(pace: Pace) -> int | None:
+    """How far a rank is: its step, or what its bar counts where that tells more."""
+    return pace.step if pace.done is None else pace.done
 
 
 def _place(dumps: Sequence[Dump], count: int) -> str:
@@ -210,7 +216,7 @@ def _rank_view(
     awaited = _for_whom(rank, now.awaited, record.groups, found)
     return RankView(
         rank=rank,
-        progress=progress(record.notes, at - seconds, at),
+        pace=present_pace(record.notes, at),
         spent=spent(record.operations, at - seconds, at),
         does=_in_words(now, awaited, record, usage),
         since=None if now.since is None else max(at - now.since, 0.0),

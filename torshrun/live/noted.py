@@ -10,7 +10,8 @@ from contextlib import suppress
 
 from torsh_runtime.monitoring.layout import NOTES, file_beside
 from torsh_runtime.monitoring.notes import OTHER, Note
-from torsh_runtime.monitoring.window import SAMPLES, Sections
+from torsh_runtime.monitoring.pace import OF, PROGRESS, SAMPLES, TOTAL
+from torsh_runtime.monitoring.window import Sections
 from torshrun.health.recordings import read_notes
 from torshrun.live.snapshot import Counted, Noted
 
@@ -87,7 +88,7 @@ class _Worker:
         elif note.kind == "scalar" and note.name == SAMPLES:
             self._samples += note.value if 0 <= note.value < float("inf") else 0.0
         elif note.kind == "scalar":
-            if self._names["scalar"].keeps(note.name):
+            if note.name not in (OF, PROGRESS, TOTAL) and self._names["scalar"].keeps(note.name):
                 self._scalars[note.name] = note.value
         elif self._names["section"].keeps(note.name):
             self._sections.take(note)

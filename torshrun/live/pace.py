@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 
 from torsh_runtime.monitoring import layout
-from torsh_runtime.monitoring.notes import notes_of
 from torsh_runtime.monitoring.pace import Pace, pace_of
+from torshrun.health.recordings import read_notes
 
 _SECONDS = 1.0
-_BYTES = 8 * layout.FIRST_GROUP
 
 
 class PaceReader:
@@ -29,16 +28,14 @@ class PaceReader:
 
 
 def _read(path: str, local_rank: int) -> Pace | None:
-    begin = layout.HEADER_BYTES + local_rank * layout.STRIDE
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return None
     try:
-        words, later = (layout.words_of(os.pread(descriptor, _BYTES, begin)) for _ in range(2))
+        _, notes = read_notes(descriptor, local_rank, 0)
     except OSError:
         return None
     finally:
         os.close(descriptor)
-    notes = notes_of(words, later)
     return pace_of(notes) if notes else None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +14,7 @@ from torsh_runtime.monitoring.window import (
     doing,
     notes_until,
     operations_until,
-    progress,
+    present_pace,
     spent,
     waited_for,
 )
@@ -163,34 +161,14 @@ def test_sections_take_no_room_without_end() -> None:
 # ---- how far it is
 
 
-def test_steps_samples_and_scalars() -> None:
-    notes = []
-    for step in range(10):
-        notes.append(note("step", -10.0 + step, value=step))
-        notes.append(note("scalar", -10.0 + step, "samples", 32.0))
-        notes.append(note("scalar", -10.0 + step, "loss", 1.0 / (step + 1)))
-    notes.append(note("scalar", -0.9, "total", 500.0))
-    found = progress(notes, -5.0, 0.0)
-    assert found[:4] == (9, 500, 1.0, 32.0)
-    assert found.scalars == {"loss": 0.1}
-
-
-def test_the_rate_falls_while_a_step_is_late() -> None:
+def test_the_pace_falls_while_a_step_is_late() -> None:
     notes = [note("step", -10.0 + step, value=step) for step in range(3)]
-    rates = [progress(notes, end - 5.0, end).rate for end in (-7.5, -4.0, 30.0)]
-    assert rates == [1.0, pytest.approx(1 / 5), pytest.approx(1 / 39)]
-    assert progress(notes[:1], -5.0, 0.0).rate is None
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, 1e300])
-def test_numbers_that_are_none(value: float) -> None:
-    notes = [
-        note("step", -2.0, value=value),
-        note("step", -1.0, value=value),
-        note("scalar", -1.0, "samples", value),
-    ]
-    found = progress(notes, -5.0, 0.0)
-    assert (found.step, found.rate) == (None, 1.0)
+    notes.insert(1, note("scalar", -10.0, "samples", 32.0))
+    paces = [present_pace(notes, now) for now in (-6.5, -4.0, 30.0)]
+    assert [each.per_second for each in paces] == [1.0, 0.25, pytest.approx(1 / 38)]
+    assert [each.samples_per_second for each in paces] == [16.0, 4.0, pytest.approx(16 / 38)]
+    assert present_pace(notes[:1], 0.0).per_second is None
+    assert present_pace([], 0.0).step is None
 
 
 # ---- before
