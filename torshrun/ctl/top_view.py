@@ -100,7 +100,7 @@ def view(sample: Sample, at: float, seconds: float) -> View:
     """The job `at` seconds (0 or less) from the moment of the sample, with shares of so many
     seconds before.
     """
-    parts = [_until(dump, at) for dump in _on_one_clock(sample.recorded.dumps)]
+    parts = _by_clock(sample.recorded.dumps, at)
     records = {rank: record for part in parts for rank, record in part.items()}
     operations = {rank: record.operations for rank, record in records.items()}
     found = suspicions(operations, sample.recorded.members)
@@ -123,7 +123,7 @@ def view(sample: Sample, at: float, seconds: float) -> View:
         samples=sum(samples) if samples else None,
         scalars=_averages(each.scalars for each in paces),
         seconds=seconds,
-        awaited=_awaited(parts, sample.recorded.dumps, at - seconds, at),
+        awaited=_awaited(parts, at - seconds, at),
         suspicion=found[0] if found else None,
         ranks=ranks,
     )
@@ -142,33 +142,6 @@ def _place(dumps: Sequence[Dump], count: int) -> str:
     return f"round {number}, {count} rank{'' if count == 1 else 's'} of {of}"
 
 
-def _on_one_clock(dumps: Sequence[Dump]) -> list[Dump]:
-    """With times from the last dump's moment, if it is known how the nodes' clocks stand."""
-    moments = [dump.at + dump.offset for dump in dumps if dump.offset is not None]
-    if len(moments) < len(dumps) or len(dumps) < 2:
-        return list(dumps)
-    return [
-        dump._replace(
-            records={r: _shifted(x, moment - max(moments)) for r, x in dump.records.items()}
-        )
-        for dump, moment in zip(dumps, moments, strict=True)
-    ]
-
-
-def _shifted(record: Record, by: float) -> Record:
-    return record._replace(
-        operations=[
-            each._replace(
-                entered=each.entered + by,
-                came=None if each.came is None else each.came + by,
-                left=None if each.left is None else each.left + by,
-            )
-            for each in record.operations
-        ],
-        notes=[note._replace(time=note.time + by) for note in record.notes],
-    )
-
-
 def _until(dump: Dump, at: float) -> dict[int, Record]:
     if at >= 0:
         return dict(dump.records)
@@ -180,12 +153,19 @@ def _until(dump: Dump, at: float) -> dict[int, Record]:
     }
 
 
-def _awaited(
-    parts: Sequence[Mapping[int, Record]], dumps: Sequence[Dump], begin: float, end: float
-) -> dict[int, float]:
-    """Ranks are compared where it is known how their clocks stand to each other."""
-    if all(dump.offset is not None for dump in dumps):
-        parts = [{rank: record for part in parts for rank, record in part.items()}]
+def _by_clock(dumps: Sequence[Dump], at: float) -> list[dict[int, Record]]:
+    """The records as they were, together those whose times can be compared."""
+    common: dict[int, Record] = {}
+    alone = []
+    for dump in dumps:
+        if dump.offset is None:
+            alone.append(_until(dump, at))
+        else:
+            common |= _until(dump, at)
+    return [common, *alone]
+
+
+def _awaited(parts: Sequence[Mapping[int, Record]], begin: float, end: float) -> dict[int, float]:
     total: dict[int, float] = {}
     for part in parts:
         operations = {rank: record.operations for rank, record in part.items()}

@@ -137,10 +137,10 @@ def test_messages_and_waits_and_stopped_processes() -> None:
 
 
 def test_nodes_are_compared_where_their_clocks_are_known() -> None:
-    early, last = operation(1, -4.0, -1.0, -0.9), operation(1, -2.0, -2.0, -1.9)
+    early, last = operation(1, -4.0, -1.0, -0.9), operation(1, -2.0, -1.0, -0.9)
     dumps = [
         Dump("digits", 0, 0, "a", 100.0, {0: record([early])}, offset=0.0),
-        Dump("digits", 0, 1, "b", 7.0, {1: record([last])}, offset=94.0),
+        Dump("digits", 0, 1, "b", 7.0, {1: record([last])}, offset=93.0),
     ]
     sample = Sample(Recorded("run digits", dumps))
     assert view(sample, 0.0, 5.0).awaited == {1: pytest.approx(0.3)}
