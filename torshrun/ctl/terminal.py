@@ -68,9 +68,12 @@ class Terminal:
         return columns or 80, rows or 24
 
     def show(self, lines: Sequence[str]) -> None:
-        """Put these in place of what is there. OSError when the terminal is gone."""
+        """Put these in place of what is there. EOFError when the terminal is gone."""
         body = "\x1b[K\r\n".join(lines)
-        self._write(f"\x1b[H{body}\x1b[K\x1b[J")
+        try:
+            self._write(f"\x1b[H{body}\x1b[K\x1b[J")
+        except OSError:
+            raise EOFError from None
 
     def wait(self, seconds: float) -> list[str]:
         """The keys that come until then; [] is none, or another size of the terminal. EOFError when
@@ -82,10 +85,13 @@ class Terminal:
             os.read(self._wake, 4096)
         if self._keys not in ready:
             return []
-        typed = os.read(self._keys, 1024).decode(errors="replace")
+        try:
+            typed = os.read(self._keys, 1024)
+        except OSError:
+            typed = b""
         if not typed:
             raise EOFError
-        return list(_keys(typed))
+        return list(_keys(typed.decode(errors="replace")))
 
     def _enter(self) -> None:
         if self._before is not None:

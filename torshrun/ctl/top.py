@@ -6,15 +6,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
 from torsh_runtime.errors import TorshError
 from torshrun.ctl.host_jobs import HostJob, HostWorker, find_jobs
-from torshrun.ctl.recorded import find, of_job
+from torshrun.ctl.recorded import Recorded, find, of_job
 from torshrun.ctl.top_lines import SORTS, Shape, lines
 from torshrun.ctl.top_view import Sample, Usage, view
 from torshrun.procfs import read_stat
@@ -36,32 +35,41 @@ _STEP_SECONDS = 1.0
 """Seconds that an arrow goes back or forth."""
 _KEYS = "q quit  s sort: {sort}  p pause  \N{LEFTWARDS ARROW} \N{RIGHTWARDS ARROW} time"
 
+Ask = Callable[[], Sequence[Recorded]]
+"""Gives what is known of a run at this moment."""
+
 
 class Jobs:
     """What is shown, looked at again and again. A job that is gone stays as it was last."""
 
-    def __init__(self, place: str | None) -> None:
-        """As recorded.find() has it. Unfit if there is nothing."""
+    def __init__(self, place: str | None, ask: Ask | None = None) -> None:
+        """Of a directory, a torshrun's pid or (None) all of this host; `ask`: of a run, whatever
+        the place. Unfit if there is nothing.
+        """
         self._place = place
-        self._is_of_host = place is None or place.isdecimal()
-        self._is_kept = place is not None and not self._is_of_host and Path(place).is_dir()
+        self._ask = ask
+        self._is_of_host = ask is None and (place is None or place.isdecimal())
         self._cpu: dict[int, tuple[float, float]] = {}
         self.samples: list[Sample] = []
         self._look_first()
 
     def _look_first(self) -> None:
+        if self._ask is not None:
+            self.samples = [*map(Sample, self._ask())]
+            return
         if self._is_of_host:
-            self.look()
+            self._look_at_host()
         if not self.samples:
-            self.samples = [Sample(each, has_ended=self._is_kept) for each in find(self._place)]
+            is_kept = not self._is_of_host
+            self.samples = [Sample(each, has_ended=is_kept) for each in find(self._place)]
 
     def look(self) -> None:
         """Bring the samples up to date."""
         if self._is_of_host:
             self._look_at_host()
-        elif self.is_live:
+        elif self._ask is not None:
             try:
-                self.samples = [Sample(each) for each in find(self._place)]
+                self.samples = [*map(Sample, self._ask())]
             except TorshError:  # it is gone, or nobody answers for it
                 self.samples = [each._replace(has_ended=True) for each in self.samples]
 
@@ -125,9 +133,13 @@ def press(state: State, key: str) -> State:
     return state
 
 
-def show(place: str | None, at: float, interval: float, *, once: bool) -> int:
-    """Show it until its user ends it, or once where stdout is no terminal; the exit code."""
-    jobs = Jobs(place)
+def show(
+    place: str | None, at: float, interval: float, ask: Ask | None = None, *, once: bool
+) -> int:
+    """Show it until its user ends it, or once where stdout is no terminal; the exit code. As Jobs
+    has it.
+    """
+    jobs = Jobs(place, ask)
     if once or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
         _print(jobs, at, min(interval, _FIRST_LOOK))
         return 0
@@ -138,7 +150,7 @@ def show(place: str | None, at: float, interval: float, *, once: bool) -> int:
             _watch(jobs, State(at=at), interval, terminal)
     except Ended as ended:
         return 128 + ended.signo
-    except (EOFError, OSError):  # the terminal is gone
+    except EOFError:  # the terminal is gone
         return 128 + signal.SIGHUP
     return 0
 

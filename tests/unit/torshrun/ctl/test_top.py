@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import pytest
 from support.operations import note, operation
 
+from torsh_runtime.errors import StoreError
 from torsh_runtime.monitoring.layout import Operation
 from torsh_runtime.monitoring.notes import Group, Note
 from torshrun.ctl.recorded import Recorded
-from torshrun.ctl.top import State, press
+from torshrun.ctl.top import Jobs, State, press
 from torshrun.ctl.top_lines import Shape, lines
 from torshrun.ctl.top_view import Sample, Usage, view
 from torshrun.health.recordings import Dump, Record
@@ -146,6 +147,26 @@ def test_nodes_are_compared_where_their_clocks_are_known() -> None:
     assert view(sample, 0.0, 5.0).awaited == {1: pytest.approx(0.3)}
     apart = [dumps[0], dumps[1]._replace(offset=None)]
     assert view(Sample(Recorded("run digits", apart)), 0.0, 5.0).awaited == {}
+
+
+def test_a_run_is_asked_again_until_nobody_answers() -> None:
+    known = [late(3).recorded]
+
+    def ask() -> list[Recorded]:
+        if not known:
+            raise StoreError("the store is gone")
+        return [known[0]]
+
+    jobs = Jobs("digits", ask)
+    known[0] = late(2).recorded
+    jobs.look()
+    assert view(jobs.samples[0], 0.0, 5.0).awaited.keys() == {2}
+    assert jobs.is_live
+    known.clear()
+    jobs.look()
+    assert (jobs.samples[0].has_ended, jobs.is_live) == (True, False)
+    with pytest.raises(StoreError):
+        Jobs("digits", ask)
 
 
 def test_orders() -> None:
