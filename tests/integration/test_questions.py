@@ -99,6 +99,9 @@ def test_all_agents_of_a_run_are_asked(site: Site) -> None:
         assert [*told["ranks"]] == ["0", "1", "2", "3"]
         assert [each["ranks"] for each in told["suspicions"]] == [[3]]
         assert told["silent"] == []
+        *_, first, _, _, last = site.ctl("top", "job").splitlines()
+        assert "waits for rank 3 in all_reduce #4" in first
+        assert last.endswith("in data")
         stacks = site.told("stacks", "job")["ranks"]
         assert "load (" in stacks["3"]["stack"]
         os.kill(pid_of(nodes[0], 1), signal.SIGSTOP)

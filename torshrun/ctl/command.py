@@ -257,23 +257,25 @@ def explain(place: str, as_json: bool, **options: Any) -> int:
 @click.option(
     "--interval", default="1", metavar="SECONDS", help="Between two pictures. [default: 1]"
 )
-def top(place: str | None, at: str, once: bool, interval: str) -> int:
+@_asking
+def top(place: str | None, at: str, once: bool, interval: str, **options: Any) -> int:
     """Show how each rank spends its time, in what it is now and for whom it waits, in the terminal
     until q is pressed: by what workers have recorded, without an endpoint. Where stdout is no
     terminal, one picture is printed.
 
-    PID is that of a torshrun that runs on this host; without it, all of them. DIR is a directory
-    of --log-dir: the newest attempt there that has failed or hung, as it was at its end. RUN is the
-    --rdzv-id of a job of several nodes.
+    PID is that of a torshrun that runs on this host; without any, all of them. DIR is a directory
+    of --log-dir: the newest attempt there that has failed or hung, as it was at its end. Of a RUN
+    of several nodes all agents are asked each time: say where they meet, as to the others.
 
-    Exit codes: 0 done; 1 there is nothing to show; 2 wrong usage.
+    Exit codes: 0 done; 1 there is nothing to show; 2 wrong usage; 69 the store cannot be reached.
     """
     from torshrun.ctl.top import show
 
     if values.seconds(at.removeprefix("-")) and not at.startswith("-"):
         raise click.UsageError(f"--at {at} is not in the past: give it like -30s")
     pause = max(values.seconds(interval), SHORTEST_INTERVAL)
-    return show(place, -values.seconds(at.removeprefix("-")), pause, once=once)
+    asking = _asking_of(options)
+    return show(place, -values.seconds(at.removeprefix("-")), pause, asking, once=once)
 
 
 @command.command(short_help="Write the timeline of all ranks, for Perfetto.")

@@ -7,12 +7,14 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
 from torsh_runtime.errors import TorshError
 from torshrun.ctl.host_jobs import HostJob, HostWorker, find_jobs
+from torshrun.ctl.places import Asking
 from torshrun.ctl.recorded import Recorded, find, of_job
 from torshrun.ctl.top_lines import SORTS, Shape, lines
 from torshrun.ctl.top_view import Sample, Usage, view
@@ -133,13 +135,10 @@ def press(state: State, key: str) -> State:
     return state
 
 
-def show(
-    place: str | None, at: float, interval: float, ask: Ask | None = None, *, once: bool
-) -> int:
-    """Show it until its user ends it, or once where stdout is no terminal; the exit code. As Jobs
-    has it.
-    """
-    jobs = Jobs(place, ask)
+def show(place: str | None, at: float, interval: float, asking: Asking, *, once: bool) -> int:
+    """Show it until its user ends it, or once where stdout is no terminal; the exit code."""
+    is_run = place is not None and asking.is_run(place)
+    jobs = Jobs(place, partial(find, place, asking) if is_run else None)
     if once or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
         _print(jobs, at, min(interval, _FIRST_LOOK))
         return 0

@@ -62,6 +62,9 @@ def _head(shown: View, shape: Shape) -> Iterator[Line]:
     yield [("".join(f"{each}  " for each in told if each), "33"), (shown.name, "1")]
     yield [(", ".join([shown.place, *_progress(shown)]), "")]
     yield [(_shares(shown), "")]
+    if shown.silent:
+        more = f" (and {len(shown.silent) - 1} more)" if len(shown.silent) > 1 else ""
+        yield [(f"{shown.silent[0]}{more}", "31")]
     suspicion = shown.suspicion
     if suspicion is not None and shown.at - suspicion.since >= HUNG_SECONDS:
         yield [(printable(in_words(suspicion, shown.at)), "31")]

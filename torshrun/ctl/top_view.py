@@ -93,6 +93,8 @@ class View(NamedTuple):
     """For each rank the share of all ranks' time that was waited for it, the largest first."""
     suspicion: Suspicion | None
     """What has been waited in longest."""
+    silent: Sequence[str]
+    """Lines about nodes of which something is missing."""
     ranks: Sequence[RankView]
 
 
@@ -125,6 +127,7 @@ def view(sample: Sample, at: float, seconds: float) -> View:
         seconds=seconds,
         awaited=_awaited(parts, at - seconds, at),
         suspicion=found[0] if found else None,
+        silent=[*map(printable, sample.recorded.silent)],
         ranks=ranks,
     )
 

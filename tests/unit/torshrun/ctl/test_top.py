@@ -169,6 +169,13 @@ def test_a_run_is_asked_again_until_nobody_answers() -> None:
         Jobs("digits", ask)
 
 
+def test_nodes_that_do_not_answer_are_named() -> None:
+    sample = late(3)
+    silent = ("node2 did not answer\x1b[2J", "node3 did not answer")
+    sample = sample._replace(recorded=sample.recorded._replace(silent=silent))
+    assert picture(sample)[3] == "node2 did not answer (and 1 more)"
+
+
 def test_orders() -> None:
     for sort, first in (("rank", "0"), ("waiting", "0"), ("own work", "3"), ("since", "3")):
         assert picture(late(3), WIDE._replace(sort=sort))[5].split()[0] == first
