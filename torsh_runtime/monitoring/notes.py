@@ -123,7 +123,7 @@ class Notebook:
         self._threads: dict[int, int] = {}
         self._lock = threading.Lock()
         self._groups: dict[int, Group] = {}
-        self._put: Callable[[int, float], None] = self._put_here
+        self._put: Callable[[int, float], None] | None = None
 
     def write(
         self, kind: str, name: str = "", value: float = 0.0, thread: int | None = None
@@ -139,7 +139,8 @@ class Notebook:
         place = self._threads.get(ident)
         if place is None:
             place = self._number(ident)
-        self._put(_PLACE_OF[kind] | index << 8 | place << 24, value)
+        put = self._put or self._put_here
+        put(_PLACE_OF[kind] | index << 8 | place << 24, value)
 
     def write_by(self, put: Callable[[int, float], None]) -> None:
         """Have this put notes from now on, which is faster: the compiled library's."""

@@ -232,7 +232,7 @@ def read_trails(copied: bytes, first_rank: int, at: float) -> Trails:
     operations, stands, groups = {}, {}, dict[int, Group]()
     for place in range(_count_of(copied)):
         words, rank = layout.words_of(_part(copied, place)), first_rank + place
-        operations[rank] = before(layout.operations_of(words, words, _LOOKED_AT), at)
+        operations[rank] = before(layout.operations_of(words, words, most=_LOOKED_AT), at)
         notes = [note._replace(time=note.time - at) for note in notes_of(words, words)]
         stands[rank] = whereabouts(notes)
         groups |= {each.number: each for each in groups_of(words)}
