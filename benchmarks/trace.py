@@ -186,7 +186,7 @@ def report(found: dict[str, list[float]], figures: Any, rounds: int, steps: int)
     print(render(["steps", "ms", "ratio"], rows))
     operations, notes = figures["operations"], figures["notes"]
     packed = figures["packed"] / operations
-    written = figures["written"] / (operations + notes)
+    written = figures["written"] / operations
     seconds = statistics.mean(found["traced"]) * steps * rounds
     print(
         f"{operations} operations and {notes} notes of steps and sections; collecting took "
@@ -195,7 +195,7 @@ def report(found: dict[str, list[float]], figures: Any, rounds: int, steps: int)
     limits = {
         "a traced step": (ratios["traced"], _MOST),
         "bytes of all that is collected, an operation": (packed, _MOST_BYTES),
-        "bytes of the file, an operation or note": (written, _MOST_BYTES),
+        "bytes of the file, an operation": (written, _MOST_BYTES),
     }
     return [
         Check(what, value, limit, at_most=True, bar="trace")
