@@ -19,6 +19,12 @@ def snippets(guide: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (DOCS / guide).read_text(), re.DOTALL)
 
 
+def snippet(guide: str, name: str) -> str:
+    """The one that is to be saved by this name."""
+    (found,) = (each for each in snippets(guide) if each.startswith(f"# {name}:"))
+    return found
+
+
 def output(torshrun: Launcher, script: str) -> str:
     """What two ranks print, by the command in the script's first line."""
     words = script.partition("\n")[0].split()
@@ -117,12 +123,12 @@ def test_remote_calls(torshrun: Launcher) -> None:
 
 
 def test_statistics(torshrun: Launcher) -> None:
-    script = snippets("monitoring.md")[0]
+    script = snippet("monitoring.md", "stats.py")
     assert "10 80000" in output(torshrun, script)
 
 
 def test_steps_and_sections(torshrun: Launcher) -> None:
-    _, steps, bar, *_ = snippets("monitoring.md")
+    steps, bar = (snippet("monitoring.md", name) for name in ("train.py", "bar.py"))
     assert "29 0.0333" in output(torshrun, steps)
     torshrun.script(bar, "bar.py")
     code, _, err = torshrun.run("--nproc-per-node", "2", "bar.py")
@@ -131,7 +137,7 @@ def test_steps_and_sections(torshrun: Launcher) -> None:
 
 
 def test_configurations(torshrun: Launcher) -> None:
-    script = snippets("monitoring.md")[3]
+    script = snippet("monitoring.md", "configured.py")
     torshrun.script(script, "configured.py")
     code, out, err = torshrun.run("--nproc-per-node", "2", "configured.py")
     assert code == 0, err
@@ -145,9 +151,9 @@ def test_configurations(torshrun: Launcher) -> None:
 
 
 def test_bottlenecks_and_analysis(torshrun: Launcher) -> None:
-    asking, analysing = snippets("monitoring.md")[4:]
-    output(torshrun, asking)
-    assert re.search(r"without rank 1: [\d.]+ times as fast", output(torshrun, analysing))
+    output(torshrun, snippet("monitoring.md", "bottlenecks.py"))
+    told = output(torshrun, snippet("monitoring.md", "analysis.py"))
+    assert re.search(r"without rank 1: [\d.]+ times as fast", told)
 
 
 def test_an_agent_from_within_a_program(tmp_path: Path) -> None:
