@@ -8,11 +8,13 @@ if TYPE_CHECKING:
     from torsh_runtime.monitoring.analysis import Breakdown as Breakdown
     from torsh_runtime.monitoring.analysis import analyse as analyse
     from torsh_runtime.monitoring.analysis import own_record as own_record
-    from torsh_runtime.monitoring.bottlenecks import Bottleneck as Bottleneck
-    from torsh_runtime.monitoring.bottlenecks import (
+    from torsh_runtime.monitoring.bottleneck_config import Bottleneck as Bottleneck
+    from torsh_runtime.monitoring.bottleneck_config import (
         BottleneckDetectionConfig as BottleneckDetectionConfig,
     )
-    from torsh_runtime.monitoring.bottlenecks import BottleneckThresholds as BottleneckThresholds
+    from torsh_runtime.monitoring.bottleneck_config import (
+        BottleneckThresholds as BottleneckThresholds,
+    )
     from torsh_runtime.monitoring.config import DebugConfig as DebugConfig
     from torsh_runtime.monitoring.config import MetricsConfig as MetricsConfig
     from torsh_runtime.monitoring.layout import Operation as Operation
@@ -33,9 +35,9 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Analysis": "analysis",
-    "Bottleneck": "bottlenecks",
-    "BottleneckDetectionConfig": "bottlenecks",
-    "BottleneckThresholds": "bottlenecks",
+    "Bottleneck": "bottleneck_config",
+    "BottleneckDetectionConfig": "bottleneck_config",
+    "BottleneckThresholds": "bottleneck_config",
     "Breakdown": "analysis",
     "CommunicationStatistics": "monitor",
     "DebugConfig": "config",

@@ -46,7 +46,7 @@ class MetricsConfig:
     export_prometheus: bool = False
     """Serve them to Prometheus. Under torshrun its agent does, with --metrics-port."""
     prometheus_port: int = 9090
-    """Without torshrun, the port of local rank 0 on all addresses; rank k has the k-th behind."""
+    """Without torshrun, the port of local rank 0 on 127.0.0.1; rank k has the k-th behind."""
 
     def __post_init__(self) -> None:
         _check_types(self)

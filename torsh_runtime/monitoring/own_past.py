@@ -9,7 +9,11 @@ import threading
 from pathlib import Path
 
 from torsh_runtime.monitoring.analysis import breakdowns, own_record
-from torsh_runtime.monitoring.bottlenecks import Bottleneck, BottleneckDetectionConfig, call
+from torsh_runtime.monitoring.bottleneck_config import (
+    Bottleneck,
+    BottleneckDetectionConfig,
+    call,
+)
 from torsh_runtime.monitoring.joining import joined
 from torsh_runtime.monitoring.judging import Judge
 from torsh_runtime.monitoring.spans import spans

@@ -15,12 +15,12 @@ from support.processes import soon
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.events import Event, faults
 from torsh_runtime.monitoring import bottlenecks, recording
-from torsh_runtime.monitoring.bottlenecks import (
+from torsh_runtime.monitoring.bottleneck_config import (
     Bottleneck,
     BottleneckDetectionConfig,
     BottleneckThresholds,
-    Findings,
 )
+from torsh_runtime.monitoring.bottlenecks import Findings
 from torsh_runtime.monitoring.findings import Finding
 from torsh_runtime.monitoring.marks import own_marks
 from torsh_runtime.monitoring.wishes import PREFIX, wish_in
