@@ -9,6 +9,7 @@ import time
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torshrun.agent.diagnosis import in_thread, status_words
@@ -17,6 +18,8 @@ from torshrun.procfs import read_stat, read_text
 from torshrun.rendezvous.base import Answer, Asked, Rendezvous
 from torshrun.workers.group import Worker, WorkerGroup
 
+MOST_TRACED = 2
+"""Traces that are collected at the same time."""
 MOST_WAITING = 4
 """Questions that wait for their turn; others are told to come again."""
 STACKS_BOUND = 8.0
@@ -43,37 +46,49 @@ class Answering:
         self._task: asyncio.Task[None] | None = None
         self.inquires = False
         """Whether it is just finding out where workers stand, by other programs."""
-        self._kinds = {"records": self._records, "stacks": self._stacks}
+        self._is_closing = False
+        self._kinds = {"records": self._records, "stacks": self._stacks, "trace": self._trace}
+        self._tracing: set[asyncio.Task[None]] = set()
 
     def ask(self, asked: Asked) -> None:
         """Answer it soon. Called in the loop's thread, and does not wait."""
+        if asked.kind == "trace":  # which takes its time, beside the others
+            if len(self._tracing) < MOST_TRACED:
+                task = asyncio.get_running_loop().create_task(self._reply(asked))
+                self._tracing.add(task)
+                task.add_done_callback(self._tracing.discard)
+            return
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._work())
         if not self._waiting.full():  # who asks is told that this node did not answer
             self._waiting.put_nowait(asked)
 
     async def close(self) -> None:
-        if self._task:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        self._is_closing = True
+        tasks = [*self._tracing, *([self._task] if self._task else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _work(self) -> None:
         while True:
-            asked = await self._waiting.get()
-            try:
-                answer = await self._answer(asked)
-            except Exception as error:  # whoever asks is no reason for the job to end
-                answer = Answer(b"", f"internal error: {error!r}")
-            await self.rendezvous.answer(asked, answer)
+            await self._reply(await self._waiting.get())
+
+    async def _reply(self, asked: Asked) -> None:
+        try:
+            answer = await self._answer(asked)
+        except Exception as error:  # whoever asks is no reason for the job to end
+            answer = Answer(b"", f"internal error: {error!r}")
+        await self.rendezvous.answer(asked, answer)
 
     async def _answer(self, asked: Asked) -> Answer:
         if asked.kind not in self._kinds:
             return Answer(b"", f"this agent cannot answer that ({asked.kind[:40]!r})")
         if not self.group.workers or self.a_round() is None:
             return Answer(b"", _NO_WORKERS)
-        return await self._kinds[asked.kind]()
+        return await self._kinds[asked.kind](asked)
 
-    async def _records(self) -> Answer:
+    async def _records(self, _: Asked) -> Answer:
         a_round = self.a_round()
         assert a_round
         first, again = a_round.recordings.copy(), a_round.recordings.copy()
@@ -91,7 +106,38 @@ class Answering:
 
         return Answer(await in_thread(packed))
 
-    async def _stacks(self) -> Answer:
+    async def _trace(self, asked: Asked) -> Answer:
+        """What the workers note from now on, until the round is over, or for as long as is asked
+        for."""
+        from torshrun.health.tracing import InvalidTrace, trace_asked
+
+        a_round = self.a_round()
+        assert a_round
+        workers = [*self.group.workers]
+        at = time.monotonic()
+        clock = self.rendezvous.common_clock(at)
+        about = {
+            "host": os.uname().nodename,
+            "node": self.node_rank(),
+            "round": a_round.number,
+            "ranks": {place: each.rank for place, each in enumerate(workers)},
+            "pids": {place: each.pid for place, each in enumerate(workers)},
+            "clock": [clock.leader, *clock.reading] if clock else None,
+        }
+
+        def goes_on() -> bool:
+            return not self._is_closing and self.a_round() is a_round
+
+        file = workers[0].assignment.worker.status_file
+        try:
+            content = await in_thread(
+                partial(trace_asked, file, asked.argument, asked.most, about, goes_on)
+            )
+        except InvalidTrace as error:
+            return Answer(b"", str(error))
+        return Answer(content)
+
+    async def _stacks(self, _: Asked) -> Answer:
         from torshrun.health.stacks import collect
 
         workers = [*self.group.workers]

@@ -279,7 +279,7 @@ def top(place: str | None, at: str, once: bool, interval: str, **options: Any) -
 
 
 @command.command(short_help="Write the timeline of all ranks, for Perfetto.")
-@click.argument("places", metavar="[DIR|FILE|PID]...", nargs=-1)
+@click.argument("places", metavar="[RUN|DIR|FILE|PID]...", nargs=-1)
 @click.option(
     "--steps", metavar="A:B", help="Of these steps, which a running job has yet to begin."
 )
@@ -299,21 +299,25 @@ def top(place: str | None, at: str, once: bool, interval: str, **options: Any) -
     metavar="[RANK=]FILE",
     help="Also what torch.profiler wrote there, or torshrun's --events.",
 )
+@_asking
 def trace(
     places: tuple[str, ...],
     steps: str | None,
     seconds: str | None,
     output: str,
     others: tuple[str, ...],
+    **options: Any,
 ) -> int:
     """Write what each rank did and when, in Chrome's trace format: open the file at
     https://ui.perfetto.dev. Steps, sections, collectives as waiting and moving, messages as arrows.
 
     PID is that of a torshrun that runs on this host; nothing given is the only one. Its workers
     do not notice. DIR is a directory that torshrun has made in --log-dir, or one above it: the
-    newest attempt there that has failed or hung, with those before it. Ctrl-C ends it early.
+    newest attempt there that has failed or hung, with those before it. Ctrl-C ends it early. The
+    agents of a RUN of several nodes are asked to follow their workers: say where they meet.
 
-    Exit codes: 0 done; 1 there is nothing to show, or it cannot be written; 2 wrong usage.
+    Exit codes: 0 done; 1 there is nothing to show, or it cannot be written; 2 wrong usage; 69 the
+    store cannot be reached.
     """
     from torshrun.ctl.trace.run import Wanted, parse_steps
     from torshrun.ctl.trace.run import run as write
@@ -325,7 +329,7 @@ def trace(
         output=output,
         others=others,
     )
-    return write(wanted, _say)
+    return write(wanted, _asking_of(options), _say)
 
 
 @command.command(short_help="Find what would keep jobs from running here.")

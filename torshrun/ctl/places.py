@@ -37,12 +37,15 @@ class Asking:
             return False
         return not (place.isdecimal() and any(job.agent == int(place) for job in find_jobs()))
 
-    def ask(self, run_id: str, kinds: Sequence[str]) -> Mapping[str, Answered]:
-        """What the agents of a run answer to these kinds of questions."""
+    def ask(
+        self, run_id: str, kinds: Sequence[str], argument: str = "", seconds: float = 0.0
+    ) -> Mapping[str, Answered]:
+        """What the agents of a run answer to these kinds of questions, for which they take so many
+        seconds."""
         from torshrun.ctl.questions import ask_run
 
         config, patience = self.reach(run_id)
-        return ask_run(config, run_id, patience, self.timeout, kinds)
+        return ask_run(config, run_id, patience, self.timeout + seconds, kinds, argument)
 
 
 def jobs_here(place: str | None) -> list[HostJob]:

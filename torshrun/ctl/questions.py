@@ -124,7 +124,12 @@ def _named(node: NodeRow) -> str:
 
 
 def ask_run(
-    config: RendezvousConfig, run_id: str, patience: float, timeout: float, kinds: Sequence[str]
+    config: RendezvousConfig,
+    run_id: str,
+    patience: float,
+    timeout: float,
+    kinds: Sequence[str],
+    argument: str = "",
 ) -> Mapping[str, Answered]:
     """What the agents of a run answer to questions of these kinds. NotDone, StoreError."""
     from torshrun.rendezvous.address import detach
@@ -134,6 +139,6 @@ def ask_run(
         async with reach(config) as store:
             run = AskedRun(store, run_id, config.secret.encode(), patience, timeout)
             async with run.watched():
-                return {kind: await run.answers(kind) for kind in kinds}
+                return {kind: await run.answers(kind, argument) for kind in kinds}
 
     return asyncio.run(visit())

@@ -11,8 +11,9 @@ import struct
 import threading
 import time
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import zip_longest
+from typing import NamedTuple
 
 from torsh_runtime.monitoring import layout
 from torsh_runtime.monitoring.layout import (
@@ -148,27 +149,78 @@ class Collector:
             self._pieces.append((of.place, packed))
 
 
+class Steps(NamedTuple):
+    """Those to be collected."""
+
+    first: int
+    last: int
+
+
 def collect_for(
-    path: str, seconds: float, about: Mapping[str, object], is_wanted: Callable[[], bool]
+    path: str,
+    seconds: float,
+    about: Mapping[str, object],
+    is_wanted: Callable[[], bool],
+    steps: Steps | None = None,
+    most_bytes: int = MOST_BYTES,
 ) -> bytes:
     """The trace of so many seconds, or of those until it is not wanted any more, which is looked at
-    20 times a second. OSError if `path` holds no recordings.
+    20 times a second; with `steps` of these, which are waited for as long. OSError if `path` holds
+    no recordings, LookupError that says why if the steps have gone by or do not come.
 
     It sleeps most of the time, so it wants a thread of its own, which gives way to workers.
     """
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
-    collector = Collector(path)
+    collector, wait = Collector(path, most_bytes=most_bytes), StepWait(steps)
     try:
         until = collector.began + seconds
-        while is_wanted() and collector.full_at is None:
-            pause = collector.collect()
+        while is_wanted() and collector.full_at is None and not wait.is_over:
+            pause = collector.collect() if wait.has_begun else collector.watch()
+            wait.look(collector.steps)
             left = until - time.monotonic()
             if left <= 0:
                 break
             time.sleep(min(pause, left))
+        if why := wait.why_none(seconds):
+            raise LookupError(why)
         return collector.finish(about)
     finally:
         collector.close()
+
+
+class StepWait:
+    """Whether the steps that are wanted go by just now."""
+
+    def __init__(self, steps: Steps | None) -> None:
+        """None: everything is wanted."""
+        self._steps = steps
+        self._at: list[float] = []
+        self.has_begun = steps is None
+        """Whether they are about to begin, or have."""
+        self.is_over = False
+        """Whether all ranks are beyond them."""
+
+    def look(self, told: Iterable[float | None]) -> None:
+        """The last step of each worker; None of those that have told none."""
+        self._at = [step for step in told if step is not None]
+        if self._steps is None or not self._at:
+            return
+        self.is_over = min(self._at) > self._steps.last
+        self.has_begun |= not self.is_over and max(self._at) >= self._steps.first - 1
+
+    def why_none(self, seconds: float) -> str:
+        """Why there is nothing of them after so long; "" if there is."""
+        if self.has_begun or self._steps is None:
+            return ""
+        if not self._at:
+            return (
+                f"no rank has told its steps within {seconds:g} s: call tr.monitoring.step(n) in "
+                f"the script, or trace it for a while with --seconds"
+            )
+        if self.is_over:
+            return f"step {self._steps.last} has gone by: the ranks are at step {min(self._at):g}"
+        at = f"the ranks are at step {max(self._at):g}"
+        return f"step {self._steps.first} has not come within {seconds:g} s: {at}"
 
 
 class _Followed:

@@ -12,8 +12,8 @@ from torsh_runtime.monitoring.layout import MESSAGES
 from torsh_runtime.monitoring.notes import Note
 from torsh_runtime.monitoring.timeline import Message
 from torsh_runtime.monitoring.trace_events import FAR, Event, instant, name_events
-from torshrun.ctl.trace.live import Steps
 from torshrun.ctl.trace.nodes import Node, Worker
+from torshrun.health.collecting import Steps
 from torshrun.text import format_ranks
 
 _BEFORE = 1e-9

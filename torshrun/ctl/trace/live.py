@@ -5,24 +5,16 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from torsh_runtime.monitoring.layout import file_beside
 from torshrun.ctl.host_jobs import HostJob, find_jobs
 from torshrun.ctl.places import Unfit
 from torshrun.ctl.trace.nodes import Node, nodes_of_traces
-from torshrun.health.collecting import Collector
+from torshrun.health.collecting import Collector, Steps, StepWait
 from torshrun.health.traced import read_trace
 
 _TURN = 0.25
 """Seconds between two looks whether workers still run."""
-
-
-class Steps(NamedTuple):
-    """Those to be shown."""
-
-    first: int
-    last: int
 
 
 class Followed:
@@ -127,38 +119,20 @@ def follow(
     workers = sum(len(job.workers) for job in jobs)
     os.nice(10)  # workers need the processors more
     followed = [Followed(job, say) for job in jobs]
-    is_wanted = steps is None
-    deadline = time.monotonic() + seconds
+    wait, deadline = StepWait(steps), time.monotonic() + seconds
     try:
         say(f"looking at {workers} workers for {until}; Ctrl-C ends it and writes what there is")
         while (now := time.monotonic()) < deadline and not all(each.has_ended for each in followed):
-            pauses = [each.go_on(is_wanted=is_wanted) for each in followed]
-            at = [step for each in followed for step in each.steps]
-            if steps is not None and at:
-                if not is_wanted and min(at) > steps.last:
-                    raise Unfit(f"step {steps.last} has gone by: the ranks are at step {min(at):g}")
-                if is_wanted and min(at) > steps.last:
-                    break
-                is_wanted = is_wanted or max(at) >= steps.first - 1
-            if any(each.is_full for each in followed):
+            pauses = [each.go_on(is_wanted=wait.has_begun) for each in followed]
+            wait.look(step for each in followed for step in each.steps)
+            if wait.is_over or any(each.is_full for each in followed):
                 break
             time.sleep(max(min(*pauses, deadline - now), 0))
     except KeyboardInterrupt:
         say("interrupted: writing what there is")
-    if not is_wanted:
-        raise Unfit(_no_steps(followed, steps, seconds))
+    if why := wait.why_none(seconds):
+        raise Unfit(why)
     return [node for each in followed for node in each.finish()]
-
-
-def _no_steps(followed: Sequence[Followed], steps: Steps | None, seconds: float) -> str:
-    at = [step for each in followed for step in each.steps]
-    wanted = f"step {steps.first}" if steps else "the steps"
-    if not at:
-        return (
-            f"no rank has told its steps within {seconds:g} s: call tr.monitoring.step(n) in the "
-            f"script, or trace it for a while with --seconds"
-        )
-    return f"{wanted} has not come within {seconds:g} s: the ranks are at step {max(at):g}"
 
 
 def _runs(pid: int) -> bool:

@@ -11,11 +11,14 @@ from typing import NamedTuple
 
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.monitoring.trace_file import write_trace
-from torshrun.ctl.places import Unfit
+from torshrun.ctl.places import Asking, Unfit
 from torshrun.ctl.trace.joined import Joined
-from torshrun.ctl.trace.live import Steps, follow, jobs_of
+from torshrun.ctl.trace.live import follow, jobs_of
 from torshrun.ctl.trace.nodes import Node, kept, nodes_of_traces, trace_in
 from torshrun.ctl.trace.others import Others
+from torshrun.health.collecting import Steps
+from torshrun.health.traced import read_trace
+from torshrun.health.tracing import LONGEST, argument_of
 from torshrun.text import format_ranks, printable, size
 
 _SECONDS = 10.0
@@ -43,11 +46,12 @@ def parse_steps(text: str) -> Steps:
     return Steps(int(match[1]), int(match[2] or match[1]))
 
 
-def run(wanted: Wanted, say: Callable[[str], None]) -> int:
+def run(wanted: Wanted, asking: Asking, say: Callable[[str], None]) -> int:
     """Write the trace, and say what it holds; the exit code. Unfit if there is nothing."""
     with _interrupts():
         try:
-            return _run(wanted, say)
+            write(_nodes(wanted, asking, say), wanted, say)
+            return 0
         except KeyboardInterrupt:
             say("interrupted: nothing is written")
             return 128 + signal.SIGINT
@@ -65,11 +69,6 @@ def _interrupts() -> Iterator[None]:
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
-
-
-def _run(wanted: Wanted, say: Callable[[str], None]) -> int:
-    write(_nodes(wanted, say), wanted, say)
-    return 0
 
 
 def write(nodes: Sequence[Node], wanted: Wanted, say: Callable[[str], None]) -> None:
@@ -92,14 +91,33 @@ def write(nodes: Sequence[Node], wanted: Wanted, say: Callable[[str], None]) -> 
     )
 
 
-def _nodes(wanted: Wanted, say: Callable[[str], None]) -> list[Node]:
-    pids = [int(each) for each in wanted.places if each.isdecimal()]
-    places = [each for each in wanted.places if not each.isdecimal()]
-    found = [node for each in places if Path(each).is_dir() for node in kept(each)]
+def _nodes(wanted: Wanted, asking: Asking, say: Callable[[str], None]) -> list[Node]:
+    seconds = wanted.seconds or (_PATIENCE if wanted.steps else _SECONDS)
+    runs = [each for each in wanted.places if asking.is_run(each)]
+    pids = [int(each) for each in wanted.places if each.isdecimal() and each not in runs]
+    places = [each for each in wanted.places if not each.isdecimal() and each not in runs]
+    found = [node for each in runs for node in _asked(each, seconds, wanted.steps, asking, say)]
+    found += [node for each in places if Path(each).is_dir() for node in kept(each)]
     found += nodes_of_traces([trace_in(each) for each in places if not Path(each).is_dir()])
     if pids or not wanted.places:
-        seconds = wanted.seconds or (_PATIENCE if wanted.steps else _SECONDS)
         found += follow(jobs_of(pids), seconds, wanted.steps, say)
     if not any(node.workers for node in found):
         raise Unfit("nothing was recorded")
     return found
+
+
+def _asked(
+    run_id: str, seconds: float, steps: Steps | None, asking: Asking, say: Callable[[str], None]
+) -> list[Node]:
+    """Of a run, whose agents are asked. ConfigError, Unfit, StoreError."""
+    if seconds > LONGEST:
+        raise ConfigError(f"--seconds {seconds:g}: agents follow a run for {LONGEST:g} s at most")
+    until = f"steps {steps.first} to {steps.last}" if steps else f"{seconds:g} s"
+    say(f"asking the agents of run {printable(run_id)} for {until}")
+    answered = asking.ask(run_id, ["trace"], argument_of(seconds, steps), seconds)["trace"]
+    traces = [trace for each in answered.contents.values() if (trace := read_trace(each))]
+    if not traces:
+        raise Unfit("; ".join(answered.silent) or f"no agent of run {run_id} has answered")
+    for line in answered.silent:
+        say(line)
+    return nodes_of_traces(traces)

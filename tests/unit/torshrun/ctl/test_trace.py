@@ -17,15 +17,21 @@ from torsh_runtime.errors import ConfigError
 from torsh_runtime.events import Event as JobEvent
 from torsh_runtime.monitoring.layout import Operation, file_beside
 from torsh_runtime.monitoring.notes import Group, Note
-from torshrun.ctl.places import Unfit
+from torshrun.ctl.places import Asking, Unfit
 from torshrun.ctl.trace.joined import Joined
-from torshrun.ctl.trace.live import Steps
 from torshrun.ctl.trace.nodes import Node, Worker, nodes_of_dumps
 from torshrun.ctl.trace.others import Others
 from torshrun.ctl.trace.run import Wanted, parse_steps, run
 from torshrun.health.alignment import aligned
-from torshrun.health.collecting import Collector
+from torshrun.health.collecting import Collector, Steps
 from torshrun.health.recordings import Dump, Record
+
+
+def _no_run(_: str) -> Any:
+    raise AssertionError("no run is asked for")
+
+
+NO_RUN = Asking(lambda _: False, _no_run, 1.0)
 
 
 def collectives(chance: random.Random, count: int) -> list[list[Operation]]:
@@ -251,7 +257,7 @@ def test_traces_of_nodes_are_joined_from_files(tmp_path: Path) -> None:
     said: list[str] = []
     output = str(tmp_path / "trace.json")
     places = [str(tmp_path / f"n{place}.trace") for place in (0, 1)]
-    assert run(Wanted(places, None, None, output, ()), said.append) == 0
+    assert run(Wanted(places, None, None, output, ()), NO_RUN, said.append) == 0
     assert "10 operations of ranks 0-1" in said[-1]
     found, about = read_trace_file(Path(output))
     assert len([event for event in found if event["ph"] == "X"]) == 20
@@ -264,7 +270,7 @@ def test_what_is_no_place_of_records_is_refused(tmp_path: Path) -> None:
     for name, why in {"pipe": "neither", "file": "neither", "none": "No such file"}.items():
         wanted = Wanted([str(tmp_path / name)], None, None, str(tmp_path / "out"), ())
         with pytest.raises(Unfit, match=why):
-            run(wanted, print)
+            run(wanted, NO_RUN, print)
     (tmp_path / "packed").write_bytes(b"\x1f\x8bnonsense")
     with pytest.raises(Unfit, match=r"cannot read .*packed"):
         Others(Joined([], None, None)).add(str(tmp_path / "packed"))
