@@ -104,7 +104,8 @@ def test_all_agents_of_a_run_are_asked(site: Site) -> None:
         assert last.endswith("in data")
         stacks = site.told("stacks", "job")["ranks"]
         assert "load (" in stacks["3"]["stack"]
-        assert "3 operations of ranks 0-3" in site.ctl("trace", "job", "--seconds=0.2", "-o", "all.json")
+        traced = site.ctl("trace", "job", "--seconds=0.2", "-o", "all.json")
+        assert "3 operations of ranks 0-3" in traced
         why = "step 3 has not come within 0.5 s: the ranks are at step 2"
         assert why in site.ctl("trace", "job", "--steps=3", "--seconds=0.5", code=1)
         os.kill(pid_of(nodes[0], 1), signal.SIGSTOP)

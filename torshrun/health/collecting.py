@@ -210,17 +210,19 @@ class StepWait:
 
     def why_none(self, seconds: float) -> str:
         """Why there is nothing of them after so long; "" if there is."""
-        if self.has_begun or self._steps is None:
+        if self._steps is None:
             return ""
         if not self._at:
             return (
                 f"no rank has told its steps within {seconds:g} s: call tr.monitoring.step(n) in "
                 f"the script, or trace it for a while with --seconds"
             )
-        if self.is_over:
+        if self.is_over and not self.has_begun:
             return f"step {self._steps.last} has gone by: the ranks are at step {min(self._at):g}"
-        at = f"the ranks are at step {max(self._at):g}"
-        return f"step {self._steps.first} has not come within {seconds:g} s: {at}"
+        if max(self._at) < self._steps.first:
+            at = f"the ranks are at step {max(self._at):g}"
+            return f"step {self._steps.first} has not come within {seconds:g} s: {at}"
+        return ""
 
 
 class _Followed:
