@@ -26,6 +26,7 @@ from typing import NamedTuple
 from torsh_runtime.monitoring.layout import MESSAGES, Operation
 from torsh_runtime.monitoring.notes import Group, Note
 from torsh_runtime.monitoring.trace_events import (
+    GRAIN,
     GROUPS,
     NEAR,
     PROGRAM,
@@ -34,6 +35,7 @@ from torsh_runtime.monitoring.trace_events import (
     Sheet,
     Timed,
     Track,
+    written,
 )
 from torsh_runtime.monitoring.trace_sections import section_events
 
@@ -178,7 +180,7 @@ class _Operations:
             name = f"{title} ({part})" if part else title
             slice_ = sheet.event("X", start, name, part or each.operation, track.tid)
             is_running = each.left is None and stop == end
-            slice_["dur"] = (stop - start) / 1000
+            slice_["dur"] = round(written(stop) - slice_["ts"], 1)
             slice_["args"] = {**args, "running": True} if is_running else args
             yield sheet.timed(start, slice_)
         if each.state == "failed":
@@ -227,14 +229,14 @@ class _Operations:
         message = _message(each, self._own)
         if message and (self._joined is None or message in self._joined):
             is_send = each.operation == "send"
-            time = begin if is_send else max(begin, end - 1)
+            time = begin if is_send else max(begin, end - GRAIN)
             yield self._arrow("message", message, time, tid, is_send)
         if each.awaited in self._background:
             _, track, until = self._background[each.awaited]
             if until > begin:
                 wait = (self._sheet.rank, each.number)
                 yield self._arrow("awaited", wait, begin, track, True)
-                yield self._arrow("awaited", wait, max(begin, end - 1), tid, False)
+                yield self._arrow("awaited", wait, max(begin, end - GRAIN), tid, False)
         elif each.in_background:
             if len(self._background) >= _MOST_AWAITED:
                 del self._background[next(iter(self._background))]

@@ -18,10 +18,10 @@ NEAR = 5_000
 """Nanoseconds by which times of the processor's clock may differ from those of notes."""
 PROGRAM, GROUPS, MISSING = 0, 100_000, 200_000
 """In which order tracks are shown."""
-_GRAIN = 100
-"""Nanoseconds by which times differ: more digits would make a file a fifth larger."""
 _BUCKET = 10_000_000
 """Nanoseconds of which a value of bytes/s is the mean."""
+GRAIN = 100
+"""Nanoseconds to which times are rounded where they are written."""
 _MOST_TRACKS = 256
 _TIDS = 1000
 """Numbers of tracks that a rank has for itself."""
@@ -35,6 +35,11 @@ def process_of(rank: int) -> int:
 def track_of(rank: int, place: int) -> int:
     """The number of the place-th track of a rank, less than 1,000."""
     return process_of(rank) * _TIDS + place
+
+
+def written(nanoseconds: int) -> float:
+    """The time in microseconds, as a trace has it: with more digits it would be a fifth larger."""
+    return round(nanoseconds / GRAIN) / 10
 
 
 def name_events(rank: int, node: str = "") -> list[Event]:
@@ -135,10 +140,10 @@ class Sheet:
         self._count = itertools.count()
 
     def when(self, time: float) -> int | None:
-        """In nanoseconds of the trace, a multiple of _GRAIN; None for nonsense."""
+        """In nanoseconds of the trace; None for nonsense."""
         if not math.isfinite(time):
             return None
-        found = round((time + self._shift) * 1e9 / _GRAIN) * _GRAIN
+        found = round((time + self._shift) * 1e9)
         return found if abs(found - self.until) < FAR * 1e9 else None
 
     def timed(self, time: int, event: Event, order: int = 1) -> Timed:
@@ -146,10 +151,10 @@ class Sheet:
 
     def event(self, phase: str, time: int, name: str, category: str, tid: int) -> Event:
         where = {"pid": self.pid, "tid": tid}
-        return {"ph": phase, "ts": time / 1000, **where, "name": name, "cat": category}
+        return {"ph": phase, "ts": written(time), **where, "name": name, "cat": category}
 
     def counter(self, time: int, name: str, value: float) -> Event:
-        where = {"ts": time / 1000, "pid": self.pid}
+        where = {"ts": written(time), "pid": self.pid}
         return {"ph": "C", **where, "name": name, "args": {"value": value}}
 
     def failure(self, time: int, name: str, tid: int, args: Event) -> Event:
@@ -160,7 +165,9 @@ class Sheet:
         tid = self.tracks.at("missing", "not recorded", MISSING).tid
         name = f"{count} {what} of rank {self.rank} are missing here"
         event = self.event("X", begin, name, "missing", tid)
-        return self.timed(begin, {**event, "dur": (end - begin) / 1000, "args": {"count": count}})
+        return self.timed(
+            begin, {**event, "dur": round(written(end) - event["ts"], 1), "args": {"count": count}}
+        )
 
     def thread(self, number: int) -> Track:
         """That of a thread of the program; 0 is the main one."""

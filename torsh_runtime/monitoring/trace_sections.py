@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from torsh_runtime.monitoring.notes import Note
-from torsh_runtime.monitoring.trace_events import Event, Sheet, Timed
+from torsh_runtime.monitoring.trace_events import Event, Sheet, Timed, written
 
 _STEP, _SECTION = "step", "section"
 
@@ -78,7 +78,7 @@ class _Sections:
         since = self._sheet.since
         for stack in self._opened.values():
             for place, each in enumerate(stack):
-                if each["ts"] < since / 1000:
+                if each["ts"] < written(since):
                     stack[place] = _continued(each, since)
                 yield self._sheet.timed(since, stack[place], 0)
 
@@ -98,7 +98,7 @@ class _Sections:
 
 
 def _continued(begun: Event, now: int) -> Event:
-    return {**begun, "ts": now / 1000, "args": {"continued": True}}
+    return {**begun, "ts": written(now), "args": {"continued": True}}
 
 
 def _innermost(stack: Sequence[Event], category: str, name: str | None) -> int | None:
