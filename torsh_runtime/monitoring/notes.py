@@ -4,7 +4,7 @@ A note is four words of the recording (torsh_runtime/monitoring/layout.py). In w
 
     note    0  mark: 4 × (1 + the note's number), + WRITING or LEFT; 0: unused
             1  its kind in KINDS (8 bits), index of its name (16 bits), of its thread (16 bits; 0 is
-               the thread that made the first note)
+               the main one)
             2  nanoseconds of CLOCK_MONOTONIC
             3  its value, a float64
     name    64 bytes of UTF-8, padded with zeros
@@ -69,7 +69,7 @@ class Note(NamedTuple):
     """Seconds of CLOCK_MONOTONIC."""
     value: float
     thread: int
-    """0 is the thread that made the first note, which is the main one of most programs."""
+    """0 is the main one."""
 
 
 class Group(NamedTuple):
@@ -120,7 +120,7 @@ class Notebook:
         self._values = self._bytes.cast("d")
         self._numbers = itertools.count()
         self._names: dict[str, int] = {}
-        self._threads: dict[int, int] = {}
+        self._threads = {threading.main_thread().ident or 0: 0}
         self._lock = threading.Lock()
         self._groups: dict[int, Group] = {}
         self._put: Callable[[int, float], None] | None = None
@@ -200,7 +200,7 @@ class Notebook:
 
     def _number(self, ident: int) -> int:
         with self._lock:
-            return self._threads.setdefault(ident, len(self._threads) & 0xFFFF)
+            return self._threads.setdefault(ident, min(len(self._threads), 0xFFFF))
 
     def _write_text(self, word: int, size: int, text: str) -> None:
         content = text.encode("utf-8", "replace")[:size]

@@ -32,6 +32,19 @@ def test_notes_are_read_in_their_order(memory: memoryview) -> None:
     assert before <= found[0].time <= found[1].time <= found[2].time <= time.monotonic()
 
 
+def test_the_main_thread_is_0_whoever_notes_first(memory: memoryview) -> None:
+    notebook = Notebook(memory)
+    thread = threading.Thread(target=notebook.write, args=("begin", "fetch"))
+    thread.start()
+    thread.join()
+    notebook.write("begin", "forward")
+    words = words_of(memory)
+    assert [(each.name, each.thread) for each in notes_of(words, words)] == [
+        ("fetch", 1),
+        ("forward", 0),
+    ]
+
+
 def test_the_last_notes_are_held(memory: memoryview) -> None:
     notebook = Notebook(memory)
     for step in range(NOTES + 10):
