@@ -36,7 +36,7 @@ def text_of(
         speed = f"{1 / rate:.2f}s/{look.unit}"
     head = f"{desc}: " if desc else ""
     more = f", {postfix}" if postfix else ""
-    if not total:
+    if not total or total < 0 or not math.isfinite(n):
         return f"{head}{counted}{look.unit} [{clock(seconds)}, {speed}{more}]"[: max(width, 1)]
     left = (total * factor - done) / rate if rate else math.nan
     tail = f"| {counted}/{_amount(total * factor, look)} [{clock(seconds)}<{clock(left)}, {speed}"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import sys
 import time
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
@@ -39,8 +41,11 @@ class progress(Generic[Item]):  # noqa: N801  (it stands for tqdm)
     bar is closed. Without torshrun rank 0 draws the bar.
 
     What set_postfix() is given as numbers is noted, as by step(). Where neither the program nor the
-    library marks steps, each pass of the loop is one.
+    library marks steps, each pass of the loop is one. A bar that nobody refers to any more is
+    closed.
     """
+
+    _is_open = False
 
     def __init__(
         self,
@@ -60,14 +65,15 @@ class progress(Generic[Item]):  # noqa: N801  (it stands for tqdm)
         **looks: object,
     ) -> None:
         """Arguments as tqdm's: total is the iterable's length unless it is given, leave=False
-        leaves no line, disable=True shows nothing, and None nothing unless at a terminal. Those
-        which only change the looks of tqdm's bar have no effect; TypeError for all others.
+        leaves no line; disable=True draws nothing and leaves no line, None neither unless at a
+        terminal, but how far it is is noted. Those which only change the looks of tqdm's bar have
+        no effect; TypeError for all others, and for a total that is no number.
         """
         if unknown := sorted(looks.keys() - _LOOKS):
             raise TypeError(f"progress() does not know {', '.join(unknown)}")
         self.iterable, self.desc, self.initial = iterable, desc or "", initial
         self.n: float = initial
-        self.total = _length(iterable) if total is None or total == float("inf") else total
+        self.total = _length(iterable) if total is None else _known(total)
         self.leave, self.unit, self.disable = bool(leave), unit, bool(disable)
         self.postfix = ""
         self._numbers: dict[str, float] = {}
@@ -79,10 +85,10 @@ class progress(Generic[Item]):  # noqa: N801  (it stands for tqdm)
         self._leaves = not is_silent and _rank() == 0
         self._draws = self._leaves and own_page() is None
         self._columns = 0
-        self._is_open = True
+        self._is_open, self._pid = True, os.getpid()
         self._begun = self._noted = self._drawn = self._stepped = time.perf_counter()
         self._steps = own_marks().count
-        _open().append(self)
+        _bars().append(weakref.ref(self))
         if isinstance(postfix, str):
             self.postfix = postfix
         elif postfix:
@@ -131,8 +137,7 @@ class progress(Generic[Item]):  # noqa: N801  (it stands for tqdm)
             return
         self.refresh()
         self._is_open = False
-        if self in _open():
-            _open().remove(self)
+        _bars()[:] = [each for each in _bars() if each() not in (None, self)]
         self._clear()
         if self.leave and self._leaves:
             self._write(f"{self._text()}\n")
@@ -140,10 +145,10 @@ class progress(Generic[Item]):  # noqa: N801  (it stands for tqdm)
     def reset(self, total: float | None = None) -> None:
         """Begin again, to use it once more."""
         self.n, self._begun = 0, time.perf_counter()
-        self.total = self.total if total is None else total
+        self.total = self.total if total is None else _known(total)
         if not self._is_open:
             self._is_open = True
-            _open().append(self)
+            _bars().append(weakref.ref(self))
         self.refresh()
 
     def set_description(self, desc: str | None = None, refresh: bool = True) -> None:
@@ -205,6 +210,10 @@ class progress(Generic[Item]):  # noqa: N801  (it stands for tqdm)
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __del__(self) -> None:
+        with suppress(Exception):  # as where Python ends
+            self.close()
+
     def __len__(self) -> int:
         if self.total is None:
             raise TypeError("this bar has no length")
@@ -245,18 +254,31 @@ class progress(Generic[Item]):  # noqa: N801  (it stands for tqdm)
         return text_of(self.desc, self.n, self.total, seconds, self.postfix, self._look, width)
 
     def _write(self, text: str) -> None:
+        if os.getpid() != self._pid:  # a forked child lets go of its parent's bars
+            return
         with suppress(OSError, ValueError):  # nobody reads it any more
             self._file.write(text)
-            self._file.flush()
+            if hasattr(self._file, "flush"):
+                self._file.flush()
 
 
 @cache
-def _open() -> list[progress[Any]]:
+def _bars() -> list[weakref.ref[progress[Any]]]:
     """The bars of this process that are not closed, the innermost last."""
     return []
 
 
-os.register_at_fork(after_in_child=_open.cache_clear)
+def _open() -> list[progress[Any]]:
+    """Those of them that somebody still has."""
+    return [bar for each in _bars() if (bar := each()) is not None]
+
+
+os.register_at_fork(after_in_child=_bars.cache_clear)
+
+
+def _known(total: float) -> float | None:
+    """None for as many as there may be."""
+    return total if math.isfinite(number_of("total", total)) else None
 
 
 def _length(iterable: Iterable[Any] | None) -> float | None:

@@ -14,7 +14,7 @@ def noted() -> Iterator[Callable[[], list[Note]]]:
     caches = (
         recording.own_recording,
         marks.own_marks,
-        progress_bar._open,
+        progress_bar._bars,
         session._running,
         calls.own_calls,
     )

@@ -2,8 +2,11 @@
 
 import inspect
 import io
+import math
+import os
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,7 +40,7 @@ def test_it_is_updated_by_hand(noted: Noted) -> None:
     assert "loss=0.123, name=x]" in file.getvalue()
     assert bar.format_dict["n"] == 100
     found = [(each.name, each.value) for each in noted() if each.kind == "scalar"]
-    assert found[-3:] == [("progress", 100.0), ("progress/total", 100.0), ("loss", 0.12345)]
+    assert found[-3:] == [("progress/done", 100.0), ("progress/total", 100.0), ("loss", 0.12345)]
 
 
 def test_the_innermost_bar_is_the_one_that_is_noted(noted: Noted) -> None:
@@ -49,10 +52,10 @@ def test_the_innermost_bar_is_the_one_that_is_noted(noted: Noted) -> None:
     outer.update()
     told = [(each.name, each.value) for each in noted() if each.name.startswith("progress")]
     assert told[2:] == [
-        *(("progress", 0), ("progress/total", 30)),
-        *(("progress", 1), ("progress/total", 30)),
-        *(("progress", 1), ("progress/total", 30)),
-        *(("progress", 2), ("progress/total", 2)),
+        *(("progress/done", 0), ("progress/total", 30)),
+        *(("progress/done", 1), ("progress/total", 30)),
+        *(("progress/done", 1), ("progress/total", 30)),
+        *(("progress/done", 2), ("progress/total", 2)),
     ]
     outer.close()
 
@@ -100,7 +103,42 @@ def test_only_rank_0_shows_it(noted: Noted, monkeypatch: pytest.MonkeyPatch) -> 
     file = io.StringIO()
     assert list(monitoring.progress(range(3), file=file)) == [0, 1, 2]
     assert file.getvalue() == ""
-    assert [each.value for each in noted() if each.name == "progress"][-1] == 3
+    assert [each.value for each in noted() if each.name == "progress/done"][-1] == 3
+
+
+def test_a_bar_that_is_left_without_an_end_is_closed(noted: Noted) -> None:
+    file = io.StringIO()
+    outer = monitoring.progress(total=2, desc="outer", file=file, mininterval=0)
+    inner = monitoring.progress(total=30, desc="inner", file=file)
+    inner.update(30)
+    del inner
+    assert file.getvalue().startswith("inner: 100%")
+    outer.update()
+    assert [each.value for each in noted() if each.name == "progress/total"][-1] == 2
+
+
+def test_a_forked_child_leaves_no_line_of_its_parents_bar(noted: Noted, tmp_path: Path) -> None:
+    with (tmp_path / "lines").open("w") as file:
+        bar = monitoring.progress(range(3), file=file)
+        child = os.fork()
+        if not child:
+            bar.close()
+            os._exit(0)
+        os.waitpid(child, 0)
+        bar.close()
+    assert len((tmp_path / "lines").read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize("total", [math.nan, math.inf])
+def test_a_total_without_an_end_is_none(noted: Noted, total: float) -> None:
+    assert sum(monitoring.progress([1, 2], total=total, file=io.StringIO())) == 3
+    with pytest.raises(TypeError, match="total='3' is no number"):
+        monitoring.progress(total="3")  # type: ignore[arg-type]
+
+
+def test_numbers_that_make_no_bar_break_nothing(noted: Noted) -> None:
+    assert text_of("", math.nan, 10, 1.0, "", Look(), 60).startswith("nanit [")
+    assert text_of("", 3, -1, 1.0, "", Look(), 60).startswith("3it [")
 
 
 class Terminal(io.StringIO):
