@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import threading
 import weakref
@@ -132,7 +133,10 @@ def step(n: int, /, total: int | None = None, samples: int | None = None, **scal
     """
     noted = {TOTAL: total, SAMPLES: samples, **scalars}
     given = {name: number_of(name, each) for name, each in noted.items() if each is not None}
-    own_marks().step(int(number_of("n", n)), given)
+    number = number_of("n", n)
+    if not math.isfinite(number):
+        raise TypeError(f"n={n!r} is no number of a step")
+    own_marks().step(int(number), given)
 
 
 def section(name: str) -> Section:

@@ -95,7 +95,7 @@ def _told(pace: Pace) -> Iterator[tuple[str, float | None]]:
     yield "steps_per_second", None if pace.done is not None else pace.per_second
     yield "samples_per_second", pace.samples_per_second
     for name, value in pace.scalars.items():
-        if "/" not in name:  # one of the program's own
+        if not name.startswith(("system/", "memory/")):  # one of the program's own
             yield f"scalar/{name}", value
 
 

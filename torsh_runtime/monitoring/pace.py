@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 from torsh_runtime.monitoring.notes import Note
 
-TOTAL, SAMPLES = "total", "samples"
-"""Names of the scalars that follow a step: how many there will be, and how many samples it has."""
-PROGRESS, OF = "progress", "progress/total"
+TOTAL, SAMPLES = "step/total", "step/samples"
+"""Names of the scalars that follow a step: how many there will be, and how many samples it has. No
+keyword that a program may use for a number of its own is like them."""
+PROGRESS, OF = "progress/done", "progress/total"
 """Names of the scalars that tell how far the innermost bar is, and how far it will go."""
 WINDOW = 30.0
 """Seconds: what is longer ago says nothing about the present pace."""

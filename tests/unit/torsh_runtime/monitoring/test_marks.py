@@ -1,5 +1,6 @@
 """Steps and sections are noted as the program marks them."""
 
+import math
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 from torsh_runtime import monitoring
 from torsh_runtime.monitoring.marks import Span, own_marks
 from torsh_runtime.monitoring.notes import Note
+from torsh_runtime.monitoring.pace import pace_of
 from torsh_runtime.monitoring.recording import own_recording
 from torsh_runtime.status import PAGE_BYTES, Page
 
@@ -27,8 +29,8 @@ def test_a_step_is_noted_with_its_numbers(noted: Noted) -> None:
     monitoring.step(8, lr=1)
     assert told(noted()) == [
         ("step", "", 7.0),
-        ("scalar", "total", 10.0),
-        ("scalar", "samples", 32.0),
+        ("scalar", "step/total", 10.0),
+        ("scalar", "step/samples", 32.0),
         ("scalar", "loss", 0.5),
         ("step", "", 8.0),
         ("scalar", "lr", 1.0),
@@ -94,6 +96,23 @@ def test_functions_that_run_later_are_not_decorated() -> None:
             monitoring.section("later")(function)
     with pytest.raises(TypeError, match="is a text"):
         monitoring.section(numbers)  # type: ignore[arg-type]  # a decorator without a name
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_a_step_has_a_finite_number(noted: Noted, number: float) -> None:
+    with pytest.raises(TypeError, match="is no number of a step"):
+        monitoring.step(number)  # type: ignore[arg-type]
+    assert noted() == []
+
+
+def test_a_program_may_use_the_names_of_the_librarys_numbers(noted: Noted) -> None:
+    monitoring.step(3, total=10, progress=0.3)
+    bar = monitoring.progress(range(5), disable=True, mininterval=0)
+    bar.set_postfix(total=2.5, samples=7, progress=0.1)
+    bar.close()
+    told = pace_of(noted())
+    assert (told.total, told.samples_per_second) == (10, None)
+    assert told.scalars == {"total": 2.5, "samples": 7, "progress": 0.1}
 
 
 def test_each_thread_has_its_sections(noted: Noted) -> None:

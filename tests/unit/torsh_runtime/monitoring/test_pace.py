@@ -20,14 +20,14 @@ def test_steps_with_a_total_and_samples() -> None:
     found = pace_of(
         notes(
             ("step", "", 10, 1.0),
-            ("scalar", "total", 100, 1.0),
-            ("scalar", "samples", 8, 1.0),
+            ("scalar", "step/total", 100, 1.0),
+            ("scalar", "step/samples", 8, 1.0),
             ("scalar", "loss", 0.5, 1.0),
             ("step", "", 11, 1.5),
-            ("scalar", "samples", 4, 1.5),
+            ("scalar", "step/samples", 4, 1.5),
             ("scalar", "loss", 0.25, 1.5),
             ("step", "", 12, 2.0),
-            ("scalar", "samples", 8, 2.0),
+            ("scalar", "step/samples", 8, 2.0),
         )
     )
     assert found == Pace(12, 100, None, 2.0, 12.0, {"loss": 0.25})
@@ -45,10 +45,10 @@ def test_the_pace_is_that_of_the_last_seconds_and_of_one_count() -> None:
 def test_a_bar_tells_where_steps_have_no_total() -> None:
     found = pace_of(
         notes(
-            ("scalar", "progress", 0, 0.0),
+            ("scalar", "progress/done", 0, 0.0),
             ("scalar", "progress/total", 50, 0.0),
             ("step", "", 1, 0.5),
-            ("scalar", "progress", 10, 2.0),
+            ("scalar", "progress/done", 10, 2.0),
         )
     )
     assert found == Pace(1, 50, 10, 5.0, None, {})
@@ -59,7 +59,9 @@ def test_no_notes_are_no_pace() -> None:
 
 
 numbers = st.floats(allow_nan=True, allow_infinity=True)
-names = st.sampled_from(["", "total", "samples", "progress", "progress/total", "loss", "\x1b["])
+names = st.sampled_from(
+    ["", "step/total", "step/samples", "progress/done", "progress/total", "loss", "\x1b["]
+)
 told = st.tuples(st.sampled_from(KINDS), names, numbers, st.floats(0, 1e9))
 
 

@@ -166,11 +166,12 @@ def test_calls_are_logged_with_their_place(noted: Noted, caplog: pytest.LogCaptu
 def test_numbers_are_those_that_are_wanted(noted: Noted) -> None:
     config = MetricsConfig(collection_interval_ms=1, enable_system_metrics=False)
     with start(config) as monitoring:
-        step(5, total=9, samples=2, loss=0.5)
+        step(5, total=9, samples=2, loss=0.5, **{"val/acc": 0.25})
         numbers = monitoring.metrics()
         assert numbers["training/step"] == 5
         assert numbers["training/total"] == 9
         assert numbers["training/scalar/loss"] == 0.5
+        assert numbers["training/scalar/val/acc"] == 0.25
         assert not any(name.startswith("system/") for name in numbers)
     with start(MetricsConfig(enable_training_metrics=False)) as monitoring:
         kinds = {name.split("/")[0] for name in monitoring.metrics()}

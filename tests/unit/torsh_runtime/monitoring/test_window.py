@@ -163,7 +163,7 @@ def test_sections_take_no_room_without_end() -> None:
 
 def test_the_pace_falls_while_a_step_is_late() -> None:
     notes = [note("step", -10.0 + step, value=step) for step in range(3)]
-    notes.insert(1, note("scalar", -10.0, "samples", 32.0))
+    notes.insert(1, note("scalar", -10.0, "step/samples", 32.0))
     paces = [present_pace(notes, now) for now in (-6.5, -4.0, 30.0)]
     assert [each.per_second for each in paces] == [1.0, 0.25, pytest.approx(1 / 38)]
     assert [each.samples_per_second for each in paces] == [16.0, 4.0, pytest.approx(16 / 38)]

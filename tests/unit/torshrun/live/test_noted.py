@@ -42,8 +42,8 @@ def test_notes_are_counted_once(node: Node) -> None:
     ledger = Ledger()
     for step in range(3):
         one.write("step", value=step)
-        one.write("scalar", "samples", 32.0)
-        one.write("scalar", "total", 500.0)
+        one.write("scalar", "step/samples", 32.0)
+        one.write("scalar", "step/total", 500.0)
         one.write("scalar", "loss", 1.0 / (step + 1))
         one.write("begin", "data")
         one.write("end", "data")

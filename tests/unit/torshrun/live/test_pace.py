@@ -17,7 +17,7 @@ def status_file(tmp_path: Path) -> str:
     notebook = Notebook(memoryview(own))
     for step in range(3):
         notebook.write("step", value=step)
-        notebook.write("scalar", "total", 9)
+        notebook.write("scalar", "step/total", 9)
     header = struct.pack("=3Q", layout.MAGIC, layout.VERSION, 2).ljust(layout.HEADER_BYTES, b"\0")
     path = str(tmp_path / "status")
     file = Path(layout.file_beside(path))
