@@ -106,5 +106,7 @@ class Screen:
         if self._row < len(self.rows) - 1:
             self._row += 1
         elif scroll:
-            self.scrolled.append(self.rows.pop(0))
+            gone = self.rows.pop(0)
             self.rows.append("")
+            if self._main is None:  # the other screen keeps none
+                self.scrolled.append(gone)
