@@ -13,13 +13,13 @@ from typing import cast
 from torsh_runtime.backends.base import Backend
 from torsh_runtime.backends.configuring import StoreOfTurn, Turn, check_first
 from torsh_runtime.backends.native.network import secret_of
-from torsh_runtime.backends.recorder import DEFAULT
 from torsh_runtime.comm.choosing import backend_type
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.comm.session import Footing, Plan
 from torsh_runtime.contract import WorkerEnv
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.job import REQUEST, Job, LateJob, key_by_hand, store_client
+from torsh_runtime.monitoring.notes import DEFAULT
 from torsh_runtime.store.client import StoreClient
 from torsh_runtime.store.keys import KEY_BYTES, derive
 from torsh_runtime.store.user import Store

@@ -239,6 +239,10 @@ def test_ranks_without_a_recorder_are_named(job: Job) -> None:
     code, err = job.trace(pid, "--seconds", "0.2")
     assert code == 1
     assert "ranks 0-1 have recorded nothing: TORSH_RECORDER=off" in err
+    for place, why in (("none/x.json", "No such file or directory"), (".", "Is a directory")):
+        code, err = job.trace(pid, "-o", place)
+        assert err == f"torshctl: {place} cannot be written: {why}; name another file\n"
+    assert job.trace(pid, "--seconds", "0")[0] == 2
     assert job.trace("logs")[0] == 1
     assert job.trace("train.py") == (
         1,

@@ -16,8 +16,6 @@ from torsh_runtime.monitoring.notes import Group, ranges
 from torsh_runtime.monitoring.recording import Recording, own_recording
 from torsh_runtime.status import DTYPES, number_of
 
-DEFAULT: Final = "default"
-"""The title of the default group."""
 _BYTES: Final = DTYPES.index("uint8")
 _DTYPES: Final = {name: number for number, name in enumerate(DTYPES)}
 _KINDS: Final = {name: number for number, name in enumerate(RECORDED)}

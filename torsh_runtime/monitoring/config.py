@@ -6,6 +6,8 @@ from dataclasses import dataclass, fields
 
 from torsh_runtime.errors import ConfigError
 
+LAST_PORT = 65535
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DebugConfig:
@@ -54,9 +56,9 @@ class MetricsConfig:
             raise ConfigError(
                 f"collection_interval_ms={self.collection_interval_ms} must be 1 or more"
             )
-        if not 1 <= self.prometheus_port <= 65535:
+        if not 1 <= self.prometheus_port <= LAST_PORT:
             raise ConfigError(
-                f"prometheus_port={self.prometheus_port} is not a TCP port (1 to 65535)"
+                f"prometheus_port={self.prometheus_port} is not a TCP port (1 to {LAST_PORT})"
             )
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from torsh_runtime.monitoring.astray import SIZED, astray
 from torsh_runtime.monitoring.layout import MESSAGES, NO_OPERATIONS, Operation
+from torsh_runtime.monitoring.notes import DEFAULT
 from torsh_runtime.monitoring.unmatched import unmatched
 
 Records = Mapping[int, Sequence[Operation]]
@@ -296,7 +297,7 @@ def named(operation: Operation, groups: Mapping[int, str] = _NONE) -> str:
 
 def group_named(group: int, groups: Mapping[int, str] = _NONE) -> str:
     """ "the default group", "group dp", or by its number where it has no name."""
-    if not group:
+    if not group or groups.get(group) == DEFAULT:
         return "the default group"
     return f"group {groups.get(group) or format(group, 'x')}"
 

@@ -53,6 +53,8 @@ _VALUE, _BITS = struct.Struct("=d"), struct.Struct("=Q")
 _RANGES = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _ALL_RANGES = re.compile(rf"{_RANGES.pattern}(?:,{_RANGES.pattern})*")
 _MOST_MEMBERS = 1 << 20
+DEFAULT = "default"
+"""The name of a default group; torch.distributed's has a number as others have."""
 OTHER = "other"
 """The name of all notes for whose own there is no room."""
 

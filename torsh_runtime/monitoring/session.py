@@ -16,7 +16,7 @@ from typing import Any
 from torsh_runtime import launchers
 from torsh_runtime.contract import WorkerEnv
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.monitoring.config import DebugConfig, MetricsConfig
+from torsh_runtime.monitoring.config import LAST_PORT, DebugConfig, MetricsConfig
 from torsh_runtime.monitoring.marks import Observer, own_marks
 from torsh_runtime.monitoring.recording import own_recording
 
@@ -117,6 +117,11 @@ class Monitoring:
             from torsh_runtime.monitoring.serving import Serving
 
             port = config.prometheus_port + self._env.local_rank
+            if port > LAST_PORT:
+                raise ConfigError(
+                    f"prometheus_port={config.prometheus_port} leaves local rank "
+                    f"{self._env.local_rank} no port: {LAST_PORT} is the last one"
+                )
             serving = Serving(metrics, self._env.rank, port)
             self.url = serving.url
             undo.callback(serving.stop)

@@ -38,6 +38,23 @@ def write_trace(path: str, events: Iterable[Event], about: Mapping[str, object])
         ) from None
 
 
+def check_place(path: str) -> None:
+    """Raises TraceNotWritten if no file can be made there, before anybody has worked for it."""
+    folder = Path(os.path.realpath(path)).parent
+    why = "Is a directory" if Path(path).is_dir() else ""
+    if not Path(path).exists() and not folder.is_dir():
+        why = "No such file or directory" if not folder.exists() else "Not a directory"
+    elif not _is_device(path) and not os.access(folder, os.W_OK):
+        why = why or "Permission denied"
+    if why:
+        raise TraceNotWritten(f"{path} cannot be written: {why}; name another file")
+
+
+def _is_device(path: str) -> bool:
+    """Or a pipe, perhaps of /dev/stdout, which has no name that a file can take."""
+    return Path(path).exists() and not Path(path).is_file()
+
+
 def _parts(events: Iterable[Event], about: Mapping[str, object]) -> Iterator[str]:
     encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=str).encode
     yield '{"traceEvents":['
@@ -63,11 +80,11 @@ def _text(file: IO[bytes], *, is_compressed: bool) -> Iterator[IO[str]]:
 @contextlib.contextmanager
 def _replaced(path: str) -> Iterator[IO[bytes]]:
     """A new file that takes the place of this one in the end; a device or a pipe is written to."""
-    target = Path(os.path.realpath(path))
-    if target.exists() and not target.is_file():
-        with target.open("wb") as file:
+    if _is_device(path):
+        with Path(path).open("wb") as file:
             yield file
         return
+    target = Path(os.path.realpath(path))
     made = target.with_name(f".{target.name[:200]}.{os.getpid()}.part")
     try:
         with made.open("xb") as file:

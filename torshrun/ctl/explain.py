@@ -123,7 +123,8 @@ def of_running(found: Recorded, stood: Mapping[int, Stands]) -> Verdict:
         wrong=wrong,
         ranks=ranks,
         certainty="undecided" if first and first.kind == "crosswise" else "likely",
-        headline=headline or f"nothing is wrong: {_progress(nodes)}",
+        headline=headline or _progress(nodes),
+        advice="" if any(found.operations.values()) else recorded.UNSEEN,
         frames={rank: _frame(each.stack) for rank, each in stood.items() if _frame(each.stack)},
     )
     states = [f"rank {rank} {how}" for rank, how in {**dead, **held}.items()]
@@ -150,12 +151,12 @@ def _wrong_now(
 
 def _progress(nodes: Sequence[Node]) -> str:
     held = [each for node in nodes for each in node.trails.operations.values() if each]
-    if not held:
-        return "no operation is recorded"
-    latest = max(each[-1].entered for each in held)
     steps = [s.step for node in nodes for s in node.trails.stands.values() if s.step is not None]
     step = f"step {max(steps)}, " if steps else ""
-    return f"{step}the last operation began {max(-latest, 0):.1f} s ago"
+    if not held:
+        return f"nothing is known to be wrong: {step}no operation is recorded"
+    latest = max(each[-1].entered for each in held)
+    return f"nothing is wrong: {step}the last operation began {max(-latest, 0):.1f} s ago"
 
 
 def _frame(stack: str) -> str:

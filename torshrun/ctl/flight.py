@@ -8,10 +8,10 @@ from itertools import groupby
 
 import click
 
-from torsh_runtime.monitoring.flight import Records, in_words, named, suspicions
+from torsh_runtime.monitoring.flight import Records, Told, in_words, named, suspicions
 from torsh_runtime.monitoring.layout import MESSAGES, NO_OPERATIONS, Operation
 from torshrun.ctl.places import Asking
-from torshrun.ctl.recorded import Recorded, find
+from torshrun.ctl.recorded import UNSEEN, Recorded, find
 from torshrun.health.recordings import Dump
 from torshrun.text import format_ranks
 
@@ -31,19 +31,21 @@ def show(place: str | None, last: int, asking: Asking | None = None, *, as_json:
 
 
 def _lines(recorded: Recorded, last: int) -> Iterator[str]:
-    records = recorded.operations
+    records, names = recorded.operations, recorded.group_names
     yield recorded.name
     for line in recorded.silent:
         yield f"  nothing of {line}"
     yield from _of_clocks(recorded.dumps)
     for each in suspicions(records, recorded.members):
-        yield f"  {in_words(each, 0.0)}"
+        yield f"  {in_words(each, 0.0, Told(names))}"
     for rank, held in sorted(records.items()):
         if not held:
             yield f"  rank {rank}: nothing is recorded"
         shown = held[len(held) - last :] if last < len(held) else held
         for operation in shown if last else ():
-            yield f"  rank {rank}: {_told(operation)}"
+            yield f"  rank {rank}: {_told(operation, names)}"
+    if not any(records.values()):
+        yield f"  {UNSEEN}"
 
 
 def _of_clocks(dumps: Sequence[Dump]) -> Iterator[str]:
@@ -54,8 +56,8 @@ def _of_clocks(dumps: Sequence[Dump]) -> Iterator[str]:
             yield f"  times of {ranks} are by the clock of {dump.host} alone"
 
 
-def _told(operation: Operation) -> str:
-    what = named(operation)
+def _told(operation: Operation, names: Mapping[int, str]) -> str:
+    what = named(operation, names)
     if operation.left is None:
         return f"{what}, running since {-operation.entered:.1f} s"
     took = f"took {_span(operation, operation.left)}"
@@ -88,7 +90,7 @@ def _as_json(recorded: Recorded) -> Mapping[str, object]:
             {**each._asdict(), "operation": each.operation._asdict(), "last": _by_rank(each.last)}
             for each in suspicions(records, recorded.members)
         ],
-        "groups": _groups(records),
+        "groups": _groups(records, recorded.group_names),
         "ranks": {
             rank: [each._asdict() for each in held] for rank, held in sorted(records.items())
         },
@@ -99,8 +101,9 @@ def _by_rank(operations: Mapping[int, Operation]) -> Mapping[int, object]:
     return {rank: each._asdict() for rank, each in operations.items()}
 
 
-def _groups(records: Records) -> Sequence[Mapping[str, object]]:
-    """Who was seen in each group, its size, and the first collective of it that is still held."""
+def _groups(records: Records, names: Mapping[int, str]) -> Sequence[Mapping[str, object]]:
+    """Who was seen in each group, what it is called, its size, and the first collective of it that
+    is still held."""
     seen = sorted(
         (each.group, rank, each.ranks, each.sequence)
         for rank, held in records.items()
@@ -113,6 +116,7 @@ def _groups(records: Records) -> Sequence[Mapping[str, object]]:
         found.append(
             {
                 "group": group,
+                "name": names.get(group, ""),
                 "size": members[0][2],
                 "members": sorted({rank for _, rank, _, _ in members}),
                 "first_sequence": min(sequence for *_, sequence in members),

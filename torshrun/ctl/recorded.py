@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from torsh_runtime.monitoring.layout import Operation
+from torsh_runtime.monitoring.notes import Group
 from torshrun.ctl.host_jobs import HostJob
 from torshrun.ctl.places import Asking, Unfit, jobs_here
 from torshrun.health.accounts import TOGETHER
@@ -18,6 +19,11 @@ from torshrun.text import printable
 if TYPE_CHECKING:  # few look at runs
     from torshrun.ctl.questions import Answered
 
+UNSEEN = (
+    "Operations of torch.distributed's own gloo, nccl and mpi are not recorded; with "
+    "--torch-backend torsh those of gloo are"
+)
+"""What to tell where no operation is recorded."""
 _PATTERN = "operations_*.bin"
 
 
@@ -41,9 +47,16 @@ class Recorded(NamedTuple):
     @property
     def members(self) -> Mapping[int, Sequence[int]]:
         """Of the groups that all ranks tell of, by number."""
+        return {group.number: group.members for group in self._groups() if group.members}
+
+    @property
+    def group_names(self) -> Mapping[int, str]:
+        """What groups are called, by number."""
+        return {group.number: printable(group.name) for group in self._groups() if group.name}
+
+    def _groups(self) -> Iterator[Group]:
         records = (record for dump in self.dumps for record in dump.records.values())
-        found = (group for record in records for group in record.groups)
-        return {group.number: group.members for group in found if group.members}
+        return (group for record in records for group in record.groups)
 
 
 def find(place: str | None, asking: Asking | None = None) -> list[Recorded]:

@@ -85,7 +85,7 @@ def _progress(shown: View) -> Iterator[str]:
 def _shares(shown: View) -> str:
     known = [each.spent for each in shown.ranks if each.spent.covered > 0]
     if not known:
-        return f"nothing is known of the last {_span(shown.seconds)}"
+        return f"no operation is recorded of the last {_span(shown.seconds)}"
     own, moved, waited = (
         _percent(fmean(each.share(seconds) for each, seconds in zip(known, kind, strict=True)))
         for kind in zip(*((each.own, each.moved, each.waited) for each in known), strict=True)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from torsh_runtime.monitoring.flight import Suspicion, suspicions
 from torsh_runtime.monitoring.layout import MESSAGES, NO_OPERATIONS, Operation
-from torsh_runtime.monitoring.notes import Group
+from torsh_runtime.monitoring.notes import DEFAULT, Group
 from torsh_runtime.monitoring.pace import Pace
 from torsh_runtime.monitoring.window import (
     Doing,
@@ -253,5 +253,6 @@ def _called(operation: Operation, groups: Sequence[Group]) -> str:
     """ "all_reduce #12 of dp"."""
     name = next((printable(each.name) for each in groups if each.number == operation.group), "")
     of = f" of {name}" if name else f" of group {operation.group:x}" if operation.group else ""
+    of = "" if name == DEFAULT else of
     is_unknown = operation.operation in (*MESSAGES, *NO_OPERATIONS) and not operation.sequence
     return f"{operation.operation}{'' if is_unknown else f' #{operation.sequence}'}{of}"

@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d
 
 from torsh_runtime.backends.base import Backend
-from torsh_runtime.backends.recorder import DEFAULT
 from torsh_runtime.backends.single import SingleBackend
 from torsh_runtime.contract import WorkerEnv
 from torsh_runtime.errors import ConfigError
@@ -25,6 +24,7 @@ from torsh_runtime.integrations.torch.configuring import NO_RECONFIGURE, meet
 from torsh_runtime.integrations.torch.group import TorshProcessGroup
 from torsh_runtime.integrations.torch.marking import mark_optimizers
 from torsh_runtime.integrations.torch.store import FreshKeys
+from torsh_runtime.monitoring.notes import DEFAULT
 from torsh_runtime.status import own_page
 
 c10d: Any = _distributed_c10d

@@ -119,7 +119,8 @@ def follow(
     workers = sum(len(job.workers) for job in jobs)
     os.nice(10)  # workers need the processors more
     followed = [Followed(job, say) for job in jobs]
-    wait, deadline = StepWait(steps), time.monotonic() + seconds
+    wait, began = StepWait(steps), time.monotonic()
+    deadline = began + seconds
     try:
         say(f"looking at {workers} workers for {until}; Ctrl-C ends it and writes what there is")
         while (now := time.monotonic()) < deadline and not all(each.has_ended for each in followed):
@@ -130,7 +131,7 @@ def follow(
             time.sleep(max(min(*pauses, deadline - now), 0))
     except KeyboardInterrupt:
         say("interrupted: writing what there is")
-    if why := wait.why_none(seconds):
+    if why := wait.why_none(min(time.monotonic() - began, seconds)):
         raise Unfit(why)
     return [node for each in followed for node in each.finish()]
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.monitoring.trace_file import write_trace
+from torsh_runtime.monitoring.trace_file import check_place, write_trace
 from torshrun.ctl.places import Asking, Unfit
+from torshrun.ctl.recorded import UNSEEN
 from torshrun.ctl.trace.joined import Joined
 from torshrun.ctl.trace.live import follow, jobs_of
 from torshrun.ctl.trace.nodes import Node, kept, nodes_of_traces, trace_in
@@ -47,7 +48,10 @@ def parse_steps(text: str) -> Steps:
 
 
 def run(wanted: Wanted, asking: Asking, say: Callable[[str], None]) -> int:
-    """Write the trace, and say what it holds; the exit code. Unfit if there is nothing."""
+    """Write the trace, and say what it holds; the exit code. Unfit if there is nothing, ConfigError
+    if nothing can be."""
+    if wanted.seconds == 0:
+        raise ConfigError("--seconds 0 must be more than 0")
     with _interrupts():
         try:
             write(_nodes(wanted, asking, say), wanted, say)
@@ -77,7 +81,7 @@ def write(nodes: Sequence[Node], wanted: Wanted, say: Callable[[str], None]) -> 
     if not joined.count and wanted.steps:
         raise Unfit(f"nothing is recorded of the steps {wanted.steps.first}:{wanted.steps.last}")
     if len(joined.silent) == sum(len(node.workers) for node in nodes):
-        raise Unfit(next(joined.complaints()))
+        raise Unfit(f"{next(joined.complaints())}. {UNSEEN}")
     others = Others(joined)
     for each in wanted.others:
         others.add(each)
@@ -92,6 +96,7 @@ def write(nodes: Sequence[Node], wanted: Wanted, say: Callable[[str], None]) -> 
 
 
 def _nodes(wanted: Wanted, asking: Asking, say: Callable[[str], None]) -> list[Node]:
+    check_place(wanted.output)
     seconds = wanted.seconds or (_PATIENCE if wanted.steps else _SECONDS)
     runs = [each for each in wanted.places if asking.is_run(each)]
     pids = [int(each) for each in wanted.places if each.isdecimal() and each not in runs]

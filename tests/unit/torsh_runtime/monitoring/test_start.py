@@ -180,6 +180,13 @@ def test_numbers_are_those_that_are_wanted(noted: Noted) -> None:
         monitoring.metrics()
 
 
+def test_a_local_rank_without_a_port_is_told(noted: Noted, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match="leaves local rank 1 no port: 65535 is the last"):
+        start(MetricsConfig(export_prometheus=True, prometheus_port=65535))
+
+
 def test_numbers_of_the_system_are_noted_at_steps(
     noted: Noted, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,6 +84,15 @@ def test_a_moment_of_waiting_is_nothing() -> None:
     )
 
 
+def test_where_nothing_is_recorded_nothing_is_known() -> None:
+    job = recorded(0.2)
+    dumps = [dump._replace(records={rank: Record() for rank in dump.records}) for dump in job.dumps]
+    verdict = of_running(job._replace(dumps=dumps), {})
+    assert verdict.wrong == "nothing"
+    assert verdict.headline == "nothing is known to be wrong: no operation is recorded"
+    assert "with --torch-backend torsh those of gloo are" in verdict.advice
+
+
 def test_processes_that_stand_still_or_have_ended() -> None:
     stopped = as_object(of_running(recorded(0.2), stands("T")))
     assert (stopped["wrong"], stopped["ranks"]) == ("stopped", [1])

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from torsh_runtime.monitoring import layout
+from torsh_runtime.monitoring.flight import group_named
 from torsh_runtime.monitoring.layout import INSIDE, LEFT
+from torsh_runtime.monitoring.notes import Group, Notebook
 from torsh_runtime.status import OPERATIONS
 from torshrun.ctl.flight import show
 from torshrun.ctl.places import Unfit
@@ -99,7 +101,9 @@ def test_the_nodes_of_the_newest_attempt_are_joined(
 def test_all_of_it_as_json(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert show(str(logs), 0, as_json=True) == 0
     told: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert told["groups"] == [{"group": 0, "size": 4, "members": [0, 1, 2, 3], "first_sequence": 0}]
+    assert told["groups"] == [
+        {"group": 0, "name": "", "size": 4, "members": [0, 1, 2, 3], "first_sequence": 0}
+    ]
     assert [len(held) for held in told["ranks"].values()] == [6, 6, 6, 5]
     assert told["ranks"]["3"][-1]["left"] == pytest.approx(-5.0, abs=1e-3)
     nodes = [(each["node"], each["ranks"], each["clock_bound"]) for each in told["nodes"]]
@@ -148,6 +152,28 @@ def test_nonsense_is_no_clock(tmp_path: Path, told: str) -> None:
 def test_a_pipe_of_that_name_is_not_waited_for(logs: Path) -> None:
     os.mkfifo(logs / "operations_0.bin")
     assert show(str(logs), 0, as_json=False) == 0
+
+
+def grouped(last: int, mark: int, number: int, name: str) -> bytes:
+    """A worker's whose barriers are of the group of this number and name."""
+    words = bytearray(recording(last, mark))
+    for begun in range(last + 1):
+        at = 8 * (layout.FIRST_ENTRY + begun * layout.ENTRY_WORDS + 3)
+        struct.pack_into("=Q", words, at, 4 << 32 | number)
+    Notebook(memoryview(words)).name_group(Group(number, 4, name, "0-3"))
+    return bytes(words)
+
+
+def test_groups_have_their_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keep(tmp_path / "one", 0, [grouped(*each, 7, "dp\x1b[2J") for each in ((1, INSIDE), (0, LEFT))])
+    assert show(str(tmp_path), 1, as_json=False) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "rank 1 never entered barrier() #1 of group dp; rank 0 waits in it" in lines[1]
+    assert lines[2].startswith("  rank 0: barrier() #1 of group dp, running")
+    assert group_named(7, {7: "default"}) == "the default group"
+    show(str(tmp_path), 0, as_json=True)
+    groups = json.loads(capsys.readouterr().out)["groups"]
+    assert [(each["group"], each["name"]) for each in groups] == [(7, "dp")]
 
 
 def test_words_of_a_stranger_are_fit_for_a_terminal(
