@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from torsh_runtime.events import Event
 from torshrun.config.job import Collector
 from torshrun.live.snapshot import Snapshot
+from torshrun.text import printable
 
 if TYPE_CHECKING:
     from torshrun.live.prometheus import Exposition
@@ -30,6 +31,7 @@ CLOSE_SECONDS = 2.0
 MOST_EVENTS = 1000
 """Events that wait to be sent; more are left out."""
 
+_WHY_CHARS = 200
 _NO_SUCH_PAGE = (404, 405, 501)
 
 
@@ -99,7 +101,8 @@ class Exporter:
             self._has_failed = False
         except (OSError, ValueError, http.client.HTTPException) as error:
             self._has_failed = True
-            self._complain_once(str(getattr(error, "reason", "") or error or type(error).__name__))
+            why = str(getattr(error, "reason", "") or error or type(error).__name__)
+            self._complain_once(printable(why).strip()[:_WHY_CHARS])  # of whoever answers there
 
     def _post_events(self, body: object) -> None:
         try:

@@ -131,7 +131,7 @@ def follow(
             time.sleep(max(min(*pauses, deadline - now), 0))
     except KeyboardInterrupt:
         say("interrupted: writing what there is")
-    if why := wait.why_none(min(time.monotonic() - began, seconds)):
+    if why := wait.why_none(min(round(time.monotonic() - began, 1), seconds)):
         raise Unfit(why)
     return [node for each in followed for node in each.finish()]
 

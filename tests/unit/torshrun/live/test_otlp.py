@@ -149,6 +149,20 @@ def test_nobody_there_costs_one_warning() -> None:
     assert len(sending.exporter._events) == otlp.MOST_EVENTS
 
 
+def test_what_answers_otherwise_is_told_in_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        sending = Sending(f"http://127.0.0.1:{stranger.getsockname()[1]}")
+        peer, _ = stranger.accept()
+        with peer:
+            peer.recv(65536)
+            peer.sendall(b"\0\x1b[2Jwho are you?\r\n" + b"x" * 1000)
+        assert soon(lambda: bool(sending.said))
+    sending.exporter.close()
+    (line,) = sending.said
+    assert line.isprintable()
+    assert "who are you?" in line
+
+
 def test_a_collector_that_never_answers_does_not_hold_the_job(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
