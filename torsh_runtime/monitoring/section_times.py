@@ -7,6 +7,8 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
+_STEP = "(step)"  # a section may be called "step"
+
 
 class Spent(NamedTuple):
     """Of all blocks of one name, in all threads."""
@@ -50,11 +52,11 @@ class SectionTimes:
         now = time.perf_counter()
         with self._lock:
             if self._stepped:
-                self._add("step", now - self._stepped)
+                self._add(_STEP, now - self._stepped)
             self._stepped = now
 
     def spent(self) -> Mapping[str, Spent]:
-        """By name, so far; "step" are the steps."""
+        """By name, so far; _STEP are the steps."""
         with self._lock:
             return dict(self._spent)
 
@@ -67,7 +69,8 @@ class SectionTimes:
             mean, longest = spent.seconds / spent.calls * 1e3, spent.longest * 1e3
             share = f"{spent.seconds / seconds:.1%}"
             times = (f"{spent.seconds:.3f}", f"{mean:.3f}", f"{longest:.3f}")
-            rows.append((name, str(spent.calls), *times, share))
+            shown = name if name.isprintable() else ascii(name)[1:-1]
+            rows.append((shown, str(spent.calls), *times, share))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         return "\n".join(
             "  ".join(

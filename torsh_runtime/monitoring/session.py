@@ -132,7 +132,9 @@ class Monitoring:
         path = Path(file)
         if self._env.world_size == 1:
             return path
-        return path.with_name(f"{path.stem}.{self._env.rank}{path.suffix}")
+        packed = path.suffix if path.suffix == ".gz" else ""
+        path = path.with_name(path.name.removesuffix(packed))
+        return path.with_name(f"{path.stem}.{self._env.rank}{path.suffix}{packed}")
 
 
 def start(*configs: object) -> Monitoring:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:  # few look at runs
     from torshrun.ctl.questions import Answered
 
 UNSEEN = (
-    "Operations of torch.distributed's own gloo, nccl and mpi are not recorded; with "
-    "--torch-backend torsh those of gloo are"
+    "Operations of torch.distributed's own gloo, nccl and mpi are not recorded (--torch-backend "
+    "torsh takes gloo's place), and none with TORSH_RECORDER=off"
 )
 """What to tell where no operation is recorded."""
 _PATTERN = "operations_*.bin"

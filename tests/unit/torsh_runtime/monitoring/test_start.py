@@ -78,12 +78,12 @@ def test_rank_0_sums_up_how_long_sections_took(
     with start(DebugConfig(enable_profiling=True)):
         for number in range(4):
             step(number)
-            with section("outer"), section("inner"):
+            with section("outer"), section("inner"), section("step"), section("a\x1b[2J\nb"):
                 pass
     first, *lines = capsys.readouterr().err.splitlines()
     assert first.split() == ["section", "calls", "seconds", "mean", "ms", "longest", "ms", "share"]
     calls = {line.split()[0]: int(line.split()[1]) for line in lines}
-    assert calls == {"outer": 4, "inner": 4, "step": 3}
+    assert calls == {"outer": 4, "inner": 4, "step": 4, "a\\x1b[2J\\nb": 4, "(step)": 3}
     with section("later"):
         pass
     assert capsys.readouterr().err == ""
@@ -198,6 +198,14 @@ def test_numbers_of_the_system_are_noted_at_steps(
     names = [each.name or each.kind for each in noted()]
     system = ["system/cpu", "system/rss"]
     assert names == ["step", "step", *system, "step", "step", *system]
+
+
+def test_each_rank_has_a_timeline_of_its_own(noted: Noted, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with start(DebugConfig()) as monitoring:
+        names = [monitoring.timeline_path(each).name for each in ("t.json", "t.json.gz", "t")]
+    assert names == ["t.1.json", "t.1.json.gz", "t.1"]
 
 
 def test_prometheus_reads_them(noted: Noted, port: int) -> None:

@@ -90,7 +90,7 @@ def test_where_nothing_is_recorded_nothing_is_known() -> None:
     verdict = of_running(job._replace(dumps=dumps), {})
     assert verdict.wrong == "nothing"
     assert verdict.headline == "nothing is known to be wrong: no operation is recorded"
-    assert "with --torch-backend torsh those of gloo are" in verdict.advice
+    assert "--torch-backend torsh takes" in verdict.advice
 
 
 def test_processes_that_stand_still_or_have_ended() -> None:
