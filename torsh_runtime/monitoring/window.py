@@ -103,16 +103,42 @@ def _length(spans: Iterable[Span], begin: float, end: float) -> float:
 # ---- for whom it waited
 
 
+def arrived(records: Records) -> dict[int, list[Operation]]:
+    """The same, with `came` of operations that go on where all ranks' records together tell it: a
+    process that stands still notes nothing of it.
+    """
+    entered = _entered(records)
+    return {
+        rank: [_arrived(each, entered.get((each.group, each.sequence), {})) for each in held]
+        for rank, held in records.items()
+    }
+
+
+def _arrived(operation: Operation, entered: Mapping[int, float]) -> Operation:
+    goes_on = operation.left is None and operation.came is None
+    is_known = operation.operation not in NO_TURNS and len(entered) == operation.ranks > 0
+    return operation._replace(came=max(entered.values())) if goes_on and is_known else operation
+
+
+def _entered(records: Records) -> dict[tuple[int, int], dict[int, float]]:
+    """By group and sequence, when each rank has entered."""
+    found: dict[tuple[int, int], dict[int, float]] = {}
+    for rank, held in records.items():
+        for each in held:
+            if each.operation not in NO_TURNS:
+                found.setdefault((each.group, each.sequence), {})[rank] = each.entered
+    return found
+
+
 def waited_for(records: Records, begin: float, end: float) -> dict[int, dict[int, float]]:
     """For each rank how many seconds of the window it has waited for which other: the one that
     came last to the operation, or has not come yet. Messages are left out.
     """
-    entered: dict[tuple[int, int], dict[int, float]] = {}
+    entered = _entered(records)
     reached: dict[int, dict[int, int]] = {}
     for rank, held in records.items():
         for each in held:
             if each.operation not in NO_TURNS:
-                entered.setdefault((each.group, each.sequence), {})[rank] = each.entered
                 reached.setdefault(each.group, {})[rank] = each.sequence
     late: dict[tuple[int, int], int] = {}
     found: dict[int, dict[int, float]] = {}

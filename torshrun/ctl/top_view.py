@@ -15,6 +15,7 @@ from torsh_runtime.monitoring.pace import Pace
 from torsh_runtime.monitoring.window import (
     Doing,
     Spent,
+    arrived,
     doing,
     notes_until,
     operations_until,
@@ -165,7 +166,13 @@ def _by_clock(dumps: Sequence[Dump], at: float) -> list[dict[int, Record]]:
             alone.append(_until(dump, at))
         else:
             common |= _until(dump, at)
-    return [common, *alone]
+    return [*map(_complete, (common, *alone))]
+
+
+def _complete(records: Mapping[int, Record]) -> dict[int, Record]:
+    """With what the ranks' records tell of each other's operations."""
+    operations = arrived({rank: record.operations for rank, record in records.items()})
+    return {rank: record._replace(operations=operations[rank]) for rank, record in records.items()}
 
 
 def _awaited(parts: Sequence[Mapping[int, Record]], begin: float, end: float) -> dict[int, float]:

@@ -11,6 +11,7 @@ from torsh_runtime.monitoring.layout import Operation
 from torsh_runtime.monitoring.window import (
     Sections,
     Spent,
+    arrived,
     doing,
     notes_until,
     operations_until,
@@ -71,7 +72,7 @@ def test_nonsense_has_shares_within_the_whole(held: list[Operation], end: float)
     found = spent(held, end - 5.0, end)
     for seconds in (found.own, found.waited, found.moved):
         assert -1e-6 <= found.share(seconds) <= 1 + 1e-6
-    waited_for({0: held, 1: held[1:]}, end - 5.0, end)
+    waited_for(arrived({0: held, 1: held[1:]}), end - 5.0, end)
     doing(operations_until(held, end), [])
 
 
@@ -85,6 +86,17 @@ def test_ranks_wait_for_the_last_one_to_come() -> None:
         2: [operation(0, -7.0, -5.0, -4.9), operation(1, -3.0)],
     }
     assert waited_for(records, -8.0, 0.0) == {0: {1: 7.0}, 1: {}, 2: {1: 5.0}}
+
+
+def test_a_rank_that_stands_still_in_an_operation_waits_for_nobody_who_has_come() -> None:
+    came = {rank: [operation(0, -9.0 + rank, -6.0)] for rank in range(3)}
+    stopped = operation(0, -8.5)
+    records = {**came, 3: [stopped]}
+    assert arrived(records) == {**came, 3: [stopped._replace(came=-7.0)]}
+    assert told(spent(arrived(records)[3], -8.5, 0.0)) == (8.5, 0.0, 1.5, 7.0)
+    assert waited_for(arrived(records), -9.0, 0.0)[3] == {2: 1.5}
+    late = {**records, 2: []}  # which has not come
+    assert arrived(late) == late
 
 
 def test_it_is_not_told_for_whom_a_rank_waits_whose_peers_are_not_seen() -> None:
