@@ -19,7 +19,9 @@ from torshrun.text import printable
 
 ALL_BYTES = 256 << 20
 """Bytes that all nodes together may answer, which a store holds for a moment."""
-_MOST_CONTENT = 1 << 29
+_MOST_CONTENT = 1 << 28
+_OF_RANK = 512 << 10
+"""Bytes that a node may tell of each rank."""
 _LONGER = 5.0
 """Seconds that a question stands for after who asked has ceased to wait."""
 
@@ -94,26 +96,29 @@ class AskedRun(Run):
                 continue
             parts = [*self._parts(f"{rows.ANSWERS}{question}/{node.node}", row)]
             if len(parts) == row.parts > 0:
-                contents[node.node] = inflated(b"".join(parts))
+                most = min(_OF_RANK * (node.nproc + 1), _MOST_CONTENT)
+                contents[node.node] = inflated(b"".join(parts), most)
             if row.trouble or row.is_cut or len(parts) < row.parts:
                 silent.append(f"{_named(node)}: {printable(row.trouble) or _CUT}")
         return contents, silent
 
     def _parts(self, key: str, row: AnswerRow) -> Iterator[bytes]:
         for number in range(row.parts):
-            if part := self._items.get(f"{key}/{number}"):
-                yield part
+            part = self._items.get(f"{key}/{number}")
+            if not part:
+                return
+            yield part
 
 
 _CUT = "it had more to say than a store takes, and the end of it is missing"
 
 
-def inflated(content: bytes) -> bytes:
-    """What zlib had compressed, as far as it is there and no more than is sound; b"" if it is no
+def inflated(content: bytes, most: int = _MOST_CONTENT) -> bytes:
+    """What zlib had compressed, as far as it is there and no more bytes than that; b"" if it is no
     such thing.
     """
     try:
-        return zlib.decompressobj().decompress(content, _MOST_CONTENT)
+        return zlib.decompressobj().decompress(content, most)
     except zlib.error:
         return b""
 

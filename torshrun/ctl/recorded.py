@@ -11,7 +11,7 @@ from torsh_runtime.monitoring.layout import Operation
 from torsh_runtime.monitoring.notes import Group
 from torshrun.ctl.host_jobs import HostJob
 from torshrun.ctl.places import Asking, Unfit, jobs_here
-from torshrun.health.accounts import TOGETHER
+from torshrun.health.accounts import TOGETHER, files_below
 from torshrun.health.alignment import aligned
 from torshrun.health.recordings import Dump, Record, load, read_dump, read_recordings
 from torshrun.text import printable
@@ -122,7 +122,7 @@ def kept(folder: Path) -> Recorded:
 def loaded(folder: Path) -> Iterator[tuple[float, Dump]]:
     """When each was written, and what it holds, the oldest first."""
     try:
-        files = sorted((path.stat().st_mtime, str(path)) for path in folder.rglob(_PATTERN))
+        files = files_below(folder, _PATTERN)
     except OSError as error:
         raise Unfit(f"cannot read {folder}: {error.strerror}") from None
     for time, path in files:

@@ -65,7 +65,9 @@ def of_answers(run_id: str, contents: Mapping[str, bytes], silent: Sequence[str]
     ranks: dict[int, Stands] = {}
     hints: dict[str, None] = {}
     for content in contents.values():
-        with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        with suppress(
+            ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError
+        ):
             told = json.loads(content)
             host, hint = printable(str(told["host"])), printable(str(told["hint"]))
             found = {int(rank): _read(host, facts) for rank, facts in told["ranks"].items()}

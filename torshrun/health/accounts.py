@@ -60,7 +60,11 @@ def save_account(folder: Folder, account: Account) -> None:
         "testimony": account.testimony,
         "stacks": {str(rank): text for rank, text in account.stacks.items()},
     }
-    content = json.dumps(told).encode()
+    content, most = json.dumps(told).encode(), _STACK_CHARS
+    while len(content) > ACCOUNT_BYTES and most:  # or nobody could read it
+        most //= 2
+        told["stacks"] = {str(rank): text[:most] for rank, text in account.stacks.items()}
+        content = json.dumps(told).encode()
     write_kept(folder, account.round, f"account_{account.node}.json", content)
 
 
@@ -77,11 +81,22 @@ def write_kept(folder: Folder, number: int, name: str, content: bytes) -> None:
         file.write(content)
 
 
+def files_below(folder: Path, pattern: str) -> list[tuple[float, str]]:
+    """When each was written, and its path, the oldest first; without links that lead nowhere.
+    OSError.
+    """
+    found = []
+    for path in folder.rglob(pattern):
+        with suppress(OSError):
+            found.append((path.stat().st_mtime, str(path)))
+    return sorted(found)
+
+
 def load_newest(folder: Path) -> Kept:
     """Of the newest round of which anything is kept below the folder; all nodes of it. Whatever
     makes no sense counts as not there. OSError.
     """
-    files = sorted((path.stat().st_mtime, str(path)) for path in folder.rglob("account_*.json"))
+    files = files_below(folder, "account_*.json")
     found = [
         (time, path, account)
         for time, path in files[-_MOST_NODES:]
@@ -106,7 +121,7 @@ def _finding_beside(path: str) -> Path:
 
 
 def _load(path: str) -> Account | None:
-    with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    with suppress(ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return _read(json.loads(read_text(path, ACCOUNT_BYTES)))
     return None
 

@@ -27,7 +27,8 @@ _TOLD_AT = 64
 """Where a file that is kept tells, in JSON, whose it is."""
 _LOOKED_AT = 128
 """Of a rank's last operations, for what others are told."""
-_MOST_BYTES = 1 << 30
+_MOST_BYTES = 1 << 28
+"""Of a file with the recordings of 800 ranks."""
 
 
 class Recordings:
@@ -255,7 +256,9 @@ def read_dump(content: bytes) -> Dump | None:
         run_id, number, node = str(told["run_id"]), int(told["round"]), int(told["node"])
         host, first, at = str(told["host"]), int(told["first_rank"]), float(told["at"])
         wall = float(told["wall"]) if "wall" in told else None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None
+    if not all(map(math.isfinite, (at, wall or 0.0))):
         return None
     records = dict(enumerate(_records(content, content, at), first))
     dump = Dump(printable(run_id), number, node, printable(host), at, records, wall=wall)
@@ -272,7 +275,7 @@ def common_clock_of(told: object) -> CommonClock | None:
     leader, *numbers = told
     try:
         reading = Reading(*map(float, numbers))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return None
     is_sound = all(map(math.isfinite, reading)) and min(reading.bound, reading.drift_bound) >= 0
     return CommonClock(printable(str(leader)), reading) if is_sound else None
@@ -329,7 +332,9 @@ def _contents(path: str, times: int) -> list[bytes]:
     except OSError:
         return [b""] * times
     try:
-        size = min(os.fstat(descriptor).st_size, _MOST_BYTES)
+        size = _size_of(os.pread(descriptor, 24, 0))
+        if size > min(os.fstat(descriptor).st_size, _MOST_BYTES):
+            size = 0
         return [os.pread(descriptor, size, 0) for _ in range(times)]
     except OSError:
         return [b""] * times
@@ -362,9 +367,15 @@ def _part(content: bytes, place: int) -> bytes:
 
 def _count_of(content: bytes) -> int:
     """How many recordings the file has; 0 if it is none."""
-    magic, version, count = struct.unpack("=3Q", content[:24].ljust(24, b"\0"))
-    has_all = layout.HEADER_BYTES + count * layout.STRIDE <= len(content)
-    return count if (magic, version) == (layout.MAGIC, layout.VERSION) and has_all else 0
+    size = _size_of(content)
+    return (size - layout.HEADER_BYTES) // layout.STRIDE if 0 < size <= len(content) else 0
+
+
+def _size_of(header: bytes) -> int:
+    """How many bytes a file has that begins like this; 0 if it has no recordings."""
+    magic, version, count = struct.unpack("=3Q", header[:24].ljust(24, b"\0"))
+    is_one = (magic, version) == (layout.MAGIC, layout.VERSION)
+    return layout.HEADER_BYTES + count * layout.STRIDE if is_one else 0
 
 
 def _made(path: str, count: int) -> int:

@@ -12,12 +12,12 @@ from torsh_runtime.monitoring.notes import Group, Note
 from torshrun.ctl.explain import JSON_BYTES, as_object, in_words, of_kept, of_running
 from torshrun.ctl.places import Unfit
 from torshrun.ctl.recorded import Recorded
-from torshrun.ctl.stacks import Stands
+from torshrun.ctl.stacks import Stands, of_answers
 from torshrun.failure.finding import Finding
 from torshrun.failure.kinds import Kind, Reading
 from torshrun.failure.testimony import encode, encode_finding
 from torshrun.failure.witness import Witness
-from torshrun.health.accounts import Account, save_account, save_finding
+from torshrun.health.accounts import Account, load_newest, save_account, save_finding
 from torshrun.health.recordings import Dump, Record
 from torshrun.safe_files import Folder
 
@@ -142,10 +142,30 @@ def test_nonsense_is_passed_over(tmp_path: Path) -> None:
     kept(tmp_path / "logs", "{}", "[" * 10000)
     (tmp_path / "logs/0/attempt_3/account_0.json").write_text('{"run_id": []}')
     (tmp_path / "logs/0/attempt_3/account_x.json").write_text("[]")
+    infinite = '{"first_rank": Infinity, "ranks": 1, "stacks": {}}'
+    (tmp_path / "logs/0/attempt_3/account_7.json").write_text(infinite)
+    (tmp_path / "logs/0/attempt_3/account_8.json").symlink_to("nowhere")
     told = as_object(of_kept(tmp_path / "logs"))
     assert told["ranks"] == [1]
     with pytest.raises(Unfit, match="no account of a failure"):
         of_kept(tmp_path / "nowhere")
+
+
+def test_stacks_of_many_ranks_are_kept_as_far_as_there_is_room(tmp_path: Path) -> None:
+    folder = Folder.make(f"{tmp_path}/0")
+    try:
+        stacks = {rank: "ß" * 9000 for rank in range(90)}
+        save_account(folder, Account("r", 0, 0, "n0", range(90), "", stacks))
+    finally:
+        folder.close()
+    (account,) = load_newest(tmp_path).accounts
+    assert {len(stack) > 1000 for stack in account.stacks.values()} == {True}
+
+
+def test_an_answer_of_nonsense_counts_as_not_said() -> None:
+    told = '{"host": "n", "hint": "", "ranks": {"0": {"pid": Infinity, "ended": "", "state": "",'
+    told += ' "waits": "", "stack": ""}}}'
+    assert of_answers("r", {"n": told.encode(), "m": b"[" * 100000}, ()).ranks == {}
 
 
 def test_the_answer_for_programs_is_bounded() -> None:

@@ -19,7 +19,7 @@ from torsh_runtime.status import OPERATIONS
 from torshrun.ctl.flight import show
 from torshrun.ctl.places import Unfit
 from torshrun.health.clocks import CommonClock, Reading
-from torshrun.health.recordings import load, save
+from torshrun.health.recordings import common_clock_of, load, save
 from torshrun.safe_files import Folder
 
 
@@ -149,8 +149,37 @@ def test_nonsense_is_no_clock(tmp_path: Path, told: str) -> None:
     assert dump.offset is None
 
 
+@pytest.mark.parametrize(
+    "told", ['{"round": Infinity}', '{"at": NaN}', f'{{"at": {10**400}}}', "[" * 4000]
+)
+def test_a_header_of_nonsense_is_none(tmp_path: Path, told: str) -> None:
+    path = keep(tmp_path / "one", 0, [recording(1, LEFT)])
+    content = path.read_bytes()
+    known = content[64 : layout.HEADER_BYTES].rstrip(b"\0")
+    header = {**json.loads(known), **json.loads(told)} if told[0] == "{" else told
+    text = header if isinstance(header, str) else json.dumps(header)
+    rest = text.encode().ljust(layout.HEADER_BYTES - 64, b"\0")
+    path.write_bytes(content[:64] + rest + content[layout.HEADER_BYTES :])
+    assert load(str(path)) is None
+
+
+def test_a_clock_that_no_number_can_hold_is_none() -> None:
+    assert common_clock_of(["n0", 10**400, 0, 0, 0]) is None
+
+
+def test_a_file_is_read_as_far_as_it_has_recordings(tmp_path: Path) -> None:
+    path = keep(tmp_path / "one", 0, [recording(1, LEFT)])
+    with path.open("r+b") as file:
+        file.truncate(1 << 40)
+    assert load(str(path)) is not None
+    with path.open("r+b") as file:  # the first word says that it is something else
+        file.write(bytes(8))
+    assert load(str(path)) is None
+
+
 def test_a_pipe_of_that_name_is_not_waited_for(logs: Path) -> None:
     os.mkfifo(logs / "operations_0.bin")
+    (logs / "operations_1.bin").symlink_to("nowhere")
     assert show(str(logs), 0, as_json=False) == 0
 
 
