@@ -114,6 +114,33 @@ def test_all_records_are_there_after_sigkill(job: Job) -> None:
     assert groups == {(3, (0, 1, 2))}  # the pair's meeting is held no more
 
 
+def test_a_call_that_comes_too_late_was_made(job: Job) -> None:
+    """Rank 1 calls it when the group has ended already."""
+    job.run(
+        """
+        from torshrun.health.recordings import read_recordings
+
+        if rank == 2:
+            os._exit(0)
+        while rank == 1:
+            first = read_recordings(os.environ["TORSH_STATUS_FILE"])[1][0]
+            if first.operations[-1].state == "failed":
+                break
+            time.sleep(0.01)
+        for _ in range(3):
+            try:
+                tr.all_reduce(array)
+            except RuntimeError as error:
+                late = error
+        raise late
+        """
+    )
+    told = job.told()
+    (found,) = told["suspicions"]
+    assert (found["ranks"], found["waiting"], found["has_failed"]) == ([2], [0, 1], True)
+    assert [each["sequence"] for each in told["ranks"]["1"][-2:]] == [1100, 1101]
+
+
 def test_another_call_than_the_others(job: Job) -> None:
     job.run("tr.broadcast(array, src=0) if rank == 2 else tr.all_reduce(array)")
     (found,) = job.told()["suspicions"]

@@ -16,6 +16,8 @@ Records = Mapping[int, Sequence[Operation]]
 Members = Mapping[int, Sequence[int]]
 """By number of a group its ranks of the job, in the group's order, as far as they are known."""
 _NO_COLLECTIVES = (*MESSAGES, *NO_OPERATIONS)
+_ONE_WAY = ("broadcast", "reduce", "gather", "scatter")
+"""Operations that some ranks leave before others have entered."""
 _ABOUT = 1.0
 """Seconds between operations of which it is not known by the time which one came first."""
 _NONE: Mapping[int, str] = MappingProxyType({})
@@ -42,12 +44,14 @@ class Suspicion(NamedTuple):
     last: Mapping[int, Operation]
     """What each of `ranks` has called last in this group, or at its turn; none of those that have
     called nothing there. If they wait crosswise: in what each of them waits."""
+    agreeing: tuple[int, ...] = ()
+    """Of a mismatch: the ranks that have called `operation` there, ascending. Who is astray is
+    compared with these."""
 
     @property
     def is_by_most(self) -> bool:
         """Whether more ranks have called one thing than another."""
-        others = {*self.waiting} - {*self.ranks}
-        is_more = self.kind == "mismatch" and len(others) > len(self.ranks)
+        is_more = self.kind == "mismatch" and len(self.agreeing) > len(self.ranks)
         return is_more or self.kind == "astray"
 
 
@@ -134,10 +138,12 @@ def _of_group(records: Records, group: int, members: Members) -> list[Suspicion]
         return []
     size = next(each.ranks for calls in held.values() for each in calls.values())
     idle = {rank for rank in _members(records, group, size, members) if not every[rank]}
-    open_ = {
-        each.sequence for calls in held.values() for each in calls.values() if each.state != "done"
-    }
-    found = (_at(sequence, held, idle) for sequence in sorted(open_))
+    every_call = [each for calls in held.values() for each in calls.values()]
+    open_ = {each.sequence for each in every_call if each.state != "done"}
+    last = max(open_, default=-1)
+    # Where ranks leave early they may differ there, and fail in what comes next.
+    early = {each.sequence for each in every_call if each.operation in _ONE_WAY}
+    found = (_at(sequence, held, idle) for sequence in sorted(open_ | early) if sequence <= last)
     return [each for each in found if each][:1]
 
 
@@ -153,10 +159,11 @@ def _at(
     if differing:
         model = next(each for rank, each in sorted(at_it.items()) if rank not in differing)
         others = {rank: at_it[rank] for rank in differing}
-        return _suspicion("mismatch", differing, model, at_it, waiting, others)
+        found = _suspicion("mismatch", differing, model, at_it, waiting, others)
+        return found._replace(agreeing=tuple(sorted({*at_it} - {*differing})))
     late = {rank for rank in held if max(held[rank]) < sequence}
     missing = tuple(sorted(late.union(idle)))
-    if not missing:
+    if not (missing and waiting):
         return None
     last = {rank: held[rank][max(held[rank])] for rank in sorted(late)}
     return _suspicion("missing", missing, at_it[waiting[0]], at_it, waiting, last)
@@ -170,8 +177,8 @@ def _suspicion(
     waiting: Sequence[int],
     last: Mapping[int, Operation],
 ) -> Suspicion:
-    since = min(at_it[rank].entered for rank in waiting)
-    has_failed = all(at_it[rank].state == "failed" for rank in waiting)
+    since = min(at_it[rank].entered for rank in waiting or at_it)
+    has_failed = bool(waiting) and all(at_it[rank].state == "failed" for rank in waiting)
     return Suspicion(kind, tuple(ranks), model, tuple(waiting), has_failed, since, last)
 
 
@@ -205,7 +212,8 @@ def _astray(records: Records, found: Sequence[Suspicion]) -> Suspicion | None:
     has_failed = all(each.has_failed for each in found)
     last = {odd.rank: odd.called}
     since = found[0].since
-    return Suspicion("astray", (odd.rank,), odd.instead_of, waiting, has_failed, since, last)
+    one = Suspicion("astray", (odd.rank,), odd.instead_of, waiting, has_failed, since, last)
+    return one._replace(agreeing=odd.others)
 
 
 def _names(suspicion: Suspicion, rank: int) -> bool:
@@ -279,6 +287,10 @@ _ENDS = {"send": "to", "recv": "from", "wait": "with"}
 """What the other rank of a message is to it."""
 
 
+_OTHER_END = {"send": "recv", "recv": "send"}
+"""What the other rank of a message calls."""
+
+
 def named(operation: Operation, groups: Mapping[int, str] = _NONE) -> str:
     """Such as "all_reduce(float32[8], SUM) #12 of group 1f"."""
     has_array = operation.operation not in ("barrier", *NO_OPERATIONS)
@@ -313,12 +325,16 @@ def in_words(suspicion: Suspicion, now: float | None = None, told: Told = NOTHIN
             for rank, each in suspicion.last.items()
         )
         if suspicion.kind == "astray":
-            return f"{calls}, where all others went on with {called}, each in its groups"
-        return f"{calls}, where others have called {called}; {others}"
+            others = _ranks(suspicion.agreeing)
+            return f"{calls}, where {others} went on with {called}, each in its groups"
+        calls = f"{calls}, where others have called {called}"
+        return f"{calls}; {others}" if suspicion.waiting else calls
     doing = [told.doing[rank] for rank in suspicion.ranks[:1] if told.doing.get(rank)]
     meanwhile = f": {doing[0]}" if doing else ""
     who = f"{_ranks(suspicion.ranks)}{_on(suspicion.ranks[0], told)}"
-    lines = [f"{who} never entered {called}{meanwhile}", others]
+    other = _OTHER_END.get(suspicion.operation.operation)
+    never = f"never called {other} for" if other else "never entered"
+    lines = [f"{who} {never} {called}{meanwhile}", others]
     lines += [
         f"rank {rank} was last in {named(each, told.groups)}"
         + ("" if now is None or each.left is None else f", {now - each.left:.1f} s ago")

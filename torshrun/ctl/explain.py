@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import click
 
 from torsh_runtime.monitoring.flight import Suspicion, culprit, first_missed, named
-from torsh_runtime.monitoring.layout import Operation
+from torsh_runtime.monitoring.layout import MESSAGES, Operation
 from torsh_runtime.monitoring.notes import Whereabouts
 from torshrun.ctl import recorded, stacks
 from torshrun.ctl.places import Asking, Unfit, jobs_here
@@ -122,14 +122,25 @@ def of_running(found: Recorded, stood: Mapping[int, Stands]) -> Verdict:
         state="running",
         wrong=wrong,
         ranks=ranks,
-        certainty="undecided" if first and first.kind == "crosswise" else "likely",
+        certainty="undecided" if first and _is_open(first, nodes) else "likely",
         headline=headline or _progress(nodes),
         advice="" if any(found.operations.values()) else recorded.UNSEEN,
         frames={rank: _frame(each.stack) for rank, each in stood.items() if _frame(each.stack)},
     )
-    states = [f"rank {rank} {how}" for rank, how in {**dead, **held}.items()]
+    told = {rank: stacks.manner(stood[rank]) for rank in ranks[:_MOST_RANKS] if rank in stood}
+    states = [f"rank {rank} {how}" for rank, how in {**told, **dead, **held}.items() if how]
     verdict = verdict._replace(evidence=[*states, *proved.lines])
     return verdict if wrong == "nothing" else _with_call(verdict, first, nodes)
+
+
+def _is_open(first: Suspicion, nodes: Sequence[Node]) -> bool:
+    """Whether those whom others wait for wait for a message themselves, or for each other."""
+    if first.kind != "missing":
+        return first.kind == "crosswise"
+    held = [node.trails.operations.get(rank, ()) for node in nodes for rank in first.ranks]
+    return any(
+        each.state == "running" and each.operation in MESSAGES for one in held for each in one
+    )
 
 
 def _wrong_now(
@@ -304,7 +315,7 @@ def _with_call(verdict: Verdict, first: Suspicion | None, nodes: Sequence[Node])
         since = max(-inside.entered, 0.0) if inside else None
         return verdict._replace(operation=inside, since=since)
     since, operation = max(-first.since, 0.0), first.operation
-    if first.kind == "missing":
+    if first.kind == "missing" and operation.operation not in MESSAGES:
         blamed = [rank for rank in first.ranks if rank in verdict.ranks]
         operation = first_missed(records, blamed or first.ranks) or operation
     return verdict._replace(operation=operation, called=first.last, since=since)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from torsh_runtime.monitoring.flight import named
+from torsh_runtime.monitoring.flight import in_words, named
 from torshrun.failure import between_two, disagreement, held, meeting, nodes, own, unmade, waiting
 from torshrun.failure.case import Case, call_of
 from torshrun.failure.finding import MOST_EVIDENCE, Certainty, Finding
@@ -73,9 +73,13 @@ def _astray(case: Case) -> Verdict | None:
     if found is None or not found.is_by_most or not {*found.ranks} <= case.by_rank.keys():
         return None
     groups = case.recorded.told.groups
-    calls = {rank: named(found.operation, groups) for rank in found.waiting[:MOST_EVIDENCE]}
+    calls = {rank: named(found.operation, groups) for rank in found.agreeing}
     calls |= {rank: named(each, groups) for rank, each in found.last.items()}
-    return Verdict(found.ranks, "likely", differ(found.ranks, calls))
+    reading = differ(found.ranks, calls)
+    if found.kind == "astray":  # others have called that each in its groups
+        line = in_words(found, told=case.recorded.told)
+        reading = of_ranks(Kind.MISMATCH, format_ranks(found.ranks), line, "")
+    return Verdict(found.ranks, "likely", reading)
 
 
 def _left(case: Case) -> Verdict | None:

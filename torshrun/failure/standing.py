@@ -111,7 +111,10 @@ _NAMES = {
     "_env_rendezvous_handler": "init_process_group",
     "next": "init_process_group",
 }
-_LOCK = re.compile(r"^with (?!.*\bopen\()|\.acquire\(|\b(?:flock|lockf|FileLock)\(")
+_LOCK = re.compile(
+    r"^with (?!.*\bopen\()(?!.*:\s*[^\s#].*\()|"  # one line with its body may wait in that
+    r"\.acquire\(|\b(?:flock|lockf|FileLock)\("
+)
 _KEYS = re.compile(r"\.wait\((\[[^\[\]]*\])")
 _WORK = re.compile(r"\.wait\(")
 _MESSAGE = re.compile(

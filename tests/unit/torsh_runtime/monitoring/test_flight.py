@@ -204,7 +204,10 @@ def test_who_alone_left_out_a_call_that_only_one_other_rank_shares() -> None:
     assert (found.kind, found.ranks) == ("astray", (1,))
     assert (found.operation.group, found.operation.sequence, found.operation.elements) == (10, 2, 5)
     assert found.last[1].elements == 6
+    assert found.agreeing == (0, 2, 3)
+    assert in_words(found).endswith("of group a, each in its groups")
     assert "rank 1 has called" in in_words(found)
+    assert "where ranks 0, 2, 3 went on with" in in_words(found)
 
 
 def test_ranks_in_other_groups_make_other_calls() -> None:
@@ -217,3 +220,21 @@ def test_ranks_in_other_groups_make_other_calls() -> None:
     found = culprit(suspicions(records))
     assert found is not None
     assert (found.kind, found.ranks) == ("missing", (3,))
+
+
+def test_a_root_that_went_on_is_named_where_ranks_differ() -> None:
+    """Nobody waits in the broadcast any more, and what comes next has failed."""
+    after = [call(2, state="failed", at=-1.0)]
+    records = {rank: [call(1, "broadcast"), *after] for rank in (0, 1, 2)}
+    records[3] = [call(1, "broadcast")._replace(root=3), *after]
+    found = culprit(suspicions(records))
+    assert found is not None
+    assert (found.kind, found.ranks, found.agreeing, found.waiting) == (
+        *("mismatch", (3,), (0, 1, 2)),
+        (),
+    )
+    assert found.is_by_most
+    assert in_words(found, 0.0) == (
+        "rank 3 has called broadcast(float32[8], root 3) #1 of the default group, where others "
+        "have called broadcast(float32[8], root 0) #1 of the default group"
+    )

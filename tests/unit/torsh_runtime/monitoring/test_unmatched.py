@@ -99,9 +99,9 @@ def test_who_never_sent_is_named_in_words() -> None:
     records = {0: Rank()("all_reduce", sequence=1).held, 1: receiver.held}
     (told,) = suspicions(records)
     assert in_words(told, 9.0) == (
-        "rank 0 never entered recv(float32[8], from 0) of the default group; rank 1 waits in it "
-        "since 9.0 s; rank 0 was last in all_reduce(float32[8], SUM) #1 of the default group, "
-        "8.5 s ago"
+        "rank 0 never called send for recv(float32[8], from 0) of the default group; rank 1 waits "
+        "in it since 9.0 s; rank 0 was last in all_reduce(float32[8], SUM) #1 of the default "
+        "group, 8.5 s ago"
     )
 
 

@@ -76,6 +76,29 @@ def test_who_waits_for_whom_in_a_running_job() -> None:
     assert "\x1b" not in text
 
 
+def test_who_waits_for_a_message_may_not_be_to_blame() -> None:
+    found = recorded(30.0)
+    late = found.dumps[1].records[1]
+    receive = call(2, "running", -30.0)._replace(operation="recv", root=0, sequence=0)
+    waits = late._replace(operations=[*late.operations, receive])
+    dumps = [found.dumps[0], found.dumps[1]._replace(records={1: waits})]
+    verdict = of_running(found._replace(dumps=dumps), stands())
+    assert verdict.certainty == "undecided"
+
+
+def test_a_message_that_was_never_sent_is_what_it_is_about() -> None:
+    found = recorded(30.0)
+    receive = call(2, "running", -30.0)._replace(operation="recv", root=1, sequence=0)
+    waits = Record([call(0), call(1), receive, call(3)])
+    dumps = [found.dumps[0]._replace(records={0: waits}), found.dumps[1]]
+    lock = Stands("n1", 8, "", "S", "the lock of f, which python (pid 7) holds", STACK)
+    verdict = of_running(found._replace(dumps=dumps), {**stands(), 1: lock})
+    assert (verdict.ranks, verdict.certainty) == ((1,), "likely")
+    assert verdict.operation is not None
+    assert verdict.operation.operation == "recv"
+    assert "rank 1 waits for the lock of f, which python (pid 7) holds" in verdict.evidence
+
+
 def test_a_moment_of_waiting_is_nothing() -> None:
     verdict = of_running(recorded(0.2), stands())
     assert (verdict.wrong, verdict.ranks) == ("nothing", ())
@@ -154,7 +177,7 @@ def test_nonsense_is_passed_over(tmp_path: Path) -> None:
 def test_stacks_of_many_ranks_are_kept_as_far_as_there_is_room(tmp_path: Path) -> None:
     folder = Folder.make(f"{tmp_path}/0")
     try:
-        stacks = {rank: "ß" * 9000 for rank in range(90)}
+        stacks = dict.fromkeys(range(90), "ß" * 9000)
         save_account(folder, Account("r", 0, 0, "n0", range(90), "", stacks))
     finally:
         folder.close()

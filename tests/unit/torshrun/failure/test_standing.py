@@ -91,6 +91,8 @@ def test_names_of_calls(path: str, function: str, call: str) -> None:
     [
         ("train.py", "with open(fifo) as pipe:", "a file"),
         ("train.py", "with LOCK:", "a lock"),
+        ("train.py", "with LOCK: total += 1", "a lock"),
+        ("train.py", 'with section("stage"): time.sleep(600)', ""),
         ("train.py", "lock.acquire()", "a lock"),
         ("train.py", "fcntl.flock(file, fcntl.LOCK_EX)", "a lock"),
         ("train.py", "os.waitpid(child, 0)", "another process"),

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <stdexcept>
 #include <thread>
+#include <utility>
 
 #include "common/clock.hpp"
 #include "common/kernels.hpp"
@@ -123,7 +124,7 @@ int Channel::cpus_by_quota() {
 
 void Channel::begin(const Call& call, double timeout, bool background) {
   if (closed_.load(std::memory_order_relaxed)) throw bare(FailureKind::closed);
-  check_abort();
+  refuse_if_ended(call, background);
   timeout_ = timeout;
   deadline_ = 0;  // the clock is read when there is something to wait for
   segment_.area(rank_).own.call.show(call);
@@ -134,6 +135,21 @@ void Channel::begin(const Call& call, double timeout, bool background) {
   progress_->enter(sequence, call, group_, world_);
   neighbours_came_ = ranks_ == 1;
   if (recorder_.is_on()) recorded_.enter(recorder_, Beginning::of(call, sequence, path_, background));
+}
+
+// The first call that a group refuses because it has ended elsewhere is recorded: else this rank would
+// seem never to have made it.
+void Channel::refuse_if_ended(const Call& call, bool background) {
+  try {
+    check_abort();
+  } catch (const Failure&) {
+    if (!std::exchange(has_refused_, true) && recorder_.is_on()) {
+      const std::uint64_t sequence = sequence_.load(std::memory_order_relaxed) + 1;
+      recorded_.enter(recorder_, Beginning::of(call, sequence, path_, background));
+      recorded_.leave(true);
+    }
+    throw;
+  }
 }
 
 // A round in which this rank has waited for all others is over.

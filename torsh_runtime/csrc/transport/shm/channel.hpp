@@ -192,6 +192,7 @@ class Channel {
   int cpus_by_quota();
   int ranks_by_cache();
   void begin(const Call& call, double timeout, bool background);
+  void refuse_if_ended(const Call& call, bool background);
   Flag& flag(int peer, std::uint64_t round) { return segment_.flags(peer)[round & (num_flags_ - 1)]; }
   void begin_round(std::uint32_t ahead = 0);
   void pass_round();
@@ -255,6 +256,7 @@ class Channel {
   const Recorder recorder_;
   const Path path_;
   Recorded recorded_;  // the operation under way
+  bool has_refused_ = false;  // a call, as the group had ended
   std::uint64_t neighbours_came_ = 0;
   const std::uint32_t group_, world_;
   std::timed_mutex busy_;  // held by the operation under way
