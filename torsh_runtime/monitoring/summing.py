@@ -12,12 +12,15 @@ from torsh_runtime.monitoring.summaries import SECTIONS, RankSummary
 
 _MOST = 3.0
 """So many times the median is the most that a single step counts."""
+_RARE = 6
+"""Of so many steps one, such as with an evaluation, counts no more than the next one."""
 
 
 def summary_of(steps: Sequence[Breakdown], calls: Sequence[Call]) -> RankSummary:
     """Of some steps of one rank, at least one, among whose calls are these; without what only the
     kernel knows."""
-    most = _MOST * median(step.own for step in steps)
+    works = sorted(step.own for step in steps)
+    most = min(_MOST * median(works), works[-1 - _rare(len(works))])
     mean = mean_of(steps)
     assert mean is not None
     sections = sorted(mean.sections.items(), key=lambda each: -each[1])
@@ -32,6 +35,11 @@ def summary_of(steps: Sequence[Breakdown], calls: Sequence[Call]) -> RankSummary
         moving=mean.moving,
         sections=sections[:SECTIONS],
     )
+
+
+def _rare(count: int) -> int:
+    """How many of so many steps may be others than usual."""
+    return -(-count // _RARE) if count >= _RARE else 0
 
 
 def _pattern(calls: Sequence[Call], step: Breakdown) -> int:

@@ -39,6 +39,7 @@ _MOST_RANKS = 16
 _MOST_EVIDENCE = 8
 _TEXT_CHARS = 400
 _WRONG = 1
+_WELL = "exit code 0"
 
 
 class Verdict(NamedTuple):
@@ -113,16 +114,25 @@ def of_running(found: Recorded, stood: Mapping[int, Stands]) -> Verdict:
     nodes = nodes_of(found)
     proved = conclude(nodes)
     first = proved.culprit
-    dead = {rank: stacks.manner(each) for rank, each in stood.items() if each.ended}
+    ended = {rank: each for rank, each in stood.items() if each.ended}
+    dead = {
+        rank: stacks.manner(each)
+        for rank, each in ended.items()
+        if each.ended != _WELL or (first and rank in first.ranks)
+    }
     held = {rank: stacks.manner(each) for rank, each in stood.items() if each.state in ("T", "t")}
     if first and first.kind != "mismatch" and -first.since < WAITED and not (dead or held):
         first, proved = None, proved._replace(suspicions=())
     wrong, ranks, headline = _wrong_now(first, proved, dead, held)
+    unknown = _unknown(nodes, stood)
+    is_open = unknown or (first and _is_open(first, nodes))
+    lines = [f"{format_ranks(unknown)}: no node that answers has any of these"] if unknown else []
     verdict = _blank(found, proved, nodes)._replace(
         state="running",
         wrong=wrong,
         ranks=ranks,
-        certainty="undecided" if first and _is_open(first, nodes) else "likely",
+        certainty="undecided" if is_open else "likely",
+        silent=[*found.silent, *lines],
         headline=headline or _progress(nodes),
         advice="" if any(found.operations.values()) else recorded.UNSEEN,
         frames={rank: _frame(each.stack) for rank, each in stood.items() if _frame(each.stack)},
@@ -131,6 +141,13 @@ def of_running(found: Recorded, stood: Mapping[int, Stands]) -> Verdict:
     states = [f"rank {rank} {how}" for rank, how in {**told, **dead, **held}.items() if how]
     verdict = verdict._replace(evidence=[*states, *proved.lines])
     return verdict if wrong == "nothing" else _with_call(verdict, first, nodes)
+
+
+def _unknown(nodes: Sequence[Node], stood: Mapping[int, Stands]) -> Sequence[int]:
+    """Ranks that others had in their default group, and of which nothing is known."""
+    held = [one for node in nodes for one in node.trails.operations.values()]
+    size = max((each.ranks for one in held for each in one if not each.group), default=0)
+    return sorted({*range(size)}.difference(stood, *(node.trails.operations for node in nodes)))
 
 
 def _is_open(first: Suspicion, nodes: Sequence[Node]) -> bool:
@@ -151,13 +168,27 @@ def _wrong_now(
 ) -> tuple[str, Sequence[int], str]:
     """What is wrong, with whom, and that in a line; "" is nothing."""
     if held:
-        return "stopped", sorted(held), f"{format_ranks(held)} {next(iter(held.values()))}"
+        return "stopped", sorted(held), _together(held)
     if dead:
-        return "dead", sorted(dead), f"{format_ranks(dead)} {next(iter(dead.values()))}"
+        return "dead", sorted(dead), _together(dead)
     if first is None:
         return "nothing", (), ""
     wrong = "mismatch" if first.kind == "mismatch" else "waiting"
     return wrong, first.ranks, proved.lines[0]
+
+
+def _together(ranks: Mapping[int, str]) -> str:
+    """ "ranks 0-1 have ended: exit code 1", of those that stand alike."""
+    verbs = {"has ": "have ", "is ": "are ", "waits ": "wait "}
+    manners: dict[str, list[int]] = {}
+    for rank, how in sorted(ranks.items()):
+        manners.setdefault(how, []).append(rank)
+    told = [
+        how if len(alike) == 1 else re.sub(r"^\w+ ", lambda verb: verbs.get(verb[0], verb[0]), how)
+        for how, alike in manners.items()
+    ]
+    whose = map(format_ranks, manners.values())
+    return "; ".join(f"{who} {how}" for who, how in zip(whose, told, strict=True))
 
 
 def _progress(nodes: Sequence[Node]) -> str:

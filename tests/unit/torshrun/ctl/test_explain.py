@@ -124,6 +124,24 @@ def test_processes_that_stand_still_or_have_ended() -> None:
     assert (dead["wrong"], dead["headline"]) == ("dead", "rank 1 has ended: killed by SIGKILL")
 
 
+def test_ranks_that_ended_well_are_no_failure_but_where_others_wait() -> None:
+    done = {rank: each._replace(ended="exit code 0") for rank, each in stands().items()}
+    assert of_running(recorded(0.2), {**stands(), 0: done[0]}).wrong == "nothing"
+    assert of_running(recorded(0.2), {**stands(), 1: done[1]}).headline == (
+        "rank 1 has ended: exit code 0"
+    )
+    both = {rank: each._replace(ended="killed by SIGKILL") for rank, each in stands().items()}
+    assert of_running(recorded(0.2), both).headline == "ranks 0-1 have ended: killed by SIGKILL"
+
+
+def test_ranks_of_a_node_that_has_left_are_named() -> None:
+    found = recorded(30.0)
+    dead = {0: stands()[0]._replace(ended="exit code 1")}
+    verdict = of_running(found._replace(dumps=found.dumps[:1]), dead)
+    assert (verdict.ranks, verdict.certainty) == ([0], "undecided")
+    assert "  nothing of rank 1: no node that answers has any of these" in [*in_words(verdict)]
+
+
 def kept(folder: Path, *findings: str) -> None:
     """What two nodes keep of a round: node 1's rank has failed."""
     for node in range(2):
