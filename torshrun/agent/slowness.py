@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,7 @@ class Slowness:
         self._wish: Wish | None = None
         self._tells = True
         self._found_file = ""
+        self._told: Mapping[str, bytes] = {}
 
     def place(self, place: Place) -> None:
         """A round begins, in which this node has that place."""
@@ -72,6 +74,7 @@ class Slowness:
 
     def judge(self, told: Summaries) -> None:
         """What the agents of all nodes have told this one, which leads."""
+        self._told = told.by_node
         if self._monitor:
             self._monitor.judge(told.by_node)
 
@@ -98,6 +101,7 @@ class Slowness:
             tell_leader=self.rendezvous.tell_leader,
             replace=self.rendezvous.replace,
             announce=self._announce,
+            known=self._told,
         )
         self._monitor.start(self._round, place.node_rank)
 

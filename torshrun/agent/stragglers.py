@@ -44,6 +44,8 @@ class StragglerMonitor:
     """Asks the node of this id to leave, if another can take its place; whether it was asked."""
     announce: Callable[[Finding, str], None]
     """Tells of something that was found, and what is done about it, or proposed; "" is nothing."""
+    known: Mapping[str, bytes]
+    """What nodes have told of earlier rounds, by node id: it counts for nothing."""
 
     def __post_init__(self) -> None:
         self._watching: asyncio.Task[None] | None = None
@@ -71,10 +73,15 @@ class StragglerMonitor:
         if self._watching:
             self._watching.cancel()
             self._watching = None
+            self.tell_leader(b"")
 
     def judge(self, by_node: Mapping[str, bytes]) -> None:
         """This node leads: what all nodes told last, by node id."""
-        found = {name: summaries.decode(content) for name, content in by_node.items()}
+        found = {
+            name: summaries.decode(content)
+            for name, content in by_node.items()
+            if content != self.known.get(name)
+        }
         nodes = {name: each for name, each in found.items() if each is not None}
         ids = {each.node: name for name, each in nodes.items()}
         for finding in self._judge.observe(nodes.values()):
