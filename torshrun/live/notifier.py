@@ -11,6 +11,7 @@ from contextlib import suppress
 from queue import Full, Queue
 
 from torsh_runtime.events import Event
+from torshrun.signals import signal_name
 
 RUN_SECONDS = 10.0
 """How long the command may run before it is killed."""
@@ -76,7 +77,9 @@ class Notifier:
             self._kill()
             self._complain_once(f"it has not ended within {RUN_SECONDS:g} s, and was killed")
         if self._running.returncode and not self._is_over:
-            self._complain_once(f"it has ended with code {self._running.returncode}")
+            code = self._running.returncode
+            how = f"ended with code {code}" if code > 0 else f"been killed by {signal_name(-code)}"
+            self._complain_once(f"it has {how}")
 
     def _kill(self) -> None:
         if self._running:
