@@ -21,7 +21,7 @@ ALL_BYTES = 256 << 20
 """Bytes that all nodes together may answer, which a store holds for a moment."""
 _MOST_CONTENT = 1 << 28
 _OF_RANK = 512 << 10
-"""Bytes that a node may tell of each rank."""
+"""Bytes that a node may tell of each rank; what is compressed already may be longer."""
 _LONGER = 5.0
 """Seconds that a question stands for after who asked has ceased to wait."""
 
@@ -96,7 +96,7 @@ class AskedRun(Run):
                 continue
             parts = [*self._parts(f"{rows.ANSWERS}{question}/{node.node}", row)]
             if len(parts) == row.parts > 0:
-                most = min(_OF_RANK * (node.nproc + 1), _MOST_CONTENT)
+                most = min(max(_OF_RANK * (node.nproc + 1), MOST_ANSWER), _MOST_CONTENT)
                 contents[node.node] = inflated(b"".join(parts), most)
             if row.trouble or row.is_cut or len(parts) < row.parts:
                 silent.append(f"{_named(node)}: {printable(row.trouble) or _CUT}")
