@@ -118,6 +118,7 @@ class Group {
     if (background) queue_.note(channel_.sequence(), channel_.recorded().number());
     call_ = &call;
     guarded([&] { operation(*this); });
+    channel_.succeed();
   }
 
   // What goes wrong anywhere ends the group on every rank, which all get the first cause. Messages

@@ -63,14 +63,13 @@ Channel::Operation::Operation(Channel& channel, const Call& call, double timeout
     channel.busy_.unlock();
     throw;
   }
-  if (channel.recorded_.is_under_way()) unwinding_ = std::uncaught_exceptions();
   channel.owner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
   const int busy_threads = background ? 2 * channel.neighbours_ : channel.neighbours_;
   channel.spins_ = busy_threads <= channel.cpus_.load(std::memory_order_relaxed);
 }
 
 Channel::Operation::~Operation() {
-  if (channel_.recorded_.is_under_way()) channel_.recorded_.leave(std::uncaught_exceptions() > unwinding_);
+  channel_.recorded_.leave(true);  // unless it has succeeded
   channel_.progress_->leave(channel_.sequence_.load(std::memory_order_relaxed));
   channel_.owner_.store(std::thread::id(), std::memory_order_relaxed);
   channel_.busy_.unlock();
@@ -139,15 +138,19 @@ void Channel::begin(const Call& call, double timeout, bool background) {
 
 // The first call that a group refuses because it has ended elsewhere is recorded: else this rank would
 // seem never to have made it.
+[[gnu::cold, gnu::noinline]] void Channel::note_refused(const Call& call, bool background) {
+  if (std::exchange(has_refused_, true) || !recorder_.is_on()) return;
+  const std::uint64_t sequence = sequence_.load(std::memory_order_relaxed) + 1;
+  Recorded refused;
+  refused.enter(recorder_, Beginning::of(call, sequence, path_, background));
+  refused.leave(true);
+}
+
 void Channel::refuse_if_ended(const Call& call, bool background) {
   try {
     check_abort();
   } catch (const Failure&) {
-    if (!std::exchange(has_refused_, true) && recorder_.is_on()) {
-      const std::uint64_t sequence = sequence_.load(std::memory_order_relaxed) + 1;
-      recorded_.enter(recorder_, Beginning::of(call, sequence, path_, background));
-      recorded_.leave(true);
-    }
+    note_refused(call, background);
     throw;
   }
 }

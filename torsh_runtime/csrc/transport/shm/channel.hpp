@@ -9,7 +9,6 @@
 // A flag's line is written again num_flags_ rounds later, when all have posted a flag after it.
 #pragma once
 
-#include <exception>
 #include <functional>
 #include <mutex>
 #include <optional>
@@ -84,6 +83,8 @@ class Channel {
   // ticks, 0 if they are not; and that all of the group have, as was known at that time.
   std::uint64_t neighbours_came() const { return neighbours_came_; }
   const Recorder& recorder() const { return recorder_; }
+  // The operation under way is over, and well.
+  void succeed() { recorded_.leave(false); }
   const Recorded& recorded() const { return recorded_; }
   void all_came(std::uint64_t time) { recorded_.all_came(time); }
   void all_came() { recorded_.all_came(); }
@@ -106,7 +107,6 @@ class Channel {
     void acquire(double timeout);
 
     Channel& channel_;
-    int unwinding_ = 0;
   };
 
   // Posts, with at most tiny_bytes of payload, and waits for everybody. Throws Failure or
@@ -193,6 +193,7 @@ class Channel {
   int ranks_by_cache();
   void begin(const Call& call, double timeout, bool background);
   void refuse_if_ended(const Call& call, bool background);
+  void note_refused(const Call& call, bool background);
   Flag& flag(int peer, std::uint64_t round) { return segment_.flags(peer)[round & (num_flags_ - 1)]; }
   void begin_round(std::uint32_t ahead = 0);
   void pass_round();
