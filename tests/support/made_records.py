@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from support.operations import operation as made
+
 from torsh_runtime.monitoring.layout import Operation
 from torsh_runtime.monitoring.notes import Group, Note
 
@@ -36,25 +38,10 @@ def operation(
     in_background: bool = False,
     awaited: int | None = None,
 ) -> Operation:
-    return Operation(
-        number=number,
-        operation=name,
-        dtype="float32",
-        reduction="SUM",
-        elements=elements,
-        nbytes=4 * elements,
-        root=root,
-        arrays=0,
-        group=group,
-        ranks=ranks,
-        sequence=sequence,
-        state="running" if left is None else "done",
-        entered=entered,
-        came=came,
-        left=left,
-        in_background=in_background,
-        awaited=awaited,
-    )
+    order = {"sequence": sequence, "in_background": in_background, "awaited": awaited}
+    sizes = {"elements": elements, "nbytes": 4 * elements}
+    place = {"ranks": ranks, "group": group, "root": root}
+    return made(number, entered, came, left, name, **order, **sizes, **place)
 
 
 Work = Callable[[int, int], float]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from support.operations import operation as made
+
 from torsh_runtime.monitoring.flight import Told, culprit, in_words, suspicions
 from torsh_runtime.monitoring.layout import Operation
 
@@ -18,23 +20,9 @@ def call(
 ) -> Operation:
     left = None if state == "running" else at + 0.5
     root = 0 if operation == "broadcast" else -1
-    return Operation(
-        number=sequence,
-        operation=operation,
-        dtype="float32",
-        reduction="SUM",
-        elements=elements,
-        nbytes=4 * elements,
-        root=root,
-        arrays=0,
-        group=group,
-        ranks=ranks,
-        sequence=sequence,
-        state=state,
-        entered=at,
-        came=None,
-        left=left,
-    )
+    facts = {"state": state, "group": group, "ranks": ranks, "root": root}
+    sizes = {"elements": elements, "nbytes": 4 * elements}
+    return made(sequence, at, None, left, operation, **facts, **sizes)
 
 
 def test_all_in_step() -> None:

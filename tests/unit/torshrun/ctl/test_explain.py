@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from support.operations import operation
 
 from torsh_runtime.monitoring.layout import Operation
 from torsh_runtime.monitoring.notes import Group, Note
@@ -25,23 +26,8 @@ STACK = "MainThread (idle)\n  load (train.py:14)\n  <module> (train.py:30)"
 
 
 def call(number: int, state: str = "done", at: float = -1.0) -> Operation:
-    return Operation(
-        number=number,
-        operation="all_reduce",
-        dtype="float32",
-        reduction="SUM",
-        elements=8,
-        nbytes=32,
-        root=-1,
-        arrays=0,
-        group=0,
-        ranks=2,
-        sequence=number,
-        state=state,
-        entered=at,
-        came=None,
-        left=None if state == "running" else at + 0.1,
-    )
+    left = None if state == "running" else at + 0.1
+    return operation(number, at, None, left, ranks=2, state=state)
 
 
 def recorded(since: float) -> Recorded:
