@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from torsh_runtime.errors import ConfigError
-from torshrun.ctl.command import meeting_place, run
+from torshrun.ctl.command import run
+from torshrun.ctl.meeting_options import meeting_place
 
 MEET = "--rdzv-endpoint=127.0.0.1:1"
 

@@ -1,0 +1,12 @@
+"""How torshctl talks to people while it works."""
+
+from __future__ import annotations
+
+import click
+
+from torshrun.text import printable
+
+
+def say(text: str) -> None:
+    """A line on stderr."""
+    click.echo(f"torshctl: {printable(text)}", err=True)
