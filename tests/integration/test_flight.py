@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.processes import marked, soon
+from support.recorded_job import RecordedJob
 
-PATIENCE = 60
 SCRIPT = """
 import os, signal, sys, time
 import numpy as np
@@ -27,53 +23,16 @@ for _ in range(1100):
 """
 
 
-class Job:
-    """Runs a script as three ranks that keep what they do in a directory of the test's own."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.mark = os.urandom(8).hex()
-        self.environ = {**os.environ, "MARK": self.mark}
-
-    def run(self, script: str, *options: str) -> str:
-        """Its stderr."""
-        path = self.folder / "train.py"
-        path.write_text(SCRIPT + textwrap.dedent(script))
-        command = [sys.executable, "-m", "torshrun", "--nproc-per-node", "3", "--log-dir", "logs"]
-        done = subprocess.run(
-            [*command, *options, str(path)],
-            capture_output=True,
-            text=True,
-            cwd=self.folder,
-            env=self.environ,
-            timeout=PATIENCE,
-            check=False,
-        )
-        return done.stderr
-
-    def flight(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "torshrun.ctl", "flight", *arguments]
-        return subprocess.run(
-            command, capture_output=True, text=True, cwd=self.folder, timeout=PATIENCE, check=False
-        )
-
-    def told(self) -> dict[str, Any]:
-        """What is kept, as a program reads it."""
-        done = self.flight("logs", "--json")
-        assert done.returncode == 0, done.stderr
-        found: dict[str, Any] = json.loads(done.stdout)
-        return found
-
-
 @pytest.fixture
-def job(tmp_path: Path) -> Iterator[Job]:
-    made = Job(tmp_path)
+def job(tmp_path: Path) -> Iterator[RecordedJob]:
+    made = RecordedJob(tmp_path, SCRIPT)
     yield made
     assert soon(lambda: not marked(made.mark)), marked(made.mark)
 
 
-def test_who_never_entered_what_the_others_wait_in(job: Job) -> None:
+def test_who_never_entered_what_the_others_wait_in(job: RecordedJob) -> None:
     job.run(
+        3,
         """
         if rank == 1:
             time.sleep(600)
@@ -89,8 +48,9 @@ def test_who_never_entered_what_the_others_wait_in(job: Job) -> None:
     assert "rank 0: all_reduce(float32[8], SUM) #1101 of the default group, running" in text
 
 
-def test_all_records_are_there_after_sigkill(job: Job) -> None:
+def test_all_records_are_there_after_sigkill(job: RecordedJob) -> None:
     err = job.run(
+        3,
         """
         from torshrun.health.recordings import read_recordings
 
@@ -103,7 +63,7 @@ def test_all_records_are_there_after_sigkill(job: Job) -> None:
                 time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
         tr.all_reduce(array)
-        """
+        """,
     )
     assert "SIGKILL" in err
     told = job.told()
@@ -114,9 +74,10 @@ def test_all_records_are_there_after_sigkill(job: Job) -> None:
     assert groups == {(3, (0, 1, 2))}  # the pair's meeting is held no more
 
 
-def test_a_call_that_comes_too_late_was_made(job: Job) -> None:
+def test_a_call_that_comes_too_late_was_made(job: RecordedJob) -> None:
     """Rank 1 calls it when the group has ended already."""
     job.run(
+        3,
         """
         from torshrun.health.recordings import read_recordings
 
@@ -133,7 +94,7 @@ def test_a_call_that_comes_too_late_was_made(job: Job) -> None:
             except RuntimeError as error:
                 late = error
         raise late
-        """
+        """,
     )
     told = job.told()
     (found,) = told["suspicions"]
@@ -141,15 +102,16 @@ def test_a_call_that_comes_too_late_was_made(job: Job) -> None:
     assert [each["sequence"] for each in told["ranks"]["1"][-2:]] == [1100, 1101]
 
 
-def test_another_call_than_the_others(job: Job) -> None:
-    job.run("tr.broadcast(array, src=0) if rank == 2 else tr.all_reduce(array)")
+def test_another_call_than_the_others(job: RecordedJob) -> None:
+    job.run(3, "tr.broadcast(array, src=0) if rank == 2 else tr.all_reduce(array)")
     (found,) = job.told()["suspicions"]
     assert (found["kind"], found["ranks"]) == ("mismatch", [2])
     assert found["last"]["2"]["operation"] == "broadcast"
 
 
-def test_groups_crosswise(job: Job) -> None:
+def test_groups_crosswise(job: RecordedJob) -> None:
     job.run(
+        3,
         """
         if rank < 2:
             pair.barrier()
@@ -166,8 +128,9 @@ def test_groups_crosswise(job: Job) -> None:
     assert found == {(0,): 3, (1,): 2}
 
 
-def test_a_running_job_and_where_there_is_nothing(job: Job) -> None:
+def test_a_running_job_and_where_there_is_nothing(job: RecordedJob) -> None:
     job.run(
+        3,
         """
         import subprocess
         tr.barrier()
@@ -178,7 +141,7 @@ def test_a_running_job_and_where_there_is_nothing(job: Job) -> None:
             with open("live.json", "w") as file:
                 subprocess.run(command, stdout=file, check=True)
         tr.barrier()
-        """
+        """,
     )
     told = json.loads((job.folder / "live.json").read_text())
     reached = {rank: held[-1]["sequence"] >= 1101 for rank, held in told["ranks"].items()}
@@ -191,18 +154,19 @@ def test_a_running_job_and_where_there_is_nothing(job: Job) -> None:
     assert job.flight("--last", "x").returncode == 2
 
 
-def test_without_the_recorder_nothing_is_held(job: Job) -> None:
+def test_without_the_recorder_nothing_is_held(job: RecordedJob) -> None:
     job.environ["TORSH_RECORDER"] = "off"
-    err = job.run("if rank == 1: raise SystemExit(3)\ntr.barrier()")
+    err = job.run(3, "if rank == 1: raise SystemExit(3)\ntr.barrier()")
     assert "exit code 3" in err
     assert job.flight("logs").returncode == 1
     assert not list(job.folder.glob("logs/*/*/operations*"))
     job.environ["TORSH_RECORDER"] = "yes"
-    assert "TORSH_RECORDER=yes must be on or off" in job.run("")
+    assert "TORSH_RECORDER=yes must be on or off" in job.run(3, "")
 
 
-def test_the_monitor_counts_from_where_it_is_made(job: Job) -> None:
+def test_the_monitor_counts_from_where_it_is_made(job: RecordedJob) -> None:
     err = job.run(
+        3,
         """
         monitor = tr.monitoring.DistributedMonitor()
         for _ in range(10):
@@ -225,6 +189,6 @@ def test_the_monitor_counts_from_where_it_is_made(job: Job) -> None:
             except ValueError:
                 continue
             raise AssertionError
-        """
+        """,
     )
     assert err == ""

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.processes import marked, soon
+from support.recorded_job import RecordedJob
 
-PATIENCE = 90
 SCRIPT = """
 import os, sys, time
 import numpy as np
@@ -30,51 +24,14 @@ def groups():
 """
 
 
-class Job:
-    """Runs a script as ranks that keep what they record in a directory of the test's own."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.mark = os.urandom(8).hex()
-
-    def run(self, ranks: int, script: str, *options: str) -> str:
-        """Its stderr."""
-        path = self.folder / "train.py"
-        path.write_text(SCRIPT + textwrap.dedent(script))
-        command = [sys.executable, "-m", "torshrun", "--nproc-per-node", str(ranks)]
-        return subprocess.run(
-            [*command, "--log-dir", "logs", *options, str(path)],
-            capture_output=True,
-            text=True,
-            cwd=self.folder,
-            env={**os.environ, "MARK": self.mark},
-            timeout=PATIENCE,
-            check=False,
-        ).stderr
-
-    def told(self) -> dict[str, Any]:
-        """What is kept, as a program reads it."""
-        done = subprocess.run(
-            [sys.executable, "-m", "torshrun.ctl", "flight", "logs", "--json"],
-            capture_output=True,
-            text=True,
-            cwd=self.folder,
-            timeout=PATIENCE,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        found: dict[str, Any] = json.loads(done.stdout)
-        return found
-
-
 @pytest.fixture
-def job(tmp_path: Path) -> Iterator[Job]:
-    made = Job(tmp_path)
+def job(tmp_path: Path) -> Iterator[RecordedJob]:
+    made = RecordedJob(tmp_path, SCRIPT)
     yield made
     assert soon(lambda: not marked(made.mark)), marked(made.mark)
 
 
-def test_messages_batches_and_groups_of_the_native_backend(job: Job) -> None:
+def test_messages_batches_and_groups_of_the_native_backend(job: RecordedJob) -> None:
     err = job.run(
         4,
         """
@@ -125,7 +82,7 @@ def test_messages_batches_and_groups_of_the_native_backend(job: Job) -> None:
     assert err == ""
 
 
-def test_who_never_sent_is_named(job: Job) -> None:
+def test_who_never_sent_is_named(job: RecordedJob) -> None:
     job.run(
         3,
         """
@@ -146,7 +103,7 @@ def test_who_never_sent_is_named(job: Job) -> None:
 
 
 @pytest.mark.torch
-def test_operations_of_gloo(job: Job) -> None:
+def test_operations_of_gloo(job: RecordedJob) -> None:
     err = job.run(
         2,
         """
@@ -180,7 +137,7 @@ def test_operations_of_gloo(job: Job) -> None:
 
 
 @pytest.mark.torch
-def test_operations_of_torchs_backend(job: Job) -> None:
+def test_operations_of_torchs_backend(job: RecordedJob) -> None:
     err = job.run(
         2,
         """
