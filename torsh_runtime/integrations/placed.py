@@ -10,20 +10,25 @@ import os
 import secrets
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+
+import msgpack
 
 from torsh_runtime.bootstrap import destroy_process_group, init_process_group
 from torsh_runtime.comm.default import default_group, has_default_group
 from torsh_runtime.contract import ALL_VARIABLES, WorkerEnv
 from torsh_runtime.errors import CommTimeout, StoreError, StoreTimeout, WorkerFailed
 from torsh_runtime.job import store_client
+from torsh_runtime.store.base import Compare, Put
 from torsh_runtime.store.client import StoreClient
 from torsh_runtime.store.hosted import HostedStore
 from torsh_runtime.store.keys import KEY_BYTES
 
 _CONNECT = 10.0
 """Seconds until the job's store must have answered."""
+_DECISION = "begun"
+"""The key at which the first rank that knows puts which ranks have not begun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +130,7 @@ def entered(
     env: WorkerEnv, backend: str | None, timeout: float, start_timeout: float
 ) -> Iterator[None]:
     """As enter(), once all ranks have begun, and leave() at the end, with the environment as it
-    was. CommTimeout names the ranks that have not begun within `start_timeout` seconds.
+    was. StartTimeout names the ranks that have not begun within `start_timeout` seconds.
     """
     await_ranks(env, start_timeout)
     before = {name: os.environ[name] for name in ALL_VARIABLES if name in os.environ}
@@ -141,18 +146,28 @@ class RankRepeated(WorkerFailed):
     """The framework has begun a rank again by itself, which cannot go on alone."""
 
 
+class StartTimeout(CommTimeout):
+    """Ranks have not begun in time; none goes on."""
+
+
 def await_ranks(env: WorkerEnv, timeout: float) -> None:
-    """Return once every rank of the job has called this. CommTimeout names those that have not,
-    RankRepeated says that this rank has called it before, or the job's store has gone."""
+    """Return once every rank of the job has called this: on all ranks, or on none. StartTimeout
+    names those that have not, RankRepeated says that this rank has called it before, or the job's
+    store has gone.
+    """
     keys = {rank: f"begun/{rank}" for rank in range(env.world_size)}
     with _connected(env) as store:
         if store.add(keys[env.rank], 1) > 1:
             raise RankRepeated(f"rank {env.rank} was begun again without the other ranks")
-        try:
+        with suppress(StoreTimeout):
             store.wait(list(keys.values()), timeout)
-        except StoreTimeout:
-            missing = [rank for rank, key in keys.items() if store.get(key) is None]
-            raise CommTimeout("the start of all ranks", 0, timeout, missing) from None
+        missing = [rank for rank, key in keys.items() if store.get(key) is None]
+        own = msgpack.packb(missing)
+        store.transact([Compare(_DECISION, 0)], [Put(_DECISION, own)])
+        decided = store.get(_DECISION)
+    missing = msgpack.unpackb(own if decided is None else decided.value)
+    if missing:
+        raise StartTimeout("the start of all ranks", 0, timeout, missing)
 
 
 def _connected(env: WorkerEnv) -> StoreClient:

@@ -9,10 +9,10 @@ from typing import Any
 
 from distributed import wait
 
-from torsh_runtime.errors import CommError, StoreError, WorkerFailed
+from torsh_runtime.errors import CommError, CommTimeout, StoreError, WorkerFailed
 from torsh_runtime.integrations import placed
 from torsh_runtime.integrations.dask.workers import addresses, call
-from torsh_runtime.integrations.placed import RankRepeated
+from torsh_runtime.integrations.placed import RankRepeated, StartTimeout
 
 _PAUSE = 0.5
 """Seconds between two looks at which workers there are."""
@@ -69,7 +69,7 @@ class Attempt:
         came = self._came() if not self._failed() and not self._lost() else 0
         if came:
             call(self._client, self._workers, placed.abort)
-        self._end()
+        self._end(is_known=came > 0)
         if came or self._lost():
             return Ended(tuple(self._lost()), came)
         raise self._cause()
@@ -83,11 +83,11 @@ class Attempt:
             return False
         self._grew = self._grew or time.monotonic()
         is_full = len(self._workers) + self._came() == self._most
-        return is_full or time.monotonic() > self._grew + _SETTLE
+        return is_full or _is_past(self._grew + _SETTLE)
 
-    def _end(self) -> None:
-        """Wait until all ranks have ended whose workers are there, and if ranks blame others
-        until it is known which worker was lost.
+    def _end(self, is_known: bool) -> None:
+        """Wait until all ranks have ended whose workers are there, and, unless it is known why,
+        until it is known which worker was lost that they blame.
         """
         deadline = time.monotonic() + _LEAVE
         notice = time.monotonic() + _NOTICE
@@ -98,13 +98,16 @@ class Attempt:
                 for address, future in zip(self._workers, self._futures, strict=True)
                 if address not in lost and not future.done()
             ]
-            if not pending and (lost or self._own() or time.monotonic() > notice):
+            is_known = bool(is_known or lost or self._own() or _is_past(notice))
+            if self._late() or (not pending and is_known):
                 return
-            if pending and time.monotonic() > deadline:
+            if pending and _is_past(deadline):
+                if self._errors() and not lost:
+                    return
                 where = [self._workers[self._futures.index(future)] for future in pending]
                 raise WorkerFailed(
-                    f"the ranks on the Dask workers {', '.join(where)} still run {_LEAVE:g} s "
-                    f"after another one has ended: they do not come to a collective, which would end them"
+                    f"the ranks on Dask workers {', '.join(where)} still run {_LEAVE:g} s after "
+                    f"another one has ended: they do not come to a collective, which would end them"
                 )
             if pending:
                 self._wait(pending, _PAUSE)
@@ -113,7 +116,16 @@ class Attempt:
 
     def _cause(self) -> BaseException:
         """The error that the others follow from."""
-        return (self._own() or self._errors())[0]
+        late = self._late()
+        if late is None:
+            return (self._own() or self._errors())[0]
+        where = ", ".join(self._workers[rank] for rank in late.missing)
+        detail = f", on {where}, which may have other tasks"
+        return CommTimeout(late.op, late.sequence, late.seconds, late.missing, detail)
+
+    def _late(self) -> StartTimeout | None:
+        """The error that ranks have not begun, if that is why others have ended."""
+        return next((error for error in self._errors() if isinstance(error, StartTimeout)), None)
 
     def _failed(self) -> bool:
         return any(future.done() and future.status != "finished" for future in self._futures)
@@ -146,6 +158,10 @@ class Attempt:
             wait(pending, timeout=seconds, return_when="FIRST_COMPLETED")
         except TimeoutError:
             return
+
+
+def _is_past(moment: float) -> bool:
+    return time.monotonic() > moment
 
 
 def _error(future: Any) -> BaseException | None:

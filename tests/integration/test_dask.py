@@ -1,0 +1,31 @@
+"""Ranks on the workers of a real Dask cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support import placed_ranks
+
+pytest.importorskip("distributed", reason="needs Dask (the extra dask)")
+
+
+@pytest.mark.slow
+def test_ranks_on_dask_workers(tmp_path: Path) -> None:
+    out = placed_ranks.run("dask_ranks.py", tmp_path, 300)
+    found = dict(line.split(" ", 1) for line in out.splitlines())
+    assert found["sums"] == "[(0, 6.0), (1, 6.0)]"
+    assert found["again"] == "[(0, 1.0)]"
+    assert found["compute"] == "[] 2"
+    assert found["torch"] == "[2.0, 2.0] [2.0, 2.0]"
+    assert found["few"].startswith("ConfigError: 3 Dask workers were asked for and 2 are there")
+    assert found["own"] == "KeyError: 'of rank 1'"
+    assert found["busy"].startswith(
+        "CommTimeout: the start of all ranks timed out after 0.5 s waiting for rank(s) 1."
+    )
+    assert found["grown"] == "[3, 3, 3]"
+    assert found["lost"] in (
+        "[(0, 2, '1'), (1, 2, '1')]",
+        "[(0, 3, '1'), (1, 3, '1'), (2, 3, '1')]",
+    )
+    assert found["environment"] == "[None]"
