@@ -21,7 +21,8 @@ def test_ranks_on_dask_workers(tmp_path: Path) -> None:
     assert found["few"].startswith("ConfigError: 3 Dask workers were asked for and 2 are there")
     assert found["own"] == "KeyError: 'of rank 1'"
     assert found["busy"].startswith(
-        "CommTimeout: the start of all ranks timed out after 0.5 s waiting for rank(s) 1."
+        "CommTimeout: the start of all ranks timed out after 0.5 s waiting for rank(s) 1, "
+        "on tcp://127.0.0.1:"
     )
     assert found["grown"] == "[3, 3, 3]"
     assert found["lost"] in (

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from support.processes import soon
 
 import torsh_runtime as tr
 from torsh_runtime.errors import TorshError
@@ -64,6 +65,11 @@ def torch_too() -> float:
     return float(values[0])
 
 
+def appears(path: str) -> bool:
+    """Wait for a file."""
+    return soon(Path(path).exists, 100)
+
+
 def refused(call: Callable[[], Any]) -> str:
     """What an error says."""
     try:
@@ -83,10 +89,11 @@ def main(folder: str) -> None:
         print("few", refused(lambda: run(client, ranks, 1.0, num_workers=3)))
         print("own", refused(lambda: run(client, fails)))
         address = sorted(client.nthreads())[1]
-        busy = client.submit(time.sleep, 3, workers=[address], pure=False)
+        busy = client.submit(appears, f"{folder}/done", workers=[address], pure=False)
         print("busy", refused(lambda: run(client, ranks, 1.0, start_timeout=0.5)))
-        busy.result(timeout=30)
-        growing = threading.Thread(target=_grow, args=(dask, Path(folder, "waits")))
+        Path(folder, "done").touch()
+        busy.result(timeout=60)
+        growing = threading.Thread(target=_grow, args=(dask, f"{folder}/waits"))
         growing.start()
         print("grown", run(client, grows, f"{folder}/waits", num_workers=2, max_workers=3))
         growing.join(60)
@@ -94,11 +101,9 @@ def main(folder: str) -> None:
         print("environment", sorted(set(client.run(os.environ.get, "RANK").values())))
 
 
-def _grow(dask: DaskIntegration, waits: Path) -> None:
-    end = time.monotonic() + 60
-    while not waits.exists() and time.monotonic() < end:
-        time.sleep(0.05)
-    dask.scale_cluster(3)
+def _grow(dask: DaskIntegration, waits: str) -> None:
+    if appears(waits):
+        dask.scale_cluster(3)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import ray
+from ray import tune
 from ray.cluster_utils import Cluster
 
 import torsh_runtime as tr
@@ -24,6 +25,7 @@ from torsh_runtime.integrations.ray.transport import (
 )
 
 STORE = 80 * 2**20
+register_tensor_transport()
 
 
 def train(config: dict[str, Any]) -> None:
@@ -123,7 +125,6 @@ def refused(call: Any) -> str:
 
 def actors() -> None:
     """Groups that actors make themselves, and one that is made of them."""
-    register_tensor_transport()
     members = [Member.remote() for _ in range(2)]
     ray.get([each.meet.remote(2, rank) for rank, each in enumerate(members)], timeout=100)
     print("imperative", ray.get([each.all.remote("here") for each in members], timeout=100))
@@ -149,7 +150,7 @@ def main(folder: str) -> None:
         two = RayIntegration(RayConfig(num_workers=2, storage_path=f"{folder}/ray"))
         print("trained", two.run_training(train, config).metrics)
         one = RayIntegration(RayConfig(storage_path=f"{folder}/ray"))
-        space = {"x": ray.tune.uniform(0, 1)}
+        space = {"x": tune.uniform(0, 1)}
         found = one.run_tuning(
             descend, space, metric="loss", num_samples=2, search=sys.argv[2], scheduler="asha"
         )

@@ -5,7 +5,7 @@ Importing this raises BackendUnavailable where dask and distributed are absent o
 
 from torsh_runtime.integrations.requirement import Requirement
 
-Requirement("distributed", "dask", "2024.8", ("2026.8.0",), ("distributed",)).check()
+Requirement("distributed", "dask", "2024.8", ("2024.8.0", "2026.8.0"), ("distributed",)).check()
 
 from torsh_runtime.integrations.dask.integration import DaskConfig, DaskIntegration  # noqa: E402
 from torsh_runtime.integrations.dask.running import run  # noqa: E402

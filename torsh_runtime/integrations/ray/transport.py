@@ -32,7 +32,8 @@ class TorshTensorTransport(_Base.CollectiveTensorTransport):
 
 
 def register_tensor_transport() -> None:
-    """Make "torsh" a tensor transport of this driver's actors. Call it before they are made.
+    """Make "torsh" a tensor transport of this driver's actors. Call it before their classes are
+    defined.
 
     The actors have to be in one group, which create_collective_group() here makes. Tensors are
     torch's, on the processor. Calling it again is harmless. BackendUnavailable without torch.
