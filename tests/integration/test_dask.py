@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from support import placed_ranks
+
+GUIDE = Path(__file__).parents[2] / "docs" / "dask.md"
 
 pytest.importorskip("distributed", reason="needs Dask (the extra dask)")
 
@@ -30,3 +35,21 @@ def test_ranks_on_dask_workers(tmp_path: Path) -> None:
         "[(0, 3, '1'), (1, 3, '1'), (2, 3, '1')]",
     )
     assert found["environment"] == "[None]"
+
+
+@pytest.mark.slow
+def test_the_guide(tmp_path: Path) -> None:
+    (script,) = re.findall(r"```python\n(# squares.py:.*?)```", GUIDE.read_text(), re.DOTALL)
+    (tmp_path / "squares.py").write_text(script)
+    done = subprocess.run(
+        [sys.executable, "squares.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    first, second = done.stdout.splitlines()
+    losses = [float(loss) for loss in re.findall(r"\d\.\d+e-\d\d", second)]
+    assert (first.count("("), len(losses)) == (2, 4), done.stderr
+    assert max(losses) < 1e-6

@@ -6,6 +6,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from torsh_runtime.contract import WorkerEnv
 from torsh_runtime.errors import ConfigError, WorkerFailed
 from torsh_runtime.integrations.dask.attempt import Attempt, Ended
 from torsh_runtime.integrations.dask.workers import addresses, call, places, serve, stop_serving
-from torsh_runtime.integrations.placed import entered
+from torsh_runtime.integrations.placed import abort, entered
 
 _PAUSE = 0.2
 """Seconds between two looks at which workers there are."""
@@ -169,10 +170,22 @@ def _attempt(
                 )
             )
         return Attempt(client, chosen, futures, most).outcome()
+    except BaseException:
+        _call_there(client, chosen, abort)  # what still runs is for nothing
+        raise
     finally:
         client.cancel(futures)
-        if chosen[0] in addresses(client):
-            call(client, chosen[:1], stop_serving, rendezvous.endpoint)
+        _call_there(client, chosen[:1], stop_serving, rendezvous.endpoint)
+
+
+def _call_there(
+    client: Any, workers: Sequence[str], function: Callable[..., Any], *args: Any
+) -> None:
+    """As call(), on those of the workers that are there; what goes meanwhile is not missed."""
+    there = [address for address in workers if address in addresses(client)]
+    if there:
+        with suppress(WorkerFailed):
+            call(client, there, function, *args)
 
 
 def _rank(

@@ -28,7 +28,7 @@ from ray.util.collective import (
 )
 
 from torsh_runtime.comm.group import ProcessGroup
-from torsh_runtime.errors import BackendUnavailable, ConfigError
+from torsh_runtime.errors import ConfigError
 from torsh_runtime.integrations.ray.actors import TorshGroup
 
 __all__ = [
@@ -105,17 +105,5 @@ def _taken(backend: str) -> str:
     return NAME
 
 
-def _register() -> None:
-    try:
-        registry = given.backend_registry
-        if not registry._global_registry.is_registered(NAME):
-            registry.register_collective_backend(NAME, TorshGroup)
-    except AttributeError as error:
-        raise BackendUnavailable(
-            "the backend 'torsh' of ray.util.collective",
-            "This ray does not let others register backends. Install a newer one: "
-            "`pip install -U ray` (tried with 2.60.0).",
-        ) from error
-
-
-_register()
+if not given.backend_registry._global_registry.is_registered(NAME):
+    given.backend_registry.register_collective_backend(NAME, TorshGroup)

@@ -18,8 +18,8 @@ try:
 except ImportError as error:
     raise BackendUnavailable(
         "a tensor transport between Ray actors",
-        "This ray does not take transports of others. Install a newer one: `pip install -U ray` "
-        "(tried with 2.60.0).",
+        f"{error}. Ray's interface for it is alpha; install the version that this was tried with: "
+        f"`pip install ray==2.60.0`.",
     ) from error
 
 
