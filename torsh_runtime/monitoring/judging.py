@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Literal
 
 from torsh_runtime.monitoring.excess import Excess, common_variance
 from torsh_runtime.monitoring.findings import Cause, Finding
+from torsh_runtime.monitoring.peers import Peers, median_of, median_without
 from torsh_runtime.monitoring.summaries import (
     NodeSummary,
     RankSummary,
@@ -133,6 +133,7 @@ class Judge:
         self._resources: dict[tuple[int, str], _Standing] = {}
         self._seen: dict[int, int] = {}
         self._common = common_variance(())
+        self._growth: list[float] = []
 
     def observe(self, summaries: Iterable[NodeSummary]) -> list[Finding]:
         """Take the newest summary of each node; what was seen before is only compared with."""
@@ -141,11 +142,12 @@ class Judge:
         self._seen = {each.node: each.number for each in nodes.values()}
         ranks = {rank.rank: rank for node in nodes.values() for rank in node.ranks if rank.steps}
         self._common = common_variance(each.excess.spread for each in self._ranks.values())
-        found = []
+        self._growth = self._growths(ranks.values())
+        found, peers = [], Peers(ranks.values())
         for node in fresh:
             for rank in node.ranks:
                 if rank.steps:
-                    found += self._observe_rank(node, rank, ranks)
+                    found += self._observe_rank(node, rank, peers)
             found += self._observe_resources(node)
         if len(nodes) > 1 and fresh and ranks:
             found += self._observe_links(nodes, ranks)
@@ -153,17 +155,19 @@ class Judge:
 
     # ---- ranks
 
-    def _observe_rank(
-        self, node: NodeSummary, now: RankSummary, ranks: Mapping[int, RankSummary]
-    ) -> list[Finding]:
+    def _observe_rank(self, node: NodeSummary, now: RankSummary, peers: Peers) -> list[Finding]:
         standing = self._ranks.setdefault(now.rank, _Standing())
-        others = [
-            each for rank, each in ranks.items() if rank != now.rank and each.pattern == now.pattern
-        ]
-        reference, ratio = self._reference(standing, now, others, ranks)
-        change = self._change(standing, now, ratio, has_others=bool(others))
+        usual = peers.own_of_others(now)
+        has_others = usual is not None
+        ratio = (
+            self._quotient_of_past(standing, now) if usual is None else _quotient(now.own, usual)
+        )
+        change = self._change(standing, now, ratio, has_others=has_others)
         if not change:
             return []
+        others = peers.others(now)
+        past = standing.past.summary if standing.past else now
+        reference = median_of(others) if others else past
         is_gone = change == "end"
         return [
             Finding(
@@ -179,28 +183,22 @@ class Judge:
             )
         ]
 
-    def _reference(
-        self,
-        standing: _Standing,
-        now: RankSummary,
-        others: Sequence[RankSummary],
-        ranks: Mapping[int, RankSummary],
-    ) -> tuple[RankSummary, float]:
-        """What the rank is compared with, and how many times as long its own work takes: with the
-        others that do the same, else with its past, by how much other ranks have grown since."""
-        if others:
-            reference = _median_of(others)
-            return reference, _quotient(now.own, reference.own)
-        if standing.past is None or not standing.past.steps:
-            return now, 1.0
-        growth = [
-            _quotient(each.own, known.past.summary.own)
-            for rank, each in ranks.items()
-            if rank != now.rank and (known := self._ranks.get(rank)) and known.past
-        ]
-        usual = max(median(growth), 1.0) if growth else 1.0
-        past = standing.past.summary
-        return past, _quotient(now.own, past.own) / usual
+    def _quotient_of_past(self, standing: _Standing, now: RankSummary) -> float:
+        """How many times as long the rank's own work takes as it did, by how much that of other
+        ranks has grown since."""
+        past = standing.past
+        if past is None or not past.steps:
+            return 1.0
+        growth = _quotient(now.own, past.summary.own)
+        usual = median_without(self._growth, growth)
+        return growth / max(usual or 1.0, 1.0)
+
+    def _growths(self, ranks: Iterable[RankSummary]) -> list[float]:
+        """By how much the own work of each rank has grown, ascending."""
+        pairs = (
+            (each.own, self._ranks[each.rank].past) for each in ranks if each.rank in self._ranks
+        )
+        return sorted(_quotient(own, past.summary.own) for own, past in pairs if past)
 
     def _change(
         self, standing: _Standing, now: RankSummary, ratio: float, *, has_others: bool
@@ -300,15 +298,6 @@ class Judge:
                 is_gone = not standing.is_slow
                 found.append(Finding("resource", is_gone, node.node, ranks, step, used, 1.0, name))
         return found
-
-
-def _median_of(ranks: Sequence[RankSummary]) -> RankSummary:
-    """Of each figure, and of each section."""
-    figures = [median(values) for values in zip(*map(figures_of, ranks), strict=True)]
-    sections = [dict(each.sections) for each in ranks]
-    names = dict.fromkeys(name for each in sections for name in each)
-    usual = [(name, median(each.get(name, 0.0) for each in sections)) for name in names]
-    return with_figures(ranks[0], figures, usual)
 
 
 def _quotient(one: float, other: float) -> float:
