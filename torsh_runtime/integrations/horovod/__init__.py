@@ -1,0 +1,1 @@
+"""Horovod: its interface to torch, and its configurations."""
