@@ -65,7 +65,16 @@ def broadcast_optimizer_state(
         tree = _with_tensors(tree, tensors)
     broadcast_parameters([(f"optimizer.{n}", each) for n, each in enumerate(tensors)], root_rank)
     if rank() != root_rank:
-        optimizer.load_state_dict(tree)
+        _load(optimizer, tree)
+
+
+def _load(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Load it, and keep the optimizer's groups, which schedulers may hold."""
+    groups = optimizer.param_groups
+    optimizer.load_state_dict(state)
+    for group, loaded in zip(groups, optimizer.param_groups, strict=True):
+        group.update({name: each for name, each in loaded.items() if name != "params"})
+    optimizer.param_groups = groups
 
 
 def _without_tensors(tree: Any, tensors: list[Tensor]) -> Any:

@@ -297,7 +297,10 @@ def _splits(splits: Any, rows: int, world_size: int) -> tuple[int, ...]:
         if rows % world_size:
             raise ConfigError(f"alltoall of {rows} rows among {world_size} ranks: give `splits`")
         return (rows // world_size,) * world_size
-    given = tuple(map(int, splits))
+    rows_of_each = torch.as_tensor(splits)
+    if rows_of_each.is_floating_point() or rows_of_each.is_complex():
+        raise ConfigError(f"splits are numbers of rows, not {rows_of_each.dtype}")
+    given = tuple(map(int, rows_of_each.tolist()))
     if len(given) != world_size or min(given) < 0 or sum(given) > rows:
         raise ConfigError(
             f"splits={list(given)} must say for each of {world_size} ranks how many of {rows} rows "
