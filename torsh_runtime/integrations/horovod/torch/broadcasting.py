@@ -56,7 +56,10 @@ class _Left(NamedTuple):
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None
 ) -> None:
-    """Give all ranks' optimizers the state and options of rank root_rank's. model: has no effect."""
+    """Give all ranks' optimizers the state and options of rank root_rank's.
+
+    model: has no effect.
+    """
     tensors: list[Tensor] = []
     tree = _without_tensors(optimizer.state_dict(), tensors) if rank() == root_rank else None
     tree = broadcast_object(tree, root_rank, "optimizer")

@@ -49,12 +49,12 @@ class Handle(Request):
 
 def allreduce_async(tensor: Tensor, *arguments: Any, **named: Any) -> Request:
     """As allreduce(), without compression; returns a handle."""
-    return _reduce([tensor], *arguments, **named)
+    return _reduce([tensor], False, True, *arguments, **named)
 
 
 def allreduce_async_(tensor: Tensor, *arguments: Any, **named: Any) -> Request:
     """As allreduce_async(), in place."""
-    return _reduce([tensor], *arguments, **named, in_place=True)
+    return _reduce([tensor], True, True, *arguments, **named)
 
 
 def allreduce_(tensor: Tensor, *arguments: Any, **named: Any) -> Tensor:
@@ -65,12 +65,12 @@ def allreduce_(tensor: Tensor, *arguments: Any, **named: Any) -> Tensor:
 
 def grouped_allreduce_async(tensors: Sequence[Tensor], *arguments: Any, **named: Any) -> Request:
     """As grouped_allreduce(), without compression; returns a handle."""
-    return _reduce([*tensors], *arguments, **named, single=False)
+    return _reduce([*tensors], False, False, *arguments, **named)
 
 
 def grouped_allreduce_async_(tensors: Sequence[Tensor], *arguments: Any, **named: Any) -> Request:
     """As grouped_allreduce_async(), in place."""
-    return _reduce([*tensors], *arguments, **named, in_place=True, single=False)
+    return _reduce([*tensors], True, False, *arguments, **named)
 
 
 def grouped_allreduce_(tensors: Sequence[Tensor], *arguments: Any, **named: Any) -> list[Tensor]:
@@ -81,14 +81,14 @@ def grouped_allreduce_(tensors: Sequence[Tensor], *arguments: Any, **named: Any)
 
 def _reduce(
     tensors: list[Tensor],
+    in_place: bool,
+    single: bool,
     average: bool | None = None,
     name: str | None = None,
     op: str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-    in_place: bool = False,
-    single: bool = True,
 ) -> Request:
     kind = "allreduce" if single else "grouped_allreduce"
     call = _call(process_set, "allreduce", kind, tensors, name, _reduction(op, average))
@@ -101,7 +101,7 @@ def _reduce(
 def sparse_allreduce_async(
     tensor: Tensor, name: str, op: str, process_set: ProcessSet = global_process_set
 ) -> Callable[[], Tensor]:
-    """Add up or average sparse tensors; the result comes from what is returned, or synchronize()."""
+    """Add up or average sparse tensors. synchronize() gives the result of what is returned."""
     if op not in (Average, Sum):
         raise ConfigError(f"sparse tensors can be reduced with op=Average or Sum, not {op}")
     indices = tensor._indices().t().contiguous()
@@ -235,7 +235,9 @@ def _reduce_scatter(
         raise ConfigError("reducescatter() has no op=Adasum: use op=Average or Sum")
     _check_rows("reducescatter", tensors)
     kind = "reducescatter" if single else "grouped_reducescatter"
-    call = _scaled(_call(process_set, "reducescatter", kind, tensors, name, _reduction(op, None)), *factors)
+    call = _scaled(
+        _call(process_set, "reducescatter", kind, tensors, name, _reduction(op, None)), *factors
+    )
     return Handle(process_set, call, tensors, single=single)
 
 

@@ -31,7 +31,9 @@ class TorchState(State):
         """parts: further models, optimizers, samplers; numbers, texts, and lists and dicts of
         them."""
         given = {"model": model, "optimizer": optimizer}
-        super().__init__(**{name: each for name, each in given.items() if each is not None}, **parts)
+        super().__init__(
+            **{name: each for name, each in given.items() if each is not None}, **parts
+        )
 
     def save(self) -> None:
         """The same as commit()."""

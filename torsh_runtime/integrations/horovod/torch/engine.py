@@ -153,9 +153,7 @@ class Engine:
     def _message(self) -> Message:
         with self._changed:
             new, self._new = self._new, []
-            return Message(
-                [each.call for each in new], self._join is not None, self._awaited_key()
-            )
+            return Message([each.call for each in new], self._join is not None, self._awaited_key())
 
     def _awaited_key(self) -> Key | None:
         """What the main thread waits for, if all threads wait that have ever called anything."""

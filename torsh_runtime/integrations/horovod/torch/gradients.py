@@ -59,12 +59,17 @@ def allreduce(
 
     name: what ranks' calls are matched by; None is the how-manieth call without a name.
     """
-    how = {"average": average, "op": op, "process_set": process_set}
-    factors = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
+    how: dict[str, Any] = {
+        "average": average,
+        "op": op,
+        "prescale_factor": prescale_factor,
+        "postscale_factor": postscale_factor,
+        "process_set": process_set,
+    }
     sent, context = compression.compress(tensor)
     (reduced,) = _apply(
-        lambda: [synchronize(hvd.allreduce_async(sent, name=name, **how, **factors))],
-        lambda gradients: [allreduce(gradients[0], **how, **factors)],
+        lambda: [synchronize(hvd.allreduce_async(sent, name=name, **how))],
+        lambda gradients: [allreduce(gradients[0], **how)],
         [sent],
     )
     return compression.decompress(reduced, context)
@@ -81,12 +86,17 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> list[Tensor]:
     """allreduce() of each of the tensors, as one operation."""
-    how = {"average": average, "op": op, "process_set": process_set}
-    factors = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
+    how: dict[str, Any] = {
+        "average": average,
+        "op": op,
+        "prescale_factor": prescale_factor,
+        "postscale_factor": postscale_factor,
+        "process_set": process_set,
+    }
     sent, contexts = zip(*map(compression.compress, tensors), strict=True)
     reduced = _apply(
-        lambda: synchronize(hvd.grouped_allreduce_async(sent, name=name, **how, **factors)),
-        lambda gradients: grouped_allreduce(gradients, **how, **factors),
+        lambda: synchronize(hvd.grouped_allreduce_async(sent, name=name, **how)),
+        lambda gradients: grouped_allreduce(gradients, **how),
         sent,
     )
     return [*map(compression.decompress, reduced, contexts)]
@@ -187,13 +197,15 @@ def reducescatter(
 ) -> Tensor:
     """This rank's rows of the reduction of all ranks' tensors. Gradients are gathered."""
     sent, context = compression.compress(tensor)
-    how = {"op": op, "process_set": process_set}
-    factors = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
+    how: dict[str, Any] = {
+        "op": op,
+        "process_set": process_set,
+        "prescale_factor": prescale_factor,
+        "postscale_factor": postscale_factor,
+    }
     (reduced,) = _apply(
-        lambda: [synchronize(hvd.reducescatter_async(sent, name, **how, **factors))],
-        lambda gradients: [
-            allgather(_weighted(gradients[0], **how, **factors), process_set=process_set)
-        ],
+        lambda: [synchronize(hvd.reducescatter_async(sent, name, **how))],
+        lambda gradients: [allgather(_weighted(gradients[0], **how), process_set=process_set)],
         [sent],
     )
     return compression.decompress(reduced, context)
@@ -210,12 +222,16 @@ def grouped_reducescatter(
 ) -> list[Tensor]:
     """reducescatter() of each of the tensors, as one operation."""
     sent, contexts = zip(*map(compression.compress, tensors), strict=True)
-    how = {"op": op, "process_set": process_set}
-    factors = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
+    how: dict[str, Any] = {
+        "op": op,
+        "process_set": process_set,
+        "prescale_factor": prescale_factor,
+        "postscale_factor": postscale_factor,
+    }
     reduced = _apply(
-        lambda: synchronize(hvd.grouped_reducescatter_async(sent, name, **how, **factors)),
+        lambda: synchronize(hvd.grouped_reducescatter_async(sent, name, **how)),
         lambda gradients: grouped_allgather(
-            [_weighted(each, **how, **factors) for each in gradients], process_set=process_set
+            [_weighted(each, **how) for each in gradients], process_set=process_set
         ),
         sent,
     )

@@ -130,7 +130,7 @@ class Operations:
     ) -> Tensor:
         rows = [calls[rank].operands[number].shape[0] for rank in range(group.world_size)]
         output = tensor.new_empty((sum(rows), *tensor.shape[1:]))
-        group.all_gather([*output.split(rows)], tensor.contiguous())
+        group.all_gather([*torch.split(output, rows)], tensor.contiguous())
         return output
 
     def _alltoall(
@@ -141,7 +141,7 @@ class Operations:
         received = [calls[rank].splits[group.rank] for rank in range(group.world_size)]
         output = tensor.new_empty((sum(received), *tensor.shape[1:]))
         source = tensor.detach()[: sum(sent)].contiguous()
-        group.all_to_all([*output.split(received)], [*source.split(list(sent))])
+        group.all_to_all([*torch.split(output, received)], [*torch.split(source, [*sent])])
         return output, received
 
 

@@ -98,7 +98,8 @@ class _AveragingOptimizer(_Base):
         if self._is_distributed:
             for parameter in self._names:
                 if parameter.requires_grad:
-                    parameter.register_post_accumulate_grad_hook(self._count)
+                    register: Any = parameter.register_post_accumulate_grad_hook
+                    register(self._count)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """From now on so many backward passes come before each step."""
@@ -161,7 +162,7 @@ class _AveragingOptimizer(_Base):
         finally:
             self._skips = False
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """As the optimizer's, once all gradients are reduced."""
         if not self._skips:
             if self._is_synchronized:
@@ -214,7 +215,7 @@ class _AdasumOptimizer(_Base):
         """AssertionError: there is nothing to skip."""
         raise AssertionError("op=Adasum combines steps, and not gradients: call step() alone")
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """As the optimizer's, combined with the other ranks' steps."""
         parameters = [each for each in self._names if each.requires_grad]
         before = [each.detach().clone() for each in parameters]

@@ -80,7 +80,7 @@ def operand(tensor: Tensor) -> Operand:
 
 def _record_event(tensors: Sequence[Tensor]) -> Any:
     if any(each.is_cuda for each in tensors):
-        event = torch.cuda.Event()
+        event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         return event
     return None

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torsh_runtime.backends.base import BackendType
 from torsh_runtime.backends.registry import is_available
 from torsh_runtime.bootstrap import destroy_process_group, init_process_group, worker_env
 from torsh_runtime.comm.default import default_group, has_default_group
@@ -250,9 +251,10 @@ def gloo_enabled() -> bool:
 
 def nccl_built() -> int:
     """NCCL's version, such as 22304, where torch has it and torsh_runtime can use it; else 0."""
-    if not (torch.cuda.is_available() and is_available("nccl")):
+    if not (torch.cuda.is_available() and is_available(BackendType.NCCL)):
         return 0
-    major, minor, patch = torch.cuda.nccl.version()[:3]
+    version: Any = torch.cuda.nccl.version
+    major, minor, patch = map(int, version()[:3])
     return major * 10000 + minor * 100 + patch
 
 
@@ -310,7 +312,9 @@ def _make_default_group() -> ProcessGroup:
 def _environment(own_rank: int, world_size: int) -> WorkerEnv:
     if "RANK" in completed(os.environ):
         return worker_env("env://", -1, -1)
-    return WorkerEnv(rank=own_rank, world_size=world_size, local_rank=0, local_world_size=1)
+    return WorkerEnv(
+        rank=own_rank, world_size=world_size, local_rank=own_rank, local_world_size=world_size
+    )
 
 
 def _gpu_group(ranks: Sequence[int], device: int) -> ProcessGroup:
