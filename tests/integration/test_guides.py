@@ -249,7 +249,10 @@ def test_programs_for_horovod(torshrun: Launcher) -> None:
     losses = re.findall(r"rank \d of 2: loss ([\d.]+)", output(torshrun, train))
     assert len({*losses}) == 1
     assert float(losses[0]) < 1.0
-    out = output(torshrun, elastic)
+    (torshrun.folder / "elastic.py").write_text(elastic)
+    process = torshrun.start("--nproc-per-node=2", "--max-restarts=1", "elastic.py")
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
     assert sorted(re.findall(r"begins behind step (\d+)", out)) == ["0", "0", "30", "30"]
     losses = re.findall(r"rank \d: loss ([\d.]+) after 60 steps", out)
     assert len(losses) == 2

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.forked import Raised
-from support.worlds import run_in_one_world
+from support.worlds import run_in_one_world, run_processes
 
 pytestmark = [
     pytest.mark.torch,
@@ -116,6 +116,16 @@ def test_ranks_that_joined_give_zeros() -> None:
         assert rank < 3 or "allgather" in sums[4]
         assert rank < 3 or "join()" in sums[4]
         assert (last, after, again) == (3, 4.0, True)
+
+
+def test_a_rank_that_has_gone_is_named_to_those_that_wait() -> None:
+    from support import horovod_ranks
+
+    results = run_processes(2, horovod_ranks.left_alone, 60.0)
+    name, notes, after = results[0]
+    assert name == "PeerLost"
+    assert notes[0].endswith("waited for other ranks: allreduce('x', float32[1], op=Average)")
+    assert "rank 1 was lost" in after
 
 
 def test_process_sets() -> None:

@@ -173,6 +173,18 @@ def places(rank: int) -> Any:
     return numbers, hvd.mpi_built(), hvd.gloo_enabled(), timeline
 
 
+@within
+def left_alone(rank: int) -> Any:
+    """Rank 1 has gone, and rank 0 waits for it."""
+    if rank == 1:
+        return None
+    try:
+        hvd.allreduce(torch.ones(1), name="x")
+    except hvd.HorovodInternalError as error:
+        return type(error).__name__, error.__notes__, error_of(lambda: hvd.barrier())
+    return "no error"
+
+
 def outside(_: int) -> Any:
     return error_of(hvd.rank), hvd.is_initialized()
 

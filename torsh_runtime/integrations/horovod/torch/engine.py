@@ -24,6 +24,8 @@ from torsh_runtime.integrations.horovod.torch.requests import Request
 
 _LONGEST_PAUSE = 0.02
 """Seconds between two turns in which no rank has anything new."""
+_MOST_NAMED = 5
+"""Calls that an error names."""
 _JOIN = Call("join", "")
 
 
@@ -222,5 +224,8 @@ class Engine:
             self._error = error
             requests = [*self._requests.values(), *([self._join] if self._join else [])]
             self._requests.clear()
+        if requests:
+            calls = ", ".join(str(each.call) for each in requests[:_MOST_NAMED])
+            error.add_note(f"Horovod's calls that waited for other ranks: {calls}")
         for request in requests:
             request.fail(error)

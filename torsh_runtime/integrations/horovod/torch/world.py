@@ -103,6 +103,7 @@ class _World:
     """All that there is between init() and shutdown()."""
 
     def __init__(self) -> None:
+        self.pid = os.getpid()
         self.owns_group = not has_default_group()
         group = _make_default_group() if self.owns_group else default_group()
         self.rank, self.size = group.rank, group.world_size
@@ -160,11 +161,9 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
 def shutdown() -> None:
     """Leave the other ranks. A rank that still needs this one gets PeerLost."""
     atexit.unregister(shutdown)
-    if _current:
-        try:
-            _current[0].close()
-        finally:
-            _current.clear()
+    world = _current.pop() if _current else None
+    if world is not None and world.pid == os.getpid():  # and not in a fork, at its end
+        world.close()
 
 
 def is_initialized() -> bool:
