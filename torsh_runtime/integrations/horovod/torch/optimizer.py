@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -93,8 +92,7 @@ class _AveragingOptimizer(_Base):
         self._is_synchronized = False
         self._skips = False
         set_of_ranks = self._options["process_set"]
-        is_elastic = os.environ.get("HOROVOD_ELASTIC") == "1"
-        self._is_distributed = set_of_ranks.included() and (set_of_ranks.size() > 1 or is_elastic)
+        self._is_distributed = set_of_ranks.included() and set_of_ranks.size() > 1
         if self._is_distributed:
             for parameter in self._names:
                 if parameter.requires_grad:
