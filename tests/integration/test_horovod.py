@@ -128,6 +128,25 @@ def test_a_rank_that_has_gone_is_named_to_those_that_wait() -> None:
     assert "rank 1 was lost" in after
 
 
+def test_mistakes_are_told_before_other_ranks_hear_of_them() -> None:
+    expected = (
+        "not torch.float32",
+        "how many of 4 rows",
+        "give `splits`",
+        "at least one dimension",
+        "has no op=Adasum",
+        "'Median' is no reduction; there are Average, Sum",
+        "and not both",
+        "rank 4 is not in the set",
+        "not a Tensor",
+        "MPI is not used",
+    )
+    for told, after in of("refusals"):
+        for text, words in zip(told, expected, strict=True):
+            assert words in text
+        assert after == [1.0] * 4
+
+
 def test_process_sets() -> None:
     for rank, (included, place, total, sent, gathered, *rest) in enumerate(of("process_sets")):
         odd = rank % 2

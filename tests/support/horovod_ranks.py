@@ -174,6 +174,25 @@ def places(rank: int) -> Any:
 
 
 @within
+def refusals(_: int) -> Any:
+    """Mistakes that are found before other ranks hear of the call."""
+    x, number = torch.ones(4), torch.tensor(1.0)
+    calls: list[Callable[[], Any]] = [
+        lambda: hvd.alltoall(x, torch.ones(4)),
+        lambda: hvd.alltoall(x, [1, 1, 1, 2]),
+        lambda: hvd.alltoall(torch.ones(5)),
+        lambda: hvd.allgather(number),
+        lambda: hvd.reducescatter(x, op=hvd.Adasum),
+        lambda: hvd.allreduce(x, op="Median"),
+        lambda: hvd.allreduce(x, average=True, op=hvd.Sum),
+        lambda: hvd.broadcast(x, 4),
+        lambda: hvd.broadcast_parameters(x, 0),
+        lambda: hvd.mpi_threads_supported(),
+    ]
+    return [error_of(call) for call in calls], hvd.allreduce(x).tolist()
+
+
+@within
 def left_alone(rank: int) -> Any:
     """Rank 1 has gone, and rank 0 waits for it."""
     if rank == 1:
@@ -199,6 +218,7 @@ OPERATIONS: dict[str, Body] = {
     "process_sets": process_sets,
     "adasum": adasum,
     "places": places,
+    "refusals": refusals,
     "outside": outside,
 }
 

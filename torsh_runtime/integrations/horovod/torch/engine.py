@@ -47,7 +47,7 @@ class Engine:
         self._new: list[Request] = []
         self._requests: dict[Key, Request] = {}
         self._callers = {threading.main_thread().ident}
-        self._waiting: dict[int, Key] = {}
+        self._waiting: dict[int, Request] = {}
         self._join: Request | None = None
         self._error: BaseException | None = None
         self._closing = False
@@ -91,7 +91,7 @@ class Engine:
         if not request.done():
             thread = threading.get_ident()
             with self._changed:
-                self._waiting[thread] = request.call.key
+                self._waiting[thread] = request
                 self._changed.notify()
             try:
                 return request.wait()
@@ -159,10 +159,12 @@ class Engine:
 
     def _awaited_key(self) -> Key | None:
         """What the main thread waits for, if all threads wait that have ever called anything."""
+        waiting = {caller for caller, each in self._waiting.items() if not each.done()}
         alive = {each.ident for each in threading.enumerate()}
-        if any(caller not in self._waiting for caller in self._callers & alive):
+        if self._callers & alive - waiting:
             return None
-        return self._waiting.get(threading.main_thread().ident or 0)
+        request = self._waiting.get(threading.main_thread().ident or 0)
+        return None if request is None else request.call.key
 
     def _carry_out(self, matched: Matched) -> None:
         with self._changed:
