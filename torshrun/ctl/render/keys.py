@@ -36,7 +36,7 @@ modules WORDS =
 setup SHELL =
     Lines of bash that run before torshrun: on each node, but in Slurm's and LSF's job script.
 image WORD =
-    Container image with torshrun as a program in it (Kubernetes, compose).
+    Container image with torshrun as a program in it (Kubernetes and what is built on it, compose).
 port PORT = 29400
     Where the nodes meet if no etcd is named: at the first one.
 
@@ -93,6 +93,40 @@ pull_secret LABEL =
     The Secret with which images are pulled.
 priority_class WORD =
     The pods' PriorityClass.
+labels LABELS =
+    Labels of the job and its pods, each as NAME=VALUE.
+annotations ANNOTATIONS =
+    Annotations of the job and its pods, each as NAME=VALUE.
+node_selector LABELS =
+    Labels that the pods' machines have, each as NAME=VALUE.
+tolerations TAINTS =
+    Taints that the pods bear, each as kubectl taint has it: NAME, NAME:EFFECT or NAME=VALUE:EFFECT.
+gpu_resource WORD = nvidia.com/gpu
+    What GPUs are called among resources.
+resources RESOURCES =
+    What each pod gets besides, each as NAME=QUANTITY, like rdma/hca=1 or ephemeral-storage=10Gi.
+health_port PORT =
+    Where each pod's torshrun serves /healthz, which probes ask, and /metrics.
+restart_in_place FLAG = false
+    Whether pods stay where they are when another one makes room (Kubernetes 1.35).
+kueue_queue LABEL =
+    The LocalQueue of Kueue that the job waits in.
+kueue_priority LABEL =
+    Its WorkloadPriorityClass there.
+volcano_queue LABEL =
+    The queue of Volcano whose scheduler starts all pods at once, or none.
+
+trainjob:
+runtime LABEL = torch-distributed
+    The ClusterTrainingRuntime of Kubeflow Trainer's.
+
+raycluster:
+ray_version WORD =
+    The image's version of Ray.
+head_cpus N = 1
+    Processors of the pod that coordinates the others.
+head_memory SIZE = 4GiB
+    Memory of that pod.
 
 compose:
 setup SHELL = (cluster's)
@@ -158,6 +192,14 @@ spot FLAG = false
 says it; a key without = has to be given where the section is used), and what it means."""
 
 
+_LABEL_VALUE = "[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
+_QUALIFIED = rf"(?:[a-z0-9](?:[a-z0-9.-]{{0,251}}[a-z0-9])?/)?{_LABEL_VALUE}"
+"""Names of labels, annotations, taints and resources."""
+_LONGEST_NAME = 253 + 1 + 63
+_QUANTITY = "[0-9]{1,15}(?:[.][0-9]{1,3})?(?:[KMGTPE]i|[kMGTPEm])?"
+_EFFECTS = "NoSchedule|PreferNoSchedule|NoExecute"
+
+
 def _word(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9./_][A-Za-z0-9._:/@+=,-]{0,254}", text):
         raise ConfigError(f"{text!r} is not one word of letters, digits and . _ : / @ + = , -")
@@ -178,6 +220,39 @@ def _line(text: str) -> str:
     if not text.strip() or not text.isprintable():
         raise ConfigError(f"{text!r} is not one line of printable characters")
     return text
+
+
+def _pair(text: str, what: str, name: str, value: str) -> tuple[str, str]:
+    found = re.fullmatch(rf"({name})=({value})", text)
+    if found is None or len(found[1]) > _LONGEST_NAME:
+        raise ConfigError(f"{text!r} is not {what}")
+    return found[1], found[2]
+
+
+def _label_pair(text: str) -> tuple[str, str]:
+    return _pair(text, "NAME=VALUE, as labels are", _QUALIFIED, f"(?:{_LABEL_VALUE})?")
+
+
+def _annotation(text: str) -> tuple[str, str]:
+    return _pair(_line(text), "NAME=VALUE, as annotations are", _QUALIFIED, ".*")
+
+
+def _resource(text: str) -> tuple[str, str]:
+    return _pair(
+        text, "NAME=QUANTITY, like rdma/hca=1 or ephemeral-storage=10Gi", _QUALIFIED, _QUANTITY
+    )
+
+
+def _toleration(text: str) -> Mapping[str, str]:
+    found = re.fullmatch(rf"({_QUALIFIED})(?:=({_LABEL_VALUE}))?(?::({_EFFECTS}))?", text)
+    if found is None or len(found[1]) > _LONGEST_NAME:
+        raise ConfigError(
+            f"{text!r} is not a taint like nvidia.com/gpu, gpu:NoSchedule or gpu=yes:NoExecute"
+        )
+    name, value, effect = found.groups()
+    toleration = {"key": name, "operator": "Exists" if value is None else "Equal"}
+    toleration |= {} if value is None else {"value": value}
+    return toleration | ({} if effect is None else {"effect": effect})
 
 
 def _shell(text: str) -> str:
@@ -214,7 +289,14 @@ _KINDS: Mapping[str, Callable[[str], Any]] = {
     "SIZE": values.size,
     "WORD": _word,
 }
-_LISTS: Mapping[str, Callable[[str], Any]] = {"LINES": _line, "WORDS": _word}
+_LISTS: Mapping[str, Callable[[str], Any]] = {
+    "ANNOTATIONS": _annotation,
+    "LABELS": _label_pair,
+    "LINES": _line,
+    "RESOURCES": _resource,
+    "TAINTS": _toleration,
+    "WORDS": _word,
+}
 
 
 class Key(NamedTuple):
