@@ -40,7 +40,7 @@ def facts(
     _check(name, job, place)
     labels, annotations = (_mapping(job, place, key) for key in ("labels", "annotations"))
     requests, limits = _resources(job, place, job.cpus, job.memory, job.gpus)
-    found = {
+    found: Facts = {
         "job_labels": labels | _queue_labels(name, place),
         "job_annotations": annotations | _fewest_pods(name, job, place),
         "pod_labels": labels,
@@ -50,11 +50,14 @@ def facts(
         "limits": limits,
         "makes_service": name == "kubernetes",
         "names_run": name != "raycluster",
-        "variables": dict(variables),
+        "variables": {**variables, **_health(place)},
     }
-    if place["health_port"]:
-        found["variables"] |= {"TORSH_METRICS_PORT": f":{place['health_port']}"}
     return found | _OF[name](job, place, variables)
+
+
+def _health(place: Mapping[str, Any]) -> dict[str, str]:
+    port = place["health_port"]
+    return {"TORSH_METRICS_PORT": f":{port}"} if port else {}
 
 
 def _check(name: str, job: ClusterJob, place: Mapping[str, Any]) -> None:
@@ -166,8 +169,8 @@ def _of_ray_cluster(
     """Ray starts the workers, and no torshrun does."""
     how = {"--module": ["python", "-m"], "--no-python": []}
     start = next((words for flag, words in how.items() if flag in job.options), ["python"])
-    no_more = {"labels": (), "resources": ()}
-    requests, limits = _resources(job, place | no_more, place["head_cpus"], place["head_memory"], 0)
+    head = {**place, "resources": ()}
+    requests, limits = _resources(job, head, place["head_cpus"], place["head_memory"], 0)
     setup = f"{{\nset -e\n{job.setup}\nset +e\n}}" if job.setup else ""
     return {
         "variables": dict(job.environment),
