@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import yaml
 from support.hosts import needs_hosts, plugged
 from support.launcher import Launcher
 from support.nodes import Node
@@ -325,3 +326,37 @@ def test_the_guides_scripts_train(scheduler: str, name: str, torshrun: Launcher)
     assert done.returncode == 0, done.stderr
     assert "node 1 of 2, 2 workers in all" in done.stderr
     assert re.search(r"test accuracy 9[0-9.]+%", done.stdout), done.stdout
+
+
+@pytest.mark.parametrize(
+    ("heading", "lines", "orchestrator"),
+    [("SkyPilot", "run", skypilot), ("dstack", "commands", dstack)],
+)
+def test_the_guides_tasks_train(
+    heading: str,
+    lines: str,
+    orchestrator: Callable[[Launcher], list[dict[str, str]]],
+    torshrun: Launcher,
+) -> None:
+    """Their commands run on each node, with the variables that the orchestrator sets there."""
+    guide = (ROOT / "docs/clusters.md").read_text().split(f"## {heading}\n")[1]
+    task = yaml.safe_load(guide.split("```yaml\n")[1].split("```")[0])
+    script = task[lines] if isinstance(task[lines], str) else "\n".join(task[lines])
+    script = script.replace("--epochs 20", "--epochs 3")
+    assert "TORSH_SECRET" in (task.get("secrets") or task["env"])
+    (torshrun.folder / "examples").symlink_to(ROOT / "examples")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    both = [
+        Node(torshrun.start(command=("bash", "-ec", script), env=environ))
+        for environ in (
+            {**torshrun.environ, **each, "TORSH_SECRET": SECRET, "PATH": path}
+            for each in orchestrator(torshrun)
+        )
+    ]
+    for rank, node in enumerate(both):
+        code, output = node.end(120)
+        node.close()
+        assert code == 0, output
+        assert f"node {rank} of 2, 2 workers in all" in output
+        assert "the job has no secret" not in output
+        assert rank or re.search(r"test accuracy [0-9.]+%", output), output

@@ -65,9 +65,12 @@ _DONE: Mapping[str, int] = {"progressPercentage": 100, "estimatedRemainingSecond
 
 
 def status_of(snapshot: Snapshot) -> Status:
-    """The TrainJob's trainerStatus but for its time; empty if the workers tell nothing. Pure."""
+    """The TrainJob's trainerStatus but for its time; empty if the program tells nothing, but that
+    steps may have been seen: it may tell of itself there, and what comes last holds. Pure.
+    """
     pace = snapshot.pace
-    if pace is None:
+    mine = snapshot.noted.workers[0].scalars if snapshot.noted.workers else {}
+    if pace is None or (pace.total is None and not pace.scalars and not mine):
         return {}
     done = pace.step if pace.done is None else pace.done
     metrics: dict[str, float] = {} if done is None else {"current_step": done}
@@ -75,7 +78,6 @@ def status_of(snapshot: Snapshot) -> Status:
     if pace.total is not None and pace.total > 0:
         metrics["total_steps"] = pace.total
         status = _progress(done or 0, pace.total, pace.per_second)
-    mine = snapshot.noted.workers[0].scalars if snapshot.noted.workers else {}
     metrics |= {**pace.scalars, **mine}
     named = [(name[:LONGEST_NAME], value) for name, value in metrics.items() if name]
     told = [{"name": name, "value": f"{value:.6g}"} for name, value in named[:MOST_METRICS]]

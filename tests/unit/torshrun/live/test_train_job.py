@@ -105,7 +105,8 @@ def test_a_bar_tells_more_than_steps_do() -> None:
     [
         (None, {}),
         (Pace(), {}),
-        (Pace(step=3), {"current_step": "3"}),
+        (Pace(step=3), {}),
+        (Pace(step=3, scalars={"loss": 0.5}), {"current_step": "3", "loss": "0.5"}),
         (Pace(step=3, total=0), {"current_step": "3"}),
         (Pace(step=90, total=40, per_second=1.0), {"current_step": "90", "total_steps": "40"}),
         (Pace(step=-1, total=2**61, per_second=1e-9), {"total_steps": "2.30584e+18"}),
