@@ -300,6 +300,7 @@ def test_keys_that_cannot_be(target: str, place: dict[str, Any], told: str, fold
         ("trainjob", {"nodes": "1:2"}, "a TrainJob has a fixed number of nodes"),
         ("trainjob", {"trainjob": {"runtime": "A/b"}}, "'A/b' is not a name"),
         ("raycluster", {"raycluster": {"ray_version": "2; x"}}, "'2; x' is not one word"),
+        ("raycluster", {"setup": "ray start --head"}, "KubeRay does not start Ray itself"),
         ("jobset", {"image": None}, "for jobset cluster: needs image"),
         (
             "jobset",

@@ -109,15 +109,15 @@ health_port PORT =
     Where each pod's torshrun serves /healthz, which probes ask, and /metrics.
 restart_in_place FLAG = false
     Whether pods stay where they are when another one makes room (Kubernetes 1.35).
-kueue_queue LABEL =
+kueue_queue NAME =
     The LocalQueue of Kueue that the job waits in.
-kueue_priority LABEL =
+kueue_priority NAME =
     Its WorkloadPriorityClass there.
-volcano_queue LABEL =
+volcano_queue NAME =
     The queue of Volcano whose scheduler starts all pods at once, or none.
 
 trainjob:
-runtime LABEL = torch-distributed
+runtime NAME = torch-distributed
     The ClusterTrainingRuntime of Kubeflow Trainer's.
 
 raycluster:
@@ -222,6 +222,16 @@ def _line(text: str) -> str:
     return text
 
 
+def _name(text: str) -> str:
+    """Of an object of Kubernetes' that somebody else has made."""
+    if not re.fullmatch("[a-z0-9](?:[a-z0-9.-]{0,61}[a-z0-9])?", text):
+        raise ConfigError(
+            f"{text!r} is not a name of at most 63 small letters, digits, - and ., from a letter or "
+            f"digit to a letter or digit"
+        )
+    return text
+
+
 def _pair(text: str, what: str, name: str, value: str) -> tuple[str, str]:
     found = re.fullmatch(rf"({name})=({value})", text)
     if found is None or len(found[1]) > _LONGEST_NAME:
@@ -283,6 +293,7 @@ _KINDS: Mapping[str, Callable[[str], Any]] = {
     "LABEL": label,
     "N": values.count,
     "N|MIN:MAX": values.nodes,
+    "NAME": _name,
     "PORT": _port,
     "SECONDS": _seconds,
     "SHELL": _shell,

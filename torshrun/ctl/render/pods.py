@@ -167,6 +167,11 @@ def _of_ray_cluster(
     job: ClusterJob, place: Mapping[str, Any], variables: Mapping[str, str]
 ) -> Facts:
     """Ray starts the workers, and no torshrun does."""
+    if job.setup and "ray start" in job.setup:
+        raise ConfigError(
+            f"{job.source}: setup: KubeRay does not start Ray itself where it finds 'ray start': "
+            f"leave it out"
+        )
     how = {"--module": ["python", "-m"], "--no-python": []}
     start = next((words for flag, words in how.items() if flag in job.options), ["python"])
     head = {**place, "resources": ()}
