@@ -3,7 +3,7 @@
 nproc: 3
 culprit: none
 kind: exception | usage
-hint: TypeError|exit code 1|exitcode +: 1, all|every|each|3 ranks
+hint: TypeError|exit code 1|exitcode +: 1, all|every|each|3 ranks|ranks 0-2|in the same way
 seconds: 60
 """
 

@@ -3,7 +3,7 @@
 nproc: 2
 culprit: none
 kind: exception | exit_code
-hint: RuntimeError|exit code 1|exitcode +: 1, all|every|each|both|2 ranks
+hint: RuntimeError|exit code 1|exitcode +: 1, all|every|each|both|2 ranks|ranks 0-1|in the same way
 seconds: 60
 """
 

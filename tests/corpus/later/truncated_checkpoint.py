@@ -2,7 +2,7 @@
 
 culprit: none
 kind: file | exception
-hint: OSError|RuntimeError|exit code 1|exitcode +: 1, all|every|each|both|2 ranks
+hint: OSError|RuntimeError|exit code 1|exitcode +: 1, all|every|each|both|2 ranks|ranks 0-1|in the same way
 needs: torch
 seconds: 120
 """
