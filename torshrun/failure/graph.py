@@ -136,6 +136,7 @@ def _no_progress(case: Case) -> Verdict:
 
 
 _JUDGES: Sequence[Callable[[Case], Verdict | None]] = (
+    unmade.not_made,
     unmade.given_up,
     held.held,
     own.own_failure,

@@ -65,6 +65,18 @@ PATTERNS = (
         "`python --version` between the nodes and the environment that it was built for.",
     ),
     Pattern(
+        Kind.VERSION,
+        r"(?<![\w.])(?P<name>[\w.]+)`? (?:was|were|has been|have been) removed "
+        r"(?:in|from|since|as of) (?:the )?"
+        r"(?P<version>(?!step|epoch|round)[A-Za-z]\w* v?\d+\.\d[\w.]*)|"
+        r"`(?P<old>[\w.]+)` was a deprecated alias[\s\S]*?"
+        r"deprecated in (?P<by>[A-Za-z]\w* [\d.]*\d)",
+        "The code was written for an older version of a library: {name} is gone (see its notes on "
+        "{version}{by}).",
+        "Use what its words name instead, or install the version of that library that the code was "
+        "written for, the same one on all nodes.",
+    ),
+    Pattern(
         Kind.IMPORT,
         r"\bNo module named '?(?P<name>[\w.]+)|"
         r"^ImportError: (?P<library>\S+\.so[\w.]*): |^ImportError: (?!cannot import name)|"
@@ -222,8 +234,9 @@ PATTERNS = (
         r"not a gzipped file|CRC check failed|mmap an empty file|SafetensorError|"
         r"\b(?:file|checkpoint|archive|shard|data|header)\b.*\b(?:truncated|corrupt|damaged)|"
         r"\b(?:truncated|corrupt(?:ed)?|damaged)\b.*\b(?:file|checkpoint|archive|shard|data)\b|"
-        r"checksum|cannot reshape array of size \d+ into shape|mmap length is greater than file|"
-        r"buffer is smaller than requested size|unexpected end of (?:file|data)|"
+        r"\bchecksums?\b(?!.*\b(?:ranks?|param\w*|weights?|grad\w*|model)\b)|"
+        r"mmap length is greater than file|unexpected end of (?:file|data)|"
+        r"file seems not fully written|"
         r"^EOFError: (?!EOF when reading a line)|Cannot load file|"
         r"^(?:\w+\.)*CheckpointError: (?!.*(?:Permission denied|not permitted)).*"
         r"(?:that can be loaded\. .|makes no sense|no safetensors file|(?:is|are) lost)|"
@@ -281,6 +294,14 @@ PATTERNS = (
         "It asked for input, and nobody can give it any: stdin is at its end.",
         "Give the script what it asks for by its arguments, the environment or a file; input(), a "
         "prompt or pdb cannot be answered in a job.",
+    ),
+    Pattern(
+        Kind.EXCEPTION,
+        r"^(?:bdb\.)?BdbQuit\b",
+        "A debugger (pdb) ended it: a breakpoint is left in, as breakpoint() or pdb.set_trace(), "
+        "and nobody can answer it, since stdin is closed or at its end; or somebody has quit it.",
+        "Take the breakpoint out: it stands at the program's own last line in the traceback, or "
+        "before that. PYTHONBREAKPOINT=0 has Python pass over breakpoint().",
     ),
     Pattern(
         Kind.USAGE,
