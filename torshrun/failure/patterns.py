@@ -77,6 +77,14 @@ PATTERNS = (
         "written for, the same one on all nodes.",
     ),
     Pattern(
+        Kind.EXCEPTION,
+        r"^AttributeError: (?:partially initialized )?module '(?P<name>[\w.]+)' has no attribute "
+        r"'(?P<part>\w+)'",
+        "The module {name} has no {part}: it is of another version than the code was written for, "
+        "another file of that name is imported instead, or the name is a slip.",
+        "See which file it is (its __file__) and its version (`pip list`), the same on all nodes.",
+    ),
+    Pattern(
         Kind.IMPORT,
         r"\bNo module named '?(?P<name>[\w.]+)|"
         r"^ImportError: (?P<library>\S+\.so[\w.]*): |^ImportError: (?!cannot import name)|"

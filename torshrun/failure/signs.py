@@ -63,7 +63,7 @@ def by_frames(errors: Sequence[str], lines: Sequence[str]) -> Reading | None:
 
 def _innermost(lines: Sequence[str]) -> tuple[str, str]:
     """The line of the innermost frame of a traceback, and what stands at that place."""
-    found = [number for number, line in enumerate(lines) if line.startswith('  File "')]
+    found = [n for n, line in enumerate(lines) if line.lstrip(" |").startswith('File "')]
     if not found:
         return "", ""
     return lines[found[-1]], next(iter(lines[found[-1] + 1 :]), "")

@@ -126,7 +126,7 @@ def not_made(case: Case) -> Verdict | None:
         for each in case.witnesses
         if not each.is_own and any(_is_named(name, each.unmade) for name in common)
     ]
-    return _of_makers(makers, f"{_ranks(own)} did not find it.") if makers else None
+    return _of_makers(makers, f"Meanwhile {_ranks(own)} did not find it.") if makers else None
 
 
 def _of_makers(makers: Sequence[Witness], lack: str) -> Verdict:

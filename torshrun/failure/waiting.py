@@ -191,7 +191,7 @@ def _why_absent(case: Case, ranks: Collection[int]) -> Reading:
     locks = next((each.standing.locks for each in found if each.standing), "")
     in_the_way = next(filter(None, map(_in_the_way, found)), "")
     if awaited == "a lock file" or in_the_way:
-        return told(case, Kind.HUNG, ranks, f"{in_the_way or awaited}, {_LEFT_BEHIND}")
+        return told(case, Kind.HUNG, ranks, in_the_way or f"{awaited}, {_LEFT_BEHIND}")
     if awaited == "a lock" and not thing:
         what = f"{_LOCKS}: {locks}" if locks else awaited
         told_of = told(case, Kind.HUNG, ranks, what)
@@ -211,9 +211,10 @@ def _in_the_way(witness: Witness) -> str:
     """The file that it tries to make again and again, and that is there already; "" is none."""
     tries = witness.standing and witness.standing.cleanup == IN_RETRY
     found = _IS_THERE.search(witness.handles) if tries else None
-    return f"the file {found[1]} to go away" if found else ""
+    return f"the file {found[1]} to go away, {_LEFT_OR_HELD}" if found else ""
 
 
+_LEFT_OR_HELD = "which another process has made, or one that was killed has left behind"
 _IS_THERE = re.compile(r"^FileExistsError: .*: ('[^'\n]+')$")
 _LOCKS = "locks that threads of its own hold, most likely each the other's"
 _LOCK_ORDER = (

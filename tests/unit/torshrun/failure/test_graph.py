@@ -988,7 +988,7 @@ def test_a_lock_file_that_is_in_the_way_is_named() -> None:
     error = "FileExistsError: [Errno 17] File exists: 'index.lock'"
     finding = found(stopped(0, at, handles=error, is_busy=True), waits(1, 0), waits(2, 0))
     assert verdict(finding) == ((0,), "likely", Kind.HUNG)
-    assert "the file 'index.lock' to go away, which a process that was" in finding.reading.why
+    assert "the file 'index.lock' to go away, which another process has made" in finding.reading.why
 
 
 def test_who_gives_up_where_the_others_do_the_same_is_named_itself() -> None:

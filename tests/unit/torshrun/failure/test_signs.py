@@ -133,6 +133,13 @@ def test_a_name_that_a_newer_library_lacks_is_of_its_version() -> None:
         assert f"'np.{name}' is gone (see its notes on NumPy " in found.why
 
 
+def test_a_name_that_a_module_lacks_may_be_of_its_version_a_shadow_or_a_slip() -> None:
+    found = reading(lambda: np.lib.nothing)  # type: ignore[attr-defined]
+    assert found
+    assert found.kind is Kind.EXCEPTION
+    assert "The module 'numpy.lib' has no nothing: it is of another version" in found.why
+
+
 def test_a_breakpoint_that_nobody_answers_is_told_from_other_exceptions() -> None:
     found = by_words(["bdb.BdbQuit"], "python")
     assert found
