@@ -967,6 +967,18 @@ def test_who_could_not_make_a_file_and_waits_for_those_who_wait_for_it_is_named(
     assert found(apart, in_barrier, *waiting, hang="no progress").ranks == (0,)
 
 
+def test_it_is_said_what_ranks_wait_for_in_backward() -> None:
+    ends = [stopped(rank, Standing(call="backward", place="t.py:32")) for rank in (0, 1)]
+    odd = found(*ends, stopped(2, IN_BARRIER), hang="no progress")
+    early = found(*(blames(rank, 2, op="backward") for rank in (0, 1)), done(2))
+    absent = found(*ends, stopped(2, AWAY), hang="no progress")
+    for finding, kind in ((odd, "mismatch"), (early, "early exit"), (absent, "missing")):
+        assert verdict(finding) == ((2,), "likely", Kind(kind))
+        assert "by all_reduce in DistributedDataParallel" in finding.reading.advice
+    other = found(stopped(0, IN_BARRIER), stopped(1, AWAY), hang="no progress")
+    assert "backward" not in other.reading.advice
+
+
 def in_line(rank: int, line: str, place: str) -> Witness:
     return stopped(rank, Standing(call="barrier", line=line, place=place))
 
