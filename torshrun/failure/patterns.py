@@ -186,7 +186,7 @@ PATTERNS = (
     Pattern(
         Kind.CLOCK,
         r"certificate (?:is not yet valid|has expired)|[Cc]lock skew|RequestTimeTooSkewed|"
-        r"(?:time|date|stamp|modified|issued|created)\b.*\bin the future|not yet valid|"
+        r"\b(?:[mac]?time|date|\w*stamp|modified|issued|created)\b.*\bin the future|not yet valid|"
         r"ImmatureSignature|ExpiredSignature|token (?:is |has )?expired|clocks? (?:differ|drift)",
         "It goes by a time of day that does not fit: a clock is wrong, or something has expired.",
         "Compare `date` on the nodes, and let NTP or chrony set their clocks (`timedatectl`).",
@@ -255,7 +255,8 @@ PATTERNS = (
         Kind.NO_FILE,
         r"can't open file '(?P<path>[^'\n]+)|"
         r"^FileNotFoundError: .*?: '(?P<name>[^'\n]+)|^FileNotFoundError: |"
-        r"No such file or directory|^(?:IsA|NotA)DirectoryError: ",
+        r"No such file or directory|^(?:IsA|NotA)DirectoryError: |"
+        r"Parent directory (?P<folder>\S+) does not exist",
         "A file or directory is not where it is looked for: {name}.",
         "Paths that do not begin with / count from the directory in which torshrun was started; "
         "on several nodes the file has to be on each of them, or on a file system that all share.",
@@ -289,7 +290,7 @@ PATTERNS = (
         r"GPUs|(?:not compiled|not built|built without|compiled without) (?:with )?(?P<lib>\w+)|"
         r"No (?:CUDA|HIP|XPU) GPUs are available|Found no NVIDIA driver|[Nn]o GPUs? (?:was |were )?"
         r"found|invalid device ordinal|[Ii]nvalid (?:backend|device string)|[Uu]nknown backend|"
-        r"Duplicate GPU detected",
+        r"Duplicate GPU detected|deserialize object on (?:a )?(?P<device>[A-Z]+)",
         "It asks for {name}, and this machine, or the library that is installed here, has none, or "
         "fewer than it asks for.",
         "Choose what there is (the backend gloo, the device cpu), install a build that has it "

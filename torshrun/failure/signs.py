@@ -54,7 +54,8 @@ def by_frames(errors: Sequence[str], lines: Sequence[str]) -> Reading | None:
     for number, (error, part) in enumerate(zip(reversed(errors), reversed(parts), strict=False)):
         place, source = _innermost(part)
         is_of_size = _SIZES.search(error)
-        if (is_of_size or not number) and _READERS.search(place):
+        is_read = _READERS.search(place) and not _WRITES.search(f"{place}\n{source}")
+        if is_read and (is_of_size or not (number or _OF_NO_DAMAGE.search(error))):
             return Reading(Kind.DAMAGED_FILE, *DAMAGED)
         if is_of_size and _READS.search(source):
             return Reading(Kind.DAMAGED_FILE, *DAMAGED)
@@ -71,10 +72,17 @@ def _innermost(lines: Sequence[str]) -> tuple[str, str]:
 
 _HEADER = "Traceback (most recent call last):"
 _READERS = re.compile(
-    r'/numpy/lib/_?(?:format|npyio)\w*\.py"|/torch/serialization\.py"|/safetensors/|'
-    r'/(?:zipfile|gzip|tarfile|lzma|bz2|pickle)(?:/\w+)?\.py"'
+    r'/numpy/lib/_?(?:format\w*\.py"|npyio\w*\.py", line \d+, in load\b)|'
+    r'/torch/serialization\.py"|/safetensors/|'
+    r'/(?:zipfile|gzip|tarfile|lzma|bz2|pickle|_compression)(?:/\w+)?\.py"'
 )
 """Code that reads files which hold arrays, models and archives."""
+_WRITES = re.compile(r"\bin _?(?:save|write|dump)|Writer\b")
+_OF_NO_DAMAGE = re.compile(
+    r"^(?:\w+\.)*(?:KeyError|AttributeError|TypeError|NameError|NotImplementedError|PicklingError)\b|"
+    r"allow_pickle=False|pickled \(object\) data|deserialize object on|\bmode\b"
+)
+"""Of what a whole file does not hold, or of how it is to be read."""
 _SIZES = re.compile(r"cannot reshape array of size \d+|buffer is smaller than requested size")
 """Of an array that was read from a file, or of any other."""
 _READS = re.compile(r"\b(?:fromfile|memmap|load|loadtxt|open)\(|\.(?:read|read_bytes)\(")

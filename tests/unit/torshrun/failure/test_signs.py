@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
+import io
+import pickle
 import traceback
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -117,6 +121,38 @@ def test_sizes_that_do_not_fit_are_damage_only_of_what_a_file_holds(tmp_path: Pa
     assert not is_damage(lambda: close_after(lambda: np.ones(222).reshape(32, -1)))
     assert not is_damage(lambda: np.frombuffer(b"123", np.float32, 5))
     assert is_damage(lambda: np.frombuffer(open(path, "rb").read(), np.float32, 500))  # noqa: SIM115, PTH123
+
+
+def test_not_every_error_of_what_reads_files_is_of_a_damaged_one() -> None:
+    arrays, objects = io.BytesIO(), io.BytesIO()
+    np.savez(arrays, x=np.ones(3))
+    np.save(objects, np.array([{}], dtype=object), allow_pickle=True)
+    arrays.seek(0)
+    objects.seek(0)
+    for fails in (
+        lambda: np.load(arrays)["y"],
+        lambda: np.load(objects),
+        lambda: np.loadtxt(["1 2", "3"]),
+        lambda: zipfile.ZipFile(arrays).read("y"),
+        lambda: zipfile.ZipFile(arrays, "q"),  # type: ignore[call-overload]
+        lambda: pickle._dumps(lambda: 1),  # type: ignore[attr-defined]
+    ):
+        assert reading(fails) is None
+    assert is_damage(lambda: gzip.decompress(gzip.compress(b"a" * 1000)[:-10]))
+
+
+def test_what_torch_says_of_whole_files_is_of_no_damaged_one(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    path = str(tmp_path / "a.pt")
+    torch.save(torch.ones(3), path)
+    nowhere = reading(lambda: torch.save({}, tmp_path / "nowhere" / "a.pt"))
+    assert nowhere
+    assert nowhere.kind is Kind.NO_FILE
+    assert reading(lambda: torch.save(lambda: 1, path + "2")) is None
+    if not torch.cuda.is_available():
+        no_gpu = reading(lambda: torch.load(path, map_location="cuda"))
+        assert no_gpu
+        assert no_gpu.kind is Kind.USAGE
 
 
 def test_a_checksum_of_what_ranks_have_is_of_no_file() -> None:
