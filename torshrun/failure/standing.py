@@ -17,6 +17,7 @@ KEYS = "store.wait"
 """The call of a rank that waits for keys of a store."""
 _MOST_LOCKS = 4
 IN_RETRY = "except of a loop"
+"""The clean-up in which it waits for its next attempt."""
 LINE_CHARS = 120
 """Characters of a line of source that are kept."""
 
