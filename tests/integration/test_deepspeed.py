@@ -68,7 +68,7 @@ def test_a_step_that_overflows_on_one_rank_is_skipped_on_all() -> None:
     scales, skipped = of_all("overflown")[0]
     assert of_all("overflown")[1] == (scales, skipped)
     assert skipped == [0, 1, 2, 2, 2, 2]
-    assert scales == [256, 256, 128, 128, 256, 256]
+    assert scales == [256, 256, 128, 128, 128, 256]
 
 
 def test_checkpoints_of_a_stage_are_loaded_by_any_other() -> None:
@@ -107,6 +107,7 @@ def test_programs_bring_their_own_optimizer_schedule_and_data() -> None:
         ("model", "model is a builtin_function_or_method"),
         ("elementwise", "Adafactor"),
         ("step", "step() needs an optimizer"),
+        ("unscaled", "call engine.backward(loss), or engine.scale(loss).backward()"),
         ("loss", "backward() takes a loss, one number in a tensor, and not one of shape (2,)"),
     ],
 )
@@ -114,6 +115,12 @@ def test_what_cannot_be_is_refused_on_every_rank(name: str, told: str) -> None:
     for found in of_all("refused"):
         assert found[name].startswith("ConfigError: ")
         assert told in found[name]
+
+
+def test_what_is_not_there_of_deepspeed_says_where_to_look() -> None:
+    for found in of_all("refused"):
+        assert found["absent"].startswith("AttributeError: ")
+        assert "docs/deepspeed.md says what there is" in found["absent"]
 
 
 def test_a_file_that_one_rank_cannot_read_is_refused_on_every_rank() -> None:

@@ -52,7 +52,10 @@ def steps(engine: Any, numbers: range) -> list[float]:
         for micro in range(MICRO_STEPS):
             inputs, targets = batch(step, micro)
             loss = (engine(inputs[own]).float() - targets[own]).square().mean()
-            engine.backward(loss)
+            if micro:
+                engine.backward(loss)
+            else:
+                engine.scale(loss).backward()
             engine.step()
             total += loss.item() / MICRO_STEPS
         losses.append(total)
@@ -203,6 +206,10 @@ def refusals(folder: Path, rank: int) -> dict[str, str]:
     }
     more = {**cases["elementwise"]["config"], "zero_optimization": {"stage": 3}}
     found["elementwise"] = refused(lambda: steps(deepspeed.initialize(model(), more), range(1)))
+    plain = deepspeed.initialize(model(), config())
+    plain(batch(0, 0)[0]).sum().backward()
+    found["unscaled"] = refused(plain.step)
+    found["absent"] = refused(lambda: deepspeed.PipelineModule)
     idle = deepspeed.initialize(model(), {"train_batch_size": 2})
     found["step"] = refused(idle.step)
     found["loss"] = refused(lambda: idle.backward(torch.ones(2)))
@@ -212,6 +219,6 @@ def refusals(folder: Path, rank: int) -> dict[str, str]:
 def refused(call: Any) -> str:
     try:
         call()
-    except TorshError as error:
+    except (AttributeError, TorshError) as error:
         return f"{type(error).__name__}: {error}"
     return "nothing"

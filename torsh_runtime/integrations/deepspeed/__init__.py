@@ -134,3 +134,16 @@ def _making() -> Any:
             "DeepSpeed's engine", "Install torch: `pip install torch`; 2.4 to 2.13 were tried."
         ) from None
     return making
+
+
+def __getattr__(name: str) -> Any:
+    """`comm` is torch.distributed, which init_distributed() makes a group of; `DeepSpeedEngine` is
+    what initialize() returns."""
+    if name == "comm":
+        return _making().dist
+    if name == "DeepSpeedEngine":
+        return _making().DeepSpeedEngine
+    raise AttributeError(
+        f"torsh_runtime.integrations.deepspeed has no {name!r}: docs/deepspeed.md says what there "
+        f"is of DeepSpeed"
+    )

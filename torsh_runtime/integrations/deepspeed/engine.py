@@ -56,7 +56,7 @@ class DeepSpeedEngine:
         self.local_rank = int(os.environ.get("LOCAL_RANK", 0))
         self.global_steps = self.micro_steps = self.global_samples = self.skipped_steps = 0
         self._boundary: bool | None = None
-        self._is_reduced = False
+        self._is_averaged = self._is_scaled = False
         self._norm: float | None = None
 
     def __iter__(self) -> Iterator[Any]:
@@ -83,7 +83,7 @@ class DeepSpeedEngine:
         """Call the model."""
         is_last = self.is_gradient_accumulation_boundary()
         if torch.is_grad_enabled():
-            self._is_reduced = is_last
+            self._is_averaged = is_last
         with self._accumulating(), self._autocast():
             return self.wrapper(*inputs, **named)
 
@@ -93,18 +93,19 @@ class DeepSpeedEngine:
         """Add up the gradients of a loss, which is divided by gradient_accumulation_steps unless
         scale_wrt_gas is false; the last pass of a step averages them over ranks. The loss, so
         divided."""
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            raise ConfigError(
-                f"backward() takes a loss, one number in a tensor, and not {_told(loss)}"
-            )
-        if scale_wrt_gas:
-            loss = loss / self.batch_sizes.accumulation
-        scaled = loss if self.scaler is None else self.scaler.scale(loss.float())
+        scaled = self.scale(loss) if scale_wrt_gas else self._scaled(loss)
         with self._accumulating():
             scaled.backward(retain_graph=retain_graph)
-        if self.is_gradient_accumulation_boundary() and not self._is_reduced:
-            self.wrapper.reduce_gradients()  # the model was called without the engine
-        return loss
+        return loss / self.batch_sizes.accumulation if scale_wrt_gas else loss
+
+    def scale(self, loss: Any) -> Any:
+        """A loss for `engine.scale(loss).backward()`, which does as engine.backward(loss) does: it
+        is divided by gradient_accumulation_steps and, with float16, multiplied with the scale."""
+        return self._scaled(_checked(loss) / self.batch_sizes.accumulation)
+
+    def _scaled(self, loss: Any) -> Any:
+        self._is_scaled = True
+        return _checked(loss) if self.scaler is None else self.scaler.scale(_checked(loss).float())
 
     def step(self) -> None:
         """Step the optimizer and the schedule, if this is the end of an accumulation, and drop the
@@ -114,13 +115,23 @@ class DeepSpeedEngine:
                 "step() needs an optimizer: name one in the DeepSpeed configuration, or pass it to "
                 "initialize()"
             )
+        if not self._is_scaled and (self.scaler is not None or self.batch_sizes.accumulation > 1):
+            raise ConfigError(
+                "step() follows a loss.backward() of a loss that was neither divided by "
+                "gradient_accumulation_steps nor scaled: call engine.backward(loss), or "
+                "engine.scale(loss).backward()"
+            )
         if self.is_gradient_accumulation_boundary():
             self._step_optimizer()
+        self._is_scaled = False
         self.micro_steps += 1
 
     def _step_optimizer(self) -> None:
+        if not self._is_averaged:  # the model was called without the engine
+            self.wrapper.reduce_gradients()
         has_stepped = self._apply()
         self.wrapper.zero_grad()
+        self._is_averaged = False
         if not has_stepped:
             self.skipped_steps += 1
         elif self.lr_scheduler is not None:
@@ -303,6 +314,10 @@ class DeepSpeedEngine:
         found: dict[str, Any] = self._whole().state_dict()
         return found
 
+    def destroy(self) -> None:
+        """Drop the gradients. The model's memory goes with the engine."""
+        self.wrapper.zero_grad()
+
     module_state_dict = state_dict
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> Any:
@@ -316,7 +331,10 @@ class DeepSpeedEngine:
         return self.wrapper if self.config.is_fully_sharded else self.module
 
 
-def _told(loss: object) -> str:
-    if isinstance(loss, torch.Tensor):
-        return f"one of shape {tuple(loss.shape)}"
-    return f"a {type(loss).__name__}"
+def _checked(loss: Any) -> torch.Tensor:
+    """A loss, which is one number. ConfigError for anything else."""
+    if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+        return loss
+    is_tensor = isinstance(loss, torch.Tensor)
+    told = f"one of shape {tuple(loss.shape)}" if is_tensor else f"a {type(loss).__name__}"
+    raise ConfigError(f"backward() takes a loss, one number in a tensor, and not {told}")

@@ -268,7 +268,7 @@ TRAINING = (
     ),
     Keys(
         "activation_checkpointing",
-        "partition_activations:bool cpu_checkpointing:bool number_checkpoints:int?",
+        "partition_activations:bool cpu_checkpointing:bool number_checkpoints",
         USED,
         "Any of them that is set: units of the model keep their inputs only, where these are, and "
         "compute everything once more in the backward pass.",

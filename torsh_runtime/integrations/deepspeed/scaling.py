@@ -60,7 +60,8 @@ class LossScaler(ShardedGradScaler):
         else:
             if rules.refills:
                 self._forgiven = rules.hysteresis
-            if (self._step_number - self._last_overflow) % rules.window == 0:
+            since = self._step_number - self._last_overflow - 1
+            if since > 0 and since % rules.window == 0:
                 self._forgiven = rules.hysteresis
                 self._scale *= 2
         self._step_number += 1
