@@ -105,6 +105,7 @@ def test_programs_bring_their_own_optimizer_schedule_and_data() -> None:
         ("foreign", "parameters that are none of the model's"),
         ("spent", "has stepped before initialize()"),
         ("model", "model is a builtin_function_or_method"),
+        ("auto", "pass auto= to DeepSpeedConfig"),
         ("elementwise", "Adafactor"),
         ("step", "step() needs an optimizer"),
         ("unscaled", "call engine.backward(loss), or engine.scale(loss).backward()"),

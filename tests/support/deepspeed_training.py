@@ -13,7 +13,7 @@ import torsh_runtime as tr
 import torsh_runtime.integrations.deepspeed as deepspeed
 from torsh_runtime.errors import TorshError
 
-ROWS, MICRO_STEPS, STEPS = 8, 2, 8
+ROWS, MICRO_STEPS, STEPS = 8, 2, 6
 
 
 def batch(step: int, micro: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -197,6 +197,7 @@ def refusals(folder: Path, rank: int) -> dict[str, str]:
         "foreign": {"config": config(), "optimizer": torch.optim.SGD(model().parameters(), 1.0)},
         "spent": {"config": config(), "model": stepped, "optimizer": spent},
         "model": {"config": config(), "model": len},
+        "auto": {"config": deepspeed.DeepSpeedConfig(config()), "auto": {"fp16.enabled": True}},
         "elementwise": {"config": config(optimizer={"type": "Adafactor", "params": {"lr": 1.0}})},
     }
     found = {

@@ -131,7 +131,8 @@ def _making() -> Any:
         if error.name != "torch":
             raise
         raise BackendUnavailable(
-            "DeepSpeed's engine", "Install torch: `pip install torch`; 2.4 to 2.13 were tried."
+            "DeepSpeed's engine",
+            "Install torch: `pip install torch` (2.4 or later; 2.13 was tried).",
         ) from None
     return making
 

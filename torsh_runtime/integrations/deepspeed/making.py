@@ -92,6 +92,8 @@ def _agreed_config(
 
 def _read(source: Source, auto: Mapping[str, Any]) -> DeepSpeedConfig:
     if isinstance(source, DeepSpeedConfig):
+        if auto:
+            raise ConfigError("pass auto= to DeepSpeedConfig, which is made already")
         return source
     if isinstance(source, str | Path):
         return DeepSpeedConfig.from_file(source, auto=auto)

@@ -6,6 +6,8 @@ import importlib.util
 import itertools
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -302,3 +304,20 @@ def test_gradients_are_clipped_unless_the_configuration_says_0() -> None:
 def test_what_has_no_effect_can_be_asked_for() -> None:
     config = DeepSpeedConfig({"zero_optimization": {"stage": 1, "reduce_scatter": True}})
     assert config.without_effect == ["zero_optimization.reduce_scatter"]
+
+
+def test_without_torch_configurations_are_read_and_engines_are_not_available() -> None:
+    program = """
+import sys
+sys.modules["torch"] = None
+import torsh_runtime.integrations.deepspeed as deepspeed
+from torsh_runtime.errors import BackendUnavailable
+assert deepspeed.DeepSpeedConfig({"train_batch_size": 2}).to_fsdp_config()
+try:
+    deepspeed.initialize(None, {})
+except BackendUnavailable as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "DeepSpeed's engine is not available here. Install torch: `pip" in done.stdout
