@@ -195,7 +195,8 @@ _WATCHING = (
     Keys("wandb", "enabled group team project", REFUSED, _SECTION),
     Keys(
         "comet",
-        "enabled workspace project samples_log_interval experiment_name experiment_key online mode",
+        "enabled api_key workspace project samples_log_interval experiment_name experiment_key "
+        "online mode",
         REFUSED,
         _SECTION,
     ),
