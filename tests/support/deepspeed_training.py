@@ -145,6 +145,11 @@ def overflown(rank: int) -> tuple[list[float], list[int]]:
 def with_own_parts(rank: int) -> dict[str, Any]:
     """The program's own optimizer, schedule, loader, parameters and calls of the model."""
     found: dict[str, Any] = {}
+    params = {"total_num_steps": 9, "warmup_num_steps": 2, "warmup_max_lr": "auto"}
+    decaying = {"type": "WarmupDecayLR", "params": {**params, "warmup_type": "linear"}}
+    engine = deepspeed.initialize(model(), config(scheduler=decaying))
+    steps(engine, range(3))
+    assert engine.get_lr() == [0.01]
     for name, stage in (("ddp", 0), ("fsdp", 2)):
         whole = model()
         groups = [{"params": [*whole.parameters()][:2], "lr": 0.0}, {"params": [whole[2].weight]}]

@@ -104,6 +104,10 @@ class DeepSpeedConfig:
         found = _at(self.values, path)
         return default if found is None else found
 
+    def is_auto(self, path: str) -> bool:
+        """Whether the value at a dotted path is "auto", and none was given in its place."""
+        return path not in self.auto and bool(_at(self.given, path) == reading.AUTO)
+
     @property
     def without_effect(self) -> list[str]:
         """The keys that are given and change nothing here."""

@@ -166,8 +166,10 @@ def _schedule(config: DeepSpeedConfig, optimizer: Any, given: Any) -> Any:
         return given if hasattr(given, "step") else given(optimizer)
     if config.get("scheduler") is None:
         return None
-    kind = _type_of(config, "scheduler")
-    return make_schedule(kind, config.get("scheduler.params", {}), optimizer)
+    params = dict(config.get("scheduler.params", {}))
+    if config.is_auto("scheduler.params.warmup_max_lr"):
+        params["warmup_max_lr"] = None  # the optimizer's
+    return make_schedule(_type_of(config, "scheduler"), params, optimizer)
 
 
 def _loader(config: DeepSpeedConfig, group: ProcessGroup, data: Any, collate_fn: Any) -> Any:
