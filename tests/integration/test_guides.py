@@ -258,3 +258,16 @@ def test_programs_for_horovod(torshrun: Launcher) -> None:
     assert len(losses) == 2
     assert max(map(float, losses)) < 2.0
     assert output(torshrun, settings).count("of 1000 gradients came") == 2
+
+
+@pytest.mark.torch
+@needs_torch
+def test_deepspeed(torshrun: Launcher) -> None:
+    keep_inductor_inside(torshrun)
+    engine, config = snippets("deepspeed.md")
+    out = output(torshrun, engine)
+    told = r"rank \d: loss ([\d.]+), {'batch': 199} from checkpoints/global_step100"
+    losses = re.findall(told, out)
+    assert len(losses) == 2
+    assert max(map(float, losses)) < 0.5
+    assert output(torshrun, config).count("128 samples a step, 0.50") == 2
