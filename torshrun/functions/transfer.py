@@ -3,14 +3,18 @@ directory that is this user's alone."""
 
 from __future__ import annotations
 
+import io
 import json
+import linecache
 import os
 import pickle
 import sys
+from collections import ChainMap
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from torsh_runtime.elastic.function import NamedFunction
@@ -32,6 +36,7 @@ def leave_function(
     about = {
         "path": [each or str(Path.cwd()) for each in sys.path],
         "named": None if named is None else asdict(named),
+        "source": _source_of(function),
     }
     (place / _ABOUT).write_text(json.dumps(about))
     values = (None if named else function, tuple(args))
@@ -42,6 +47,7 @@ def take_function(place: Path) -> tuple[Callable[..., Any], Sequence[Any], bool]
     """The function, its arguments, and whether it has come as a value."""
     about = json.loads((place / _ABOUT).read_text())
     sys.path[:] = about["path"]
+    _remember_source(*about["source"])
     named = about["named"] and NamedFunction(**about["named"]).find()
     function, args = pickle.loads((place / _VALUES).read_bytes())  # noqa: S301 (our user's)
     return named or function, args, not named
@@ -99,10 +105,37 @@ def _dumped(values: object, function: Callable[..., Any], *, by_value: bool) -> 
 
 def _cloudpickle(values: object) -> bytes:
     try:
-        dumps = import_module("cloudpickle").dumps
+        pickler: Any = import_module("cloudpickle").CloudPickler
     except ImportError:
         raise BackendUnavailable(
             "Sending a function of a notebook, or one without a name of its own,",
             "pip install 'cloudpickle>=3' (tried: 3.1), or put it into a module",
         ) from None
-    return bytes(dumps(values))
+    own = pickler.dispatch_table[CodeType]
+
+    def reduce_code(code: CodeType) -> tuple[Any, ...]:
+        make, args, *_ = own(code)
+        return _with_file, (code.co_filename, make, args)
+
+    table = ChainMap({CodeType: reduce_code}, pickler.dispatch_table)
+    file = io.BytesIO()
+    type("Pickler", (pickler,), {"dispatch_table": table})(file).dump(values)
+    return file.getvalue()
+
+
+def _with_file(name: str, make: Callable[..., CodeType], args: Sequence[Any]) -> CodeType:
+    """The code under its file's name, which cloudpickle leaves out and tracebacks need."""
+    return make(*args).replace(co_filename=name)
+
+
+def _source_of(function: Callable[..., Any]) -> tuple[str, list[str]]:
+    """The name and the lines of a notebook's cell, which is in no file."""
+    code = getattr(function, "__code__", None)
+    name = code.co_filename if isinstance(code, CodeType) else ""
+    return (name, []) if Path(name).exists() else (name, linecache.getlines(name))
+
+
+def _remember_source(name: str, lines: list[str]) -> None:
+    """For tracebacks."""
+    if lines:
+        linecache.cache[name] = (sum(map(len, lines)), None, lines, name)

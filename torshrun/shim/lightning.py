@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -66,8 +67,7 @@ def _command() -> list[str]:
     if spec is not None and spec.name:
         name = spec.name.removesuffix(".__main__")
         return ["-m", name, *sys.argv[1:]]
-    script = os.path.abspath(sys.argv[0])  # noqa: PTH100 (no link is followed)
-    return ["--", script, *sys.argv[1:]] if os.path.isfile(script) else []  # noqa: PTH113
+    return ["--", *sys.argv] if Path(sys.argv[0]).is_file() else []
 
 
 def _restart(workers: int) -> NoReturn:
