@@ -100,9 +100,7 @@ def front_ends() -> list[FrontEnd]:
         FrontEnd(name="elastic_launch", words=python, script=function, args=("elastic_launch",)),
         FrontEnd(name="torchx local", words=torchx, needs=torchx[0]),
         FrontEnd(name="PET_*", words=(torchrun,), env=_KUBEFLOWS),
-        FrontEnd(
-            name="SkyPilot's lines", words=("bash", "-c", _SKYPILOT, "job"), env=_SKYPILOTS
-        ),
+        FrontEnd(name="SkyPilot's lines", words=("bash", "-c", _SKYPILOT, "job"), env=_SKYPILOTS),
     ]
 
 

@@ -1,4 +1,7 @@
-"""A program that Lightning starts in several ranks by itself: `front_ends_lightning.py SCENE FOLDER`"""
+"""A program that Lightning starts in several ranks by itself.
+
+`front_ends_lightning.py SCENE FOLDER`
+"""
 
 from __future__ import annotations
 

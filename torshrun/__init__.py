@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
     from torshrun.functions.launching import (
         LaunchFailed as LaunchFailed,
+    )
+    from torshrun.functions.launching import (
         launch as launch,
     )
 

@@ -52,7 +52,7 @@ class _Hooks:
         total = trainer.estimated_stepping_batches
         known = math.isfinite(total) and total > 0
         left = time_left()
-        numbers = {} if left is None else {"time_left": left}
+        numbers: dict[str, Any] = {} if left is None else {"time_left": left}
         monitoring.step(trainer.global_step, total=int(total) if known else None, **numbers)
 
     def on_train_batch_end(

@@ -41,7 +41,9 @@ class TorshCallback(TrainerCallback):
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **named: Any
     ) -> None:
         """Tell what is logged with the step that it is about."""
-        numbers = {name: each for name, each in (logs or {}).items() if isinstance(each, float)}
+        numbers: dict[str, Any] = {
+            name: each for name, each in (logs or {}).items() if isinstance(each, float)
+        }
         left = time_left()
         if left is not None:
             numbers["time_left"] = left

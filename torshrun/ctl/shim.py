@@ -64,7 +64,8 @@ class Environment:
         installed = f"installed: {self._file}" if self._file.exists() else "not installed"
         lines = [f"shim {installed}"]
         if said:
-            lines.append(f"{VARIABLE}={said}: {'off' if said == '0' else 'on'} whatever is installed")
+            state = "off" if said == "0" else "on"
+            lines.append(f"{VARIABLE}={said}: {state}, whatever is installed")
         other = self.other_shim()
         if other:
             lines.append(f"{other} stands in for torchrun, too")
@@ -73,7 +74,7 @@ class Environment:
         return "\n".join(lines)
 
     def other_shim(self) -> str:
-        """What else changes torchrun here: a .pth file, or a script of another package; "" is none."""
+        """What else changes torchrun: a .pth file, or a script of another package; "" is none."""
         for path in sorted(self._packages.glob("*.pth")):
             if path.name not in _OWN and any(word in _text(path) for word in _WORDS):
                 return str(path)

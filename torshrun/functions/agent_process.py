@@ -62,9 +62,7 @@ class Outcome:
             return otherwise
 
 
-def run_torshrun(
-    words: Sequence[str], place: Path, signals: Sequence[signal.Signals]
-) -> Outcome:
+def run_torshrun(words: Sequence[str], place: Path, signals: Sequence[signal.Signals]) -> Outcome:
     """Run it with these arguments and wait for it. `place`: for what it leaves. `signals`: what
     this process passes on to it, if this is its main thread. Variables that say how torchrun
     starts workers do not count, as the arguments say it.

@@ -49,14 +49,17 @@ def stand_in(api: ModuleType) -> None:
                 'if __name__ == "__main__"'
             )
         reason = why_not(config, entrypoint)
-        served = any(each is not None for each in (*more, *named.values()))
-        if served:
+        if any(each is not None for each in (*more, *named.values())):
             reason = "it has been given a health check server"
         with tempfile.TemporaryDirectory(prefix="torsh-function-") as name:
             if not reason:
                 target, reason = _target(Path(name), config, entrypoint, args)
             if not reason:
-                return _run(config, entrypoint, target, Path(name))
+                outcome = _run(config, target, Path(name))
+                _check(api, outcome, config, entrypoint, Path(name))
+                if isinstance(entrypoint, str):
+                    return dict.fromkeys(_ranks(config))
+                return take_results(Path(name))
         tell(reason)
         found: dict[int, Any] = own(config, entrypoint, args, *more, **named)
         return found
@@ -99,37 +102,39 @@ def _target(
     return ["-m", WORKER, str(place)], ""
 
 
-def _run(config: Any, entrypoint: Entrypoint, target: list[str], place: Path) -> dict[int, Any]:
+def _run(config: Any, target: list[str], place: Path) -> Outcome:
     remove_torchs_folder(config)
     words = ["--scheduler=none", *options_of(config), *target]
-    outcome = run_torshrun(words, place, signals_of(config))
-    if outcome.signo:
-        _raise_signal(outcome)
-    if outcome.code:
-        _raise_failure(config, entrypoint, outcome, place)
-    return dict.fromkeys(_ranks(config)) | take_results(place)
+    return run_torshrun(words, place, signals_of(config))
 
 
 def _ranks(config: Any) -> range:
-    """Of this node's workers, as far as is known here; what commands return is None."""
+    """Of this node's workers, as far as they are known here."""
     first = int(config.rdzv_configs.get("rank", 0)) * config.nproc_per_node
     return range(first, first + config.nproc_per_node)
 
 
-def _raise_signal(outcome: Outcome) -> None:
-    from torch.distributed.elastic.multiprocessing import SignalException
+def _check(
+    api: ModuleType, outcome: Outcome, config: Any, entrypoint: Entrypoint, place: Path
+) -> None:
+    """Raise torch's exceptions for a job that has not succeeded."""
+    if outcome.signo:
+        text = f"Process {os.getpid()} got signal: {outcome.signo}"
+        error = api.SignalException(text, signal.Signals(outcome.signo))
+        raise _with_code(error, outcome.code or 128 + outcome.signo)
+    if outcome.code:
+        failure = _failure(api, outcome, config, place)
+        name = entrypoint if isinstance(entrypoint, str) else getattr(entrypoint, "__name__", "")
+        error = api.ChildFailedError(str(name), {max(outcome.rank, 0): failure})
+        error.add_note(outcome.report)
+        raise _with_code(error, outcome.code)
 
-    signo = signal.Signals(outcome.signo)
-    error = SignalException(f"Process {os.getpid()} got signal: {outcome.signo}", signo)
-    error.torshrun_code = outcome.code or 128 + outcome.signo
-    raise error
 
-
-def _raise_failure(config: Any, entrypoint: Entrypoint, outcome: Outcome, place: Path) -> None:
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
-
+def _failure(api: ModuleType, outcome: Outcome, config: Any, place: Path) -> Any:
+    """torch's ProcessFailure of the root cause."""
+    errors = sys.modules[api.ChildFailedError.__module__]
     file = place / "error.json"
-    failure = ProcessFailure(
+    failure = errors.ProcessFailure(
         local_rank=max(outcome.rank, 0) % config.nproc_per_node,
         pid=outcome.pid,
         exitcode=outcome.exitcode,
@@ -139,8 +144,10 @@ def _raise_failure(config: Any, entrypoint: Entrypoint, outcome: Outcome, place:
     if above and file.is_file():  # for a launcher above this program, as torch's @record does
         shutil.copyfile(file, above)
     failure.error_file = above or _NONE  # the other one goes now
-    name = entrypoint if isinstance(entrypoint, str) else getattr(entrypoint, "__name__", "")
-    error = ChildFailedError(str(name), {max(outcome.rank, 0): failure})
-    error.add_note(outcome.report)
-    error.torshrun_code = outcome.code
-    raise error
+    return failure
+
+
+def _with_code(error: Exception, code: int) -> Exception:
+    """For end_by_code()."""
+    error.torshrun_code = code  # type: ignore[attr-defined]
+    return error

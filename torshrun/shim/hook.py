@@ -11,11 +11,45 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
     from types import ModuleType
 
 VARIABLE = "TORSHRUN_AS_TORCHRUN"
 """1: as if the shim were installed; 0: as if it were not."""
 _MODULE = "torch.distributed.run"
+_CHANGES = {
+    "torch.distributed.launcher.api": "elastic_launch.stand_in",
+    _MODULE: "elastic_launch.end_by_code",
+}
+"""By the module that is changed once it has been imported, what changes it, in this package."""
+for _each in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric"):
+    _launchers = f"{_each}.strategies.launchers"
+    _CHANGES[f"{_launchers}.subprocess_script"] = "lightning.restart_program"
+    _CHANGES[f"{_launchers}.multiprocessing"] = "lightning.say_who_starts"
+
+
+class Watch:
+    """A meta path finder that waits for the modules that are changed, and finds nothing else."""
+
+    def __init__(self) -> None:
+        self._asks = False
+
+    def find_spec(
+        self,
+        name: str,
+        path: "Sequence[str] | None" = None,
+        target: "ModuleType | None" = None,
+    ) -> "ModuleSpec | None":
+        if name not in _CHANGES or self._asks:
+            return None
+        from torshrun.workers.startup.torsh_start import ImportWatch
+
+        self._asks = True
+        try:
+            return ImportWatch(name, _change).find_spec(name, path, target)
+        finally:
+            self._asks = False
 
 
 def begin() -> None:
@@ -23,17 +57,19 @@ def begin() -> None:
     if os.environ.get(VARIABLE) == "0":
         return
     found = torchrun_here()
-    if found is not None:
-        options, arguments = found
-        command = [sys.executable, *options, "-P", "-m", "torshrun.shim", *arguments]
-        os.execv(sys.executable, command)
-    from torshrun.workers.startup.torsh_start import ImportWatch
+    if found is None:
+        sys.meta_path.insert(0, Watch())
+        return
+    options, arguments = found
+    command = [sys.executable, *options, "-P", "-m", "torshrun.shim", *arguments]
+    os.execv(sys.executable, command)
 
-    wanted = {"torch.distributed.launcher.api": _stand_in, _MODULE: _end_by_code}
-    for package in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric"):
-        wanted[f"{package}.strategies.launchers.subprocess_script"] = _restart_program
-        wanted[f"{package}.strategies.launchers.multiprocessing"] = _say_who_starts
-    sys.meta_path.insert(0, ImportWatch(wanted))
+
+def _change(module: "ModuleType") -> None:
+    from importlib import import_module
+
+    place, name = _CHANGES[module.__name__].split(".")
+    getattr(import_module(f"torshrun.shim.{place}"), name)(module)
 
 
 def torchrun_here() -> "tuple[list[str], list[str]] | None":
@@ -66,30 +102,6 @@ def _is_torchs(script: str) -> bool:
             return _MODULE.encode() in file.read(4096)
     except OSError:
         return False
-
-
-def _stand_in(module: "ModuleType") -> None:
-    from torshrun.shim.elastic_launch import stand_in
-
-    stand_in(module)
-
-
-def _end_by_code(module: "ModuleType") -> None:
-    from torshrun.shim.elastic_launch import end_by_code
-
-    end_by_code(module)
-
-
-def _restart_program(module: "ModuleType") -> None:
-    from torshrun.shim.lightning import restart_program
-
-    restart_program(module)
-
-
-def _say_who_starts(module: "ModuleType") -> None:
-    from torshrun.shim.lightning import say_who_starts
-
-    say_who_starts(module)
 
 
 begin()

@@ -103,7 +103,7 @@ def _output(config: Any) -> list[str]:
 
 def _is_torchs(place: Path) -> bool:
     in_temporary = place.parent == Path(tempfile.gettempdir())
-    return str(place) == os.devnull or in_temporary and place.name.startswith(_MADE_BY_TORCH)
+    return str(place) == os.devnull or (in_temporary and place.name.startswith(_MADE_BY_TORCH))
 
 
 def remove_torchs_folder(config: Any) -> None:

@@ -43,7 +43,9 @@ def say_who_starts(launchers: ModuleType) -> None:
 
     @wraps(own)
     def launch(self: Any, *args: Any, **named: Any) -> Any:
-        tell("its strategy forks or spawns ranks from within the program; ddp does not", "Lightning")
+        tell(
+            "its strategy forks or spawns ranks from within the program; ddp does not", "Lightning"
+        )
         return own(self, *args, **named)
 
     kind.launch = launch

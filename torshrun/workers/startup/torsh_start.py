@@ -30,12 +30,12 @@ QUIET_TIMES, MOST_TIMES = 3, 300  # each after a millisecond
 
 
 class ImportWatch:
-    """A meta path finder that finds nothing but some modules, and that by asking all the others;
-    when one has been run, something is done with it. torshrun/shim/hook.py has one, too.
+    """A meta path finder that finds nothing but one module, and that by asking all the others; when
+    that has been run, something is done with it.
     """
 
-    def __init__(self, wanted: "dict[str, Callable[[ModuleType], object]]") -> None:
-        self._wanted = wanted
+    def __init__(self, name: str, then: "Callable[[ModuleType], object]") -> None:
+        self._name, self._then = name, then
 
     def find_spec(
         self,
@@ -43,15 +43,14 @@ class ImportWatch:
         path: "Sequence[str] | None" = None,
         target: "ModuleType | None" = None,
     ) -> "ModuleSpec | None":
-        then = self._wanted.get(name)
-        if then is None:
+        if name != self._name:
             return None
         others = [finder for finder in sys.meta_path if finder is not self]
         try:
             specs = (finder.find_spec(name, path, target) for finder in others)
             spec = next(filter(None, specs), None)
             if spec is not None and spec.loader is not None:
-                run_after(spec.loader, name, then)
+                run_after(spec.loader, name, self._then)
             return spec
         except Exception:
             return None
@@ -126,7 +125,7 @@ def leave_traces(stack_file: str, ends: "ModuleType") -> None:
     if "traceback" in sys.modules:  # loaded ahead
         notes.watch_traces(sys.modules["traceback"])
     else:
-        sys.meta_path.insert(0, ImportWatch({"traceback": notes.watch_traces}))
+        sys.meta_path.insert(0, ImportWatch("traceback", notes.watch_traces))
 
     def forget() -> None:
         faulthandler.unregister(SIGTERM)
@@ -266,6 +265,6 @@ def begin() -> None:
         if WATCHED in sys.modules:  # imported ahead
             register_now()
         else:
-            sys.meta_path.insert(0, ImportWatch({WATCHED: register_now}))
+            sys.meta_path.insert(0, ImportWatch(WATCHED, register_now))
     # Where there is none this raises what Python's site module expects, and passes over.
     __import__("sitecustomize")
