@@ -67,6 +67,8 @@ def leave_result(place: Path, result: Any, *, by_value: bool) -> None:
 
 def take_results(place: Path) -> dict[int, Any]:
     """By rank, those of the last round that left any. ConfigError for what could not be pickled."""
+    # Classes of the main module are called so in workers, and by multiprocessing in any process.
+    sys.modules.setdefault("__mp_main__", sys.modules["__main__"])
     files = [(*_turn_and_rank(path), path) for path in place.glob("re*_*_*")]
     last = max((turn for turn, _, _ in files), default=0)
     results = {}
