@@ -88,7 +88,8 @@ def test_zero_turns_it_off(shimmed: Launcher) -> None:
 @pytest.mark.torch
 @needs_torch
 def test_what_torshrun_cannot_run_is_torchs_and_said(shimmed: Launcher) -> None:
-    code, _, err = run(shimmed, *MODULE, "--rdzv-backend=mine", shimmed.script("pass"))
+    logs = f"--log-dir={shimmed.folder / 'logs'}"  # torch leaves its own behind
+    code, _, err = run(shimmed, *MODULE, "--rdzv-backend=mine", logs, shimmed.script("pass"))
     [line] = [each for each in err.splitlines() if each.startswith("torshrun: ")]
     assert line.startswith("torshrun: torch's own launcher starts this, and not torshrun: its ")
     assert code == 1
@@ -178,7 +179,7 @@ def test_accelerates_launchers_are_torshruns(shimmed: Launcher) -> None:
 @pytest.mark.slow
 def test_a_program_of_lightnings_becomes_torshrun_and_saves_at_a_notice(shimmed: Launcher) -> None:
     pytest.importorskip("lightning", reason="needs lightning")
-    shimmed.environ["TORSH_LOG_LINE_PREFIX_TEMPLATE"] = ""
+    shimmed.environ["TORCHINDUCTOR_CACHE_DIR"] = str(shimmed.folder / "inductor")
     benchmark = Path(__file__).parents[2] / "benchmarks" / "front_ends_lightning.py"
     script = copied_to(benchmark, shimmed.folder)
     copied_to(benchmark.with_name("front_ends_scene.py"), shimmed.folder)
