@@ -27,6 +27,8 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.bars import Check
+from benchmarks.launch import launch
+from benchmarks.launchers import GLOO, TORCHRUN, Launcher
 from benchmarks.processes import Program, interrupt_on_term, started
 from benchmarks.session import positive
 from benchmarks.table import render
@@ -115,6 +117,7 @@ class Scene:
             "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
             "HF_HUB_OFFLINE": "1",
             "TMPDIR": str(folder),
+            "PYTHONDONTWRITEBYTECODE": "",  # as benchmarks/launchers.py has it, and why
             **front_end.env,
         }
 
@@ -227,16 +230,11 @@ def _all_of(*problems: str) -> str:
 
 
 def start_ms(*, ours: bool) -> float:
-    """From the command to the last worker's first line."""
-    front_end = front_ends()[0]
+    """From the command to the last worker's first line, as benchmarks/launch.py measures it."""
+    launcher = Launcher(name=TORCHRUN, peer=GLOO, start=(str(BIN / "torchrun"),))
+    os.environ["TORSHRUN_AS_TORCHRUN"] = str(int(ours))
     with tempfile.TemporaryDirectory(prefix="torsh-benchmark-") as name:
-        begun = time.monotonic()
-        problem = Scene(front_end, "runs", Path(name), ours=ours).play()
-        ends = [path.stat().st_mtime for path in Path(name).glob("ready*")]
-        took = max(ends, default=0.0) - (time.time() - (time.monotonic() - begun))
-        if problem:
-            raise SystemExit(f"torchrun, torshrun in its place {ours}: {problem}")
-        return took * 1e3
+        return launch(launcher, Path(name), TO_BE_READY)[0]
 
 
 def measure_start(rounds: int) -> Check:

@@ -1,7 +1,7 @@
 """Imported when Python starts, where torshrun stands in for torchrun. A .pth file asks for it: the
 package's own, if TORSHRUN_AS_TORCHRUN says so, or the one of `torshctl shim install`.
 
-A Python that is torchrun becomes torshrun here, before anything of torch is loaded. In any other
+A Python that is torchrun becomes torshrun before anything of torch is loaded. In any other
 one modules that start workers are changed as they are imported, and until then nothing happens:
 this costs every start of Python, so it imports next to nothing.
 """
@@ -52,17 +52,28 @@ class Watch:
             self._asks = False
 
 
+class Torchrun:
+    """A meta path finder for a Python that is torchrun: torshrun runs, and ends, when torch is
+    asked for. That comes first in torchrun's script, and before the module is found.
+    """
+
+    def find_spec(
+        self,
+        name: str,
+        path: "Sequence[str] | None" = None,
+        target: "ModuleType | None" = None,
+    ) -> None:
+        if name == "torch" and self in sys.meta_path:
+            sys.meta_path.remove(self)
+            from torshrun.shim.instead import run
+
+            run()
+
+
 def begin() -> None:
     """Do all that, unless the variable forbids it."""
-    if os.environ.get(VARIABLE) == "0":
-        return
-    found = torchrun_here()
-    if found is None:
-        sys.meta_path.insert(0, Watch())
-        return
-    options, arguments = found
-    command = [sys.executable, *options, "-P", "-m", "torshrun.shim", *arguments]
-    os.execv(sys.executable, command)
+    if os.environ.get(VARIABLE) != "0":
+        sys.meta_path.insert(0, Torchrun() if is_torchrun() else Watch())
 
 
 def _change(module: "ModuleType") -> None:
@@ -72,27 +83,15 @@ def _change(module: "ModuleType") -> None:
     getattr(import_module(f"torshrun.shim.{place}"), name)(module)
 
 
-def torchrun_here() -> "tuple[list[str], list[str]] | None":
-    """Python's own options and torchrun's arguments, if this Python has been started as `torchrun`
-    or `python -m torch.distributed.run`; else None.
-    """
+def is_torchrun() -> bool:
+    """Whether this Python has been started as `torchrun` or `python -m torch.distributed.run`."""
     given, argv = sys.orig_argv, getattr(sys, "argv", None)
     if not argv or len(given) <= len(argv):
-        return None
-    place = len(given) - len(argv)  # of the script or module among Python's arguments
-    word, before = given[place], given[1:place]
+        return False
+    word = given[len(given) - len(argv)]  # the script or module among Python's arguments
     if argv[0] == "-m":
-        if word.startswith("-"):  # -mNAME
-            letters, _, word = word.partition("m")
-        elif before:
-            letters = before.pop().removesuffix("m")
-        else:
-            return None
-        options = before if letters == "-" else [*before, letters]
-        return (options, argv[1:]) if word == _MODULE else None
-    if os.path.basename(word) != "torchrun" or not _is_torchs(word):  # noqa: PTH119
-        return None
-    return before, argv[1:]
+        return (word.partition("m")[2] if word.startswith("-") else word) == _MODULE
+    return os.path.basename(word) == "torchrun" and _is_torchs(word)  # noqa: PTH119
 
 
 def _is_torchs(script: str) -> bool:
