@@ -68,7 +68,7 @@ def test_a_trainer_of_transformers_saves_and_ends(torshrun: Launcher) -> None:
                 self.calls = 0
             def forward(self, x):
                 self.calls += 1
-                if rank == 1 and self.calls == 3 and "notice" in sys.argv:
+                if rank == 1 and self.calls == 3:
                     os.kill(os.getpid(), signal.SIGUSR1)
                 return {"loss": self.layer(x).square().mean()}
         settings = TrainingArguments(
@@ -77,16 +77,12 @@ def test_a_trainer_of_transformers_saves_and_ends(torshrun: Launcher) -> None:
         rows = [{"x": row} for row in torch.randn(64, 4)]
         trainer = Trainer(model=Model(), args=settings, train_dataset=rows,
                           callbacks=[TorshCallback()])
-        trainer.train(resume_from_checkpoint="notice" not in sys.argv)
+        trainer.train()
         print("ended at", trainer.state.global_step)
         """
     )
-    process = torshrun.start("--nproc-per-node", "2", script, "notice")
+    process = torshrun.start("--nproc-per-node", "2", script)
     out, err = process.communicate(timeout=180)
     assert process.returncode == 75, err
     assert "ended at" not in out
     assert [path.name for path in (torshrun.folder / "kept").iterdir()] == ["checkpoint-4"]
-    process = torshrun.start("--nproc-per-node", "2", script)
-    out, err = process.communicate(timeout=180)
-    assert process.returncode == 0, err
-    assert out.count("ended at 8") == 2
