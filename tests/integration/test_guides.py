@@ -168,6 +168,14 @@ def test_an_agent_from_within_a_program(tmp_path: Path) -> None:
     assert [each.name for each in (tmp_path / "kept").iterdir()] == ["step-00000050.1"]
 
 
+def test_functions(tmp_path: Path) -> None:
+    script = tmp_path / "functions.py"
+    script.write_text(snippet("shim.md", "functions.py"))
+    command = [sys.executable, str(script)]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert (told.returncode, told.stdout) == (0, "{0: 0, 1: 10}\n"), told.stderr
+
+
 def test_compression(torshrun: Launcher) -> None:
     training, averaging, momentum = snippets("compression.md")
     losses = re.findall(r"loss ([\d.]+) with 2.0% of the bytes", output(torshrun, training))
