@@ -100,3 +100,17 @@ def test_it_trains_on_arm64(tmp_path: Path, tag: str, python: str) -> None:
     (home / "torshrun/keeper/torsh-keeper").chmod(0o755)
     output, _ = typed(tree, TRAIN.replace("torshrun", "python3 -m torshrun", 1))
     assert "step    10  loss" in output
+
+
+def test_the_source_distribution_builds_a_wheel(tmp_path: Path) -> None:
+    """In a fresh environment, with this machine's compiler."""
+    source = CHECKOUT / "dist" / f"torshrun-{version()}.tar.gz"
+    if not source.exists():
+        pytest.skip("there is none: scripts/wheels")
+    python = tmp_path / "env/bin/python"
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "env"], check=True)
+    command = [python, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path]
+    done = subprocess.run([*command, source], capture_output=True, text=True, timeout=1800)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    assert f"torshrun-{version()}-cp" in wheel.name
