@@ -104,8 +104,11 @@ def draw(count: int, seed: int, kinds: Sequence[str]) -> list[Fault]:
         kind = kinds[number % len(kinds)]
         variants = VARIANTS.get(kind, ("",))
         variant = variants[number // len(kinds) % len(variants)]
-        plan_seed = chance.getrandbits(32)
-        at = chance.choice([*_places(kind, plan(plan_seed))])
+        places: list[int] = []
+        while not places:  # not every plan has a place for every kind
+            plan_seed = chance.getrandbits(32)
+            places = [*_places(kind, plan(plan_seed))]
+        at = chance.choice(places)
         found.append(
             Fault(kind, chance.randrange(4), chance.randrange(1, STEPS - 1), at, variant, plan_seed)
         )

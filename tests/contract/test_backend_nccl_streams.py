@@ -249,6 +249,26 @@ def test_who_launches_a_block_hears_that_the_group_has_ended(run: Run) -> None:
     run(body)
 
 
+def test_groups_that_wait_on_one_gpu_are_aborted_one_after_the_other(fake_ranks: Ranks) -> None:
+    def body(backend: NcclBackend) -> None:
+        others = [
+            fake_ranks.connect(BackendType.NCCL, name, backend.rank, (0, 1), LONG)
+            for name in ("there", "back")
+        ]
+        for each in others:
+            each.barrier(LONG)
+        if backend.rank == 0:
+            for each in others:
+                each.all_reduce(full(3, 1), ReduceOp.SUM, 1000.0, async_op=True)
+            for each in others:
+                each.abort()
+        backend.barrier(LONG)
+        for each in others:
+            each.close()
+
+    fake_ranks.run(2, body)
+
+
 def test_calls_that_differ_are_an_error_of_nccl(fake_ranks: Ranks) -> None:
     def body(backend: NcclBackend) -> None:
         work = backend.all_reduce(full(3 + backend.rank, 1), ReduceOp.SUM, 5.0, async_op=True)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import socket
-import subprocess
 from contextlib import aclosing
 from pathlib import Path
 
 import pytest
+from support.certificates import make_certificates, openssl
 from support.etcd_scenes import opened, play
 from support.etcd_servers import VERSIONS, EtcdCluster, EtcdServer, binary_or_skip
 from support.hosts import needs_address
@@ -63,26 +62,9 @@ def _has_ipv6() -> bool:
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """ca.pem, another-ca.pem, and what ca.pem has signed: server.pem, client.pem, with keys."""
-    if not shutil.which("openssl"):
-        pytest.skip("needs the openssl command to make certificates")
     home = tmp_path_factory.mktemp("certificates")
-    (home / "san").write_text("subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth")
-    for authority in ("ca", "another-ca"):
-        _openssl(home, f"req -x509 {_key(authority)} -out {authority}.pem -days 2 -subj /CN=test")
-    for name in ("server", "client"):
-        _openssl(home, f"req {_key(name)} -out {name}.csr -subj /CN={name}")
-        signed = f"-CA ca.pem -CAkey ca-key.pem -CAcreateserial -extfile san -out {name}.pem"
-        _openssl(home, f"x509 -req -in {name}.csr -days 2 {signed}")
+    make_certificates(home)
     return home
-
-
-def _key(name: str) -> str:
-    return f"-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout {name}-key.pem"
-
-
-def _openssl(home: Path, arguments: str) -> None:
-    command = ["openssl", *arguments.split()]
-    subprocess.run(command, cwd=home, check=True, capture_output=True, timeout=60)
 
 
 def _tls(etcd: Path, folder: Path, certificates: Path) -> EtcdCluster:
@@ -130,7 +112,7 @@ def test_certificates_that_cannot_be_used_are_named(tmp_path: Path) -> None:
 
 def test_an_encrypted_key_does_not_ask(certificates: Path, tmp_path: Path) -> None:
     key = tmp_path / "encrypted.pem"
-    _openssl(certificates, f"ec -in client-key.pem -aes128 -passout pass:x -out {key}")
+    openssl(certificates, f"ec -in client-key.pem -aes128 -passout pass:x -out {key}")
     cert = str(certificates / "client.pem")
     with pytest.raises(ConfigError, match=r"encrypted\.pem is encrypted"):
         EtcdStore(EtcdConfig(endpoints=("h",), cert=cert, key=str(key)))

@@ -1,5 +1,5 @@
-"""Jobs whose nodes are started by mpiexec, or with the environments of PBS, LSF and Kubernetes, and
-the end of a job's time.
+"""Jobs whose nodes are started by mpiexec, or with the environments of PBS, LSF, SkyPilot, dstack
+and Kubernetes, and the end of a job's time.
 
 The environments are those that tests/unit/torshrun/clusters tells the sources of; addresses of this
 host stand for nodes.
@@ -13,11 +13,13 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import yaml
+from support.hosts import needs_hosts, plugged
 from support.launcher import Launcher
 from support.nodes import Node
 from support.ports import free_port
@@ -84,7 +86,31 @@ def pods() -> list[dict[str, str]]:
     return [{**common, "JOB_COMPLETION_INDEX": str(index)} for index in range(2)]
 
 
-@pytest.mark.parametrize("scheduler", [pbs, lsf])
+def skypilot(torshrun: Launcher) -> list[dict[str, str]]:
+    """As its `run` section has them on each node."""
+    common = {
+        "SKYPILOT_NODE_IPS": "127.0.0.1\n127.0.0.2",
+        "SKYPILOT_NUM_NODES": "2",
+        "SKYPILOT_NUM_GPUS_PER_NODE": "1",
+        "SKYPILOT_TASK_ID": f"sky-2026-11-27-18-00-00-123456_mine_{os.getpid()}",
+    }
+    return [{**common, "SKYPILOT_NODE_RANK": str(node)} for node in range(2)]
+
+
+def dstack(torshrun: Launcher) -> list[dict[str, str]]:
+    """As a distributed task has them on each node."""
+    common = {
+        "DSTACK_RUN_NAME": f"train-{os.getpid()}",
+        "DSTACK_NODES_NUM": "2",
+        "DSTACK_NODES_IPS": "127.0.0.1\n127.0.0.2",
+        "DSTACK_MASTER_NODE_IP": "127.0.0.1",
+        "DSTACK_GPUS_PER_NODE": "1",
+        "DSTACK_GPUS_NUM": "2",
+    }
+    return [{**common, "DSTACK_NODE_RANK": str(node)} for node in range(2)]
+
+
+@pytest.mark.parametrize("scheduler", [pbs, lsf, skypilot, dstack])
 def test_tasks_of_a_scheduler_are_the_nodes_of_a_job(torshrun: Launcher, scheduler: object) -> None:
     assert callable(scheduler)
     script = torshrun.script(SUM)
@@ -95,6 +121,83 @@ def test_tasks_of_a_scheduler_are_the_nodes_of_a_job(torshrun: Launcher, schedul
             assert "sum 2" in output
             assert f"round 0: node {rank} of 2" in output
             assert "the job has no secret" not in output
+
+
+TYPED = {
+    skypilot: (
+        "--nnodes=$SKYPILOT_NUM_NODES --nproc_per_node=$SKYPILOT_NUM_GPUS_PER_NODE "
+        "--node_rank=${SKYPILOT_NODE_RANK} "
+        '--master_addr=$(echo "$SKYPILOT_NODE_IPS" | head -n1) --master_port=$PORT',
+        "--nnodes=$SKYPILOT_NUM_NODES --nproc_per_node=$SKYPILOT_NUM_GPUS_PER_NODE "
+        "--rdzv_backend=c10d --rdzv_id $SKYPILOT_TASK_ID "
+        '--rdzv_endpoint=$(echo "$SKYPILOT_NODE_IPS" | head -n1):$PORT',
+    ),
+    dstack: (
+        "--nproc-per-node=$DSTACK_GPUS_PER_NODE --node-rank=$DSTACK_NODE_RANK "
+        "--nnodes=$DSTACK_NODES_NUM --master-addr=$DSTACK_MASTER_NODE_IP --master-port=$PORT",
+    ),
+}
+"""Options of torchrun that the guides of both tell their users to type."""
+
+
+@pytest.mark.parametrize("orchestrator", TYPED)
+def test_what_users_of_orchestrators_type_for_torchrun(
+    torshrun: Launcher, orchestrator: Callable[[Launcher], list[dict[str, str]]]
+) -> None:
+    script = torshrun.script(SUM)
+    for options in TYPED[orchestrator]:
+        line = f"exec {sys.executable} -m torshrun {options} {script}"
+        port = str(free_port())
+        started = [
+            Node(torshrun.start(command=("bash", "-c", line), env={**environ, "PORT": port}))
+            for environ in ({**torshrun.environ, **each} for each in orchestrator(torshrun))
+        ]
+        for node in started:
+            code, output = node.end()
+            node.close()
+            assert code == 0, output
+            assert "sum 2" in output
+
+
+def test_variables_of_an_orchestrator_that_cannot_be(torshrun: Launcher) -> None:
+    """They are found before any work starts."""
+    torshrun.environ |= {**skypilot(torshrun)[0], "SKYPILOT_NODE_RANK": "2"}
+    code, out, err = torshrun.run(torshrun.script("print('runs')"))
+    assert (code, out) == (2, "")
+    assert "SkyPilot's variables cannot be: SKYPILOT_NODE_RANK='2'" in err
+    assert torshrun.run("--scheduler=none", torshrun.script("print('runs')"))[:2] == (
+        0,
+        "[0] runs\n",
+    )
+
+
+@needs_hosts
+@pytest.mark.netns
+def test_a_place_to_meet_that_skypilots_guide_calls_localhost(torshrun: Launcher) -> None:
+    """On the node that serves the store, while the other one knows it by its address."""
+    script = torshrun.script(SUM)
+    with plugged(2) as hosts:
+        first = hosts[0].ipv4
+        environs = skypilot(torshrun)
+        started = []
+        for environ, host, place in zip(environs, hosts, ("localhost", first), strict=True):
+            environ["SKYPILOT_NODE_IPS"] = f"{first}\n{hosts[1].ipv4}"
+            options = ("--rdzv_backend=c10d", f"--rdzv_endpoint={place}:29500", "--nnodes=2")
+            started.append(
+                Node(
+                    torshrun.start(
+                        *options,
+                        script,
+                        within=host.command,
+                        env={**torshrun.environ, **environ},
+                    )
+                )
+            )
+        for node in started:
+            code, output = node.end()
+            node.close()
+            assert code == 0, output
+            assert "sum 2" in output
 
 
 def test_who_holds_the_port_is_named_and_then_waited_for(torshrun: Launcher) -> None:
@@ -223,3 +326,37 @@ def test_the_guides_scripts_train(scheduler: str, name: str, torshrun: Launcher)
     assert done.returncode == 0, done.stderr
     assert "node 1 of 2, 2 workers in all" in done.stderr
     assert re.search(r"test accuracy 9[0-9.]+%", done.stdout), done.stdout
+
+
+@pytest.mark.parametrize(
+    ("heading", "lines", "orchestrator"),
+    [("SkyPilot", "run", skypilot), ("dstack", "commands", dstack)],
+)
+def test_the_guides_tasks_train(
+    heading: str,
+    lines: str,
+    orchestrator: Callable[[Launcher], list[dict[str, str]]],
+    torshrun: Launcher,
+) -> None:
+    """Their commands run on each node, with the variables that the orchestrator sets there."""
+    guide = (ROOT / "docs/clusters.md").read_text().split(f"## {heading}\n")[1]
+    task = yaml.safe_load(guide.split("```yaml\n")[1].split("```")[0])
+    script = task[lines] if isinstance(task[lines], str) else "\n".join(task[lines])
+    script = script.replace("--epochs 20", "--epochs 3")
+    assert "TORSH_SECRET" in (task.get("secrets") or task["env"])
+    (torshrun.folder / "examples").symlink_to(ROOT / "examples")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    both = [
+        Node(torshrun.start(command=("bash", "-ec", script), env=environ))
+        for environ in (
+            {**torshrun.environ, **each, "TORSH_SECRET": SECRET, "PATH": path}
+            for each in orchestrator(torshrun)
+        )
+    ]
+    for rank, node in enumerate(both):
+        code, output = node.end(120)
+        node.close()
+        assert code == 0, output
+        assert f"node {rank} of 2, 2 workers in all" in output
+        assert "the job has no secret" not in output
+        assert rank or re.search(r"test accuracy [0-9.]+%", output), output

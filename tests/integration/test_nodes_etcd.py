@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import shutil
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
+from support.certificates import make_certificates
 from support.etcd_servers import EtcdCluster, binary_or_skip
 from support.launcher import Launcher
 from support.nodes import QUICK, Job, Node
@@ -127,21 +126,8 @@ def test_the_same_name_can_be_used_again(torshrun: Launcher, etcd: EtcdCluster) 
 
 def signed(folder: Path) -> tuple[str, str, str]:
     """An authority's certificate, and one that it has signed for this machine, with its key."""
-    if not shutil.which("openssl"):
-        pytest.skip("needs the openssl command to make certificates")
-    new = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
-    (folder / "san").write_text(
-        "subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth"
-    )
-    for command in (
-        f"req -x509 {new} -keyout ca.key -out ca.pem -days 2 -subj /CN=test",
-        f"req {new} -keyout own.key -out own.csr -subj /CN=own",
-        "x509 -req -in own.csr -days 2 -CA ca.pem -CAkey ca.key -CAcreateserial -extfile san "
-        "-out own.pem",
-    ):
-        argv = ["openssl", *command.split()]
-        subprocess.run(argv, cwd=folder, check=True, capture_output=True, timeout=60)
-    ca, cert, key = (str(folder / name) for name in ("ca.pem", "own.pem", "own.key"))
+    make_certificates(folder)
+    ca, cert, key = (str(folder / f"{name}.pem") for name in ("ca", "server", "server-key"))
     return ca, cert, key
 
 

@@ -17,7 +17,7 @@ import yaml
 from support.etcd_servers import binary_or_skip
 from support.hosts import Host, needs_hosts, plugged
 from support.launcher import Launcher
-from support.manifests import Manifest, command, environment, objects
+from support.manifests import Manifest, command, environment, reconciled, restarts_in_place
 from support.nodes import QUICK, Node
 from support.processes import soon
 from support.rendered import EXAMPLE, rendered
@@ -47,7 +47,7 @@ class Cluster:
     def __init__(self, launcher: Launcher, text: str, hosts: list[Host]) -> None:
         self._folder = launcher.folder
         self._environ = launcher.environ
-        self._objects = objects(text)
+        self._objects = reconciled(text)
         names = [*self._pods("StatefulSet"), *self._pods("Job")]
         self._hosts = dict(zip(names, hosts, strict=True))
         self._nodes: list[Node] = []
@@ -63,10 +63,11 @@ class Cluster:
 
     def start(self, pod: str) -> Node:
         """Start this pod, or another one in its place."""
-        (container,) = self._spec(pod)["template"]["spec"]["containers"]
+        container = self.container(pod)
         fields = {
             "metadata.name": pod,
             "metadata.labels['batch.kubernetes.io/controller-uid']": UID,
+            "metadata.annotations['batch.kubernetes.io/job-completion-index']": pod[-1],
         }
         secrets = {n: each["stringData"] for (k, n), each in self._objects.items() if k == "Secret"}
         variables = environment(container, fields, secrets)
@@ -84,6 +85,10 @@ class Cluster:
         )
         self._nodes.append(Node(process))
         return self._nodes[-1]
+
+    def container(self, pod: str) -> Manifest:
+        (found,) = self._spec(pod)["template"]["spec"]["containers"]
+        return dict(found)
 
     def _pods(self, kind: str) -> list[str]:
         """The names of those that a controller of this kind makes."""
@@ -129,6 +134,38 @@ def manifest(torshrun: Launcher, members: int) -> str:
         rdzv_conf=QUICK,
         cluster=cluster,
     )
+
+
+@pytest.mark.parametrize("target", ["jobset", "trainjob"])
+def test_pods_of_controllers_meet_and_restart_in_place(
+    torshrun: Launcher, programs: None, target: str
+) -> None:
+    """When one pod is deleted, those of a job that needs all of them leave, too: with JobSet they
+    stay where they are, and with both meet the pod that takes its place.
+    """
+    in_place = target == "jobset"
+    text = rendered(
+        target,
+        torshrun.folder,
+        script=torshrun.script(TRAINING),
+        arguments=None,
+        nproc_per_node=1,
+        rdzv_conf=QUICK,
+        cluster=CLUSTER | {"kubernetes": {"restart_in_place": in_place}},
+    )
+    with plugged(2) as hosts, Cluster(torshrun, text, hosts) as cluster:
+        pods = [f"digits-node-0-{number}" for number in range(2)]
+        first, second = map(cluster.start, pods)
+        for node in (first, second):
+            node.wait_for(rf"place \d 2 {UID}")
+        second.send(signal.SIGTERM)
+        assert [node.end()[0] for node in (first, second)] == [PREEMPTED, PREEMPTED]
+        assert restarts_in_place(cluster.container(pods[0]), PREEMPTED) == in_place
+        again = [cluster.start(pod) for pod in pods]
+        for node in again:
+            node.wait_for(rf"place \d 2 {UID}")
+        torshrun.make("go")
+        assert [node.end()[0] for node in again] == [0, 0]
 
 
 def rounds_of_two(pod: Node) -> int:

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from support.fake_cuda import LEGACY, Device, Gpu, Queue, machine
+from support.fake_cuda import LEGACY, CUDAError, Device, Gpu, Queue, machine
 from support.fake_nccl_ranks import Clique, Launch, NCCLError, Op
 from support.fake_nccl_sums import SIZES, DataType
 
@@ -147,8 +147,16 @@ class Communicator:
     def abort(self) -> None:
         self.close_all_resources()
         if self._clique is not None:
-            self._clique.abort(self._rank)
-            self._clique = None
+            clique, self._clique = self._clique, None
+            clique.abort(self._rank)
+            self._free_memory()
+
+    def _free_memory(self) -> None:
+        """cudaFree waits for all that the device has been given."""
+        try:
+            Device(self._gpu.number).sync()
+        except CUDAError:
+            machine().faults.append("an abort waits for what does not end")
 
     def destroy(self) -> None:
         self.close_all_resources()

@@ -12,7 +12,7 @@ import pickle
 import sys
 from pathlib import Path
 
-from support import gpu_bodies
+from support import gpu_bodies, gpu_services
 from support.forked import tried
 
 from torshrun.topology.gpus import visible
@@ -26,7 +26,7 @@ def main() -> None:
         os.environ["NCCL_HOSTID"] = f"host of rank {rank}"
     os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"
     name, arguments = pickle.loads((folder / "call").read_bytes())  # noqa: S301  (our parent's)
-    body = getattr(gpu_bodies, name)
+    body = getattr(gpu_bodies, name, None) or getattr(gpu_services, name)
     result = tried(lambda _: body(rank % gpus, *arguments), rank)
     partial = folder / f"{rank}.partial"
     partial.write_bytes(pickle.dumps(result))

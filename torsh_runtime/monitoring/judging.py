@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Literal
 
+from torsh_runtime.monitoring.excess import Excess, common_variance
 from torsh_runtime.monitoring.findings import Cause, Finding
+from torsh_runtime.monitoring.peers import Peers, median_of, median_without
 from torsh_runtime.monitoring.summaries import (
     NodeSummary,
     RankSummary,
@@ -23,7 +24,7 @@ from torsh_runtime.monitoring.summaries import (
 
 THRESHOLD = 1.2
 """A rank that takes so many times as long as the others is slow, if nobody says otherwise."""
-ENOUGH, SURE = 10, 16
+ENOUGH, SURE = 10, 20
 """So many steps have to be slow where others and the past agree, and where only others say so."""
 LOOKS = 3
 """So many looks have to find a resource used up, or free again."""
@@ -86,6 +87,10 @@ class _Standing:
     """What is known of one rank, or of one node's link."""
 
     past: _Past | None = None
+    excess: Excess = field(default_factory=Excess)
+    """Of a rank."""
+    looks: int = 0
+    """So many it took to find it slow."""
     slow: _Evidence = field(default_factory=lambda: _Evidence(ENOUGH))
     from_start: _Evidence = field(default_factory=lambda: _Evidence(SURE))
     well: _Evidence = field(default_factory=lambda: _Evidence(ENOUGH))
@@ -98,12 +103,14 @@ class _Standing:
         """Of something that is counted in looks at it."""
         return cls(slow=_Evidence(LOOKS), well=_Evidence(LOOKS))
 
-    def begin(self) -> None:
-        self.is_slow, self.steps = True, 0
+    def begin(self, looks: int = 0) -> None:
+        self.is_slow, self.steps, self.looks = True, 0, looks
+        self.excess.forget()
         self.well.held.clear()
 
     def end(self) -> None:
         self.is_slow = False
+        self.excess.forget()
         self.slow.held.clear()
         self.from_start.held.clear()
 
@@ -125,6 +132,8 @@ class Judge:
         self._slow_link = -1
         self._resources: dict[tuple[int, str], _Standing] = {}
         self._seen: dict[int, int] = {}
+        self._common = common_variance(())
+        self._growth: list[float] = []
 
     def observe(self, summaries: Iterable[NodeSummary]) -> list[Finding]:
         """Take the newest summary of each node; what was seen before is only compared with."""
@@ -132,11 +141,13 @@ class Judge:
         fresh = [each for each in nodes.values() if self._seen.get(each.node) != each.number]
         self._seen = {each.node: each.number for each in nodes.values()}
         ranks = {rank.rank: rank for node in nodes.values() for rank in node.ranks if rank.steps}
-        found = []
+        self._common = common_variance(each.excess.spread for each in self._ranks.values())
+        self._growth = self._growths(ranks.values())
+        found, peers = [], Peers(ranks.values())
         for node in fresh:
             for rank in node.ranks:
                 if rank.steps:
-                    found += self._observe_rank(node, rank, ranks)
+                    found += self._observe_rank(node, rank, peers)
             found += self._observe_resources(node)
         if len(nodes) > 1 and fresh and ranks:
             found += self._observe_links(nodes, ranks)
@@ -144,17 +155,19 @@ class Judge:
 
     # ---- ranks
 
-    def _observe_rank(
-        self, node: NodeSummary, now: RankSummary, ranks: Mapping[int, RankSummary]
-    ) -> list[Finding]:
+    def _observe_rank(self, node: NodeSummary, now: RankSummary, peers: Peers) -> list[Finding]:
         standing = self._ranks.setdefault(now.rank, _Standing())
-        others = [
-            each for rank, each in ranks.items() if rank != now.rank and each.pattern == now.pattern
-        ]
-        reference, ratio = self._reference(standing, now, others, ranks)
-        change = self._change(standing, now, ratio, has_others=bool(others))
+        usual = peers.own_of_others(now)
+        has_others = usual is not None
+        ratio = (
+            self._quotient_of_past(standing, now) if usual is None else _quotient(now.own, usual)
+        )
+        change = self._change(standing, now, ratio, has_others=has_others)
         if not change:
             return []
+        others = peers.others(now)
+        past = standing.past.summary if standing.past else now
+        reference = median_of(others) if others else past
         is_gone = change == "end"
         return [
             Finding(
@@ -170,51 +183,47 @@ class Judge:
             )
         ]
 
-    def _reference(
-        self,
-        standing: _Standing,
-        now: RankSummary,
-        others: Sequence[RankSummary],
-        ranks: Mapping[int, RankSummary],
-    ) -> tuple[RankSummary, float]:
-        """What the rank is compared with, and how many times as long its own work takes: with the
-        others that do the same, else with its past, by how much other ranks have grown since."""
-        if others:
-            reference = _median_of(others)
-            return reference, _quotient(now.own, reference.own)
-        if standing.past is None or not standing.past.steps:
-            return now, 1.0
-        growth = [
-            _quotient(each.own, known.past.summary.own)
-            for rank, each in ranks.items()
-            if rank != now.rank and (known := self._ranks.get(rank)) and known.past
-        ]
-        usual = max(median(growth), 1.0) if growth else 1.0
-        past = standing.past.summary
-        return past, _quotient(now.own, past.own) / usual
+    def _quotient_of_past(self, standing: _Standing, now: RankSummary) -> float:
+        """How many times as long the rank's own work takes as it did, by how much that of other
+        ranks has grown since."""
+        past = standing.past
+        if past is None or not past.steps:
+            return 1.0
+        growth = _quotient(now.own, past.summary.own)
+        usual = median_without(self._growth, growth)
+        return growth / max(usual or 1.0, 1.0)
+
+    def _growths(self, ranks: Iterable[RankSummary]) -> list[float]:
+        """By how much the own work of each rank has grown, ascending."""
+        pairs = (
+            (each.own, self._ranks[each.rank].past) for each in ranks if each.rank in self._ranks
+        )
+        return sorted(_quotient(own, past.summary.own) for own, past in pairs if past)
 
     def _change(
         self, standing: _Standing, now: RankSummary, ratio: float, *, has_others: bool
     ) -> _Change:
         """What becomes of the rank's standing by what it does now."""
+        excess, past = standing.excess, standing.past
+        excess.add(now.steps, ratio)
         if standing.is_slow:
-            return self._while_slow(standing, now.steps, is_well=ratio < self._well)
-        past, is_over = standing.past, ratio >= self._threshold
-        before = past.summary.own if past and past.steps else 0.0
-        has_grown = now.own >= self._well * before
-        agree = standing.slow.add(now.steps, is_over and has_grown and before > 0)
-        only_others = standing.from_start.add(now.steps, is_over and has_others)
-        if agree or only_others:
-            standing.begin()
+            is_well = excess.is_below(self._well, ENOUGH, standing.looks)
+            return self._while_slow(standing, now.steps, is_well=is_well)
+        is_known = past is not None and past.steps >= SURE
+        has_grown = past is None or now.own >= self._well * past.summary.own
+        steps = ENOUGH if is_known and has_grown else SURE
+        looks = excess.looks_above(self._threshold, steps, self._common)
+        if looks and ((is_known and has_grown) or has_others):
+            standing.begin(looks)
             return "begin"
         if past is None:  # what it did first says little of later: programs warm up
             standing.past = _Past(now, 0)
-        elif not (is_over and has_grown):
+        elif ratio < self._threshold or not has_grown:
             past.learn(now)
         return ""
 
     def _while_slow(self, standing: _Standing, steps: int, *, is_well: bool) -> _Change:
-        if standing.well.add(steps, is_well):
+        if is_well:
             standing.end()
             return "end"
         was_short = standing.steps < _LASTING
@@ -240,7 +249,8 @@ class Judge:
         more = _communication(now) - _communication(before)
         ratio = 1 + more / before.seconds if before.seconds > 0 else 1.0
         if links.is_slow:
-            change = self._while_slow(links, now.steps, is_well=ratio < self._well)
+            is_well = links.well.add(now.steps, ratio < self._well)
+            change = self._while_slow(links, now.steps, is_well=is_well)
         else:
             change = self._begin_link(links, now, ratio, _slowest_link(nodes))
         if not change:
@@ -288,15 +298,6 @@ class Judge:
                 is_gone = not standing.is_slow
                 found.append(Finding("resource", is_gone, node.node, ranks, step, used, 1.0, name))
         return found
-
-
-def _median_of(ranks: Sequence[RankSummary]) -> RankSummary:
-    """Of each figure, and of each section."""
-    figures = [median(values) for values in zip(*map(figures_of, ranks), strict=True)]
-    sections = [dict(each.sections) for each in ranks]
-    names = dict.fromkeys(name for each in sections for name in each)
-    usual = [(name, median(each.get(name, 0.0) for each in sections)) for name in names]
-    return with_figures(ranks[0], figures, usual)
 
 
 def _quotient(one: float, other: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -15,6 +16,7 @@ from torsh_runtime.monitoring.summaries import NodeSummary, RankSummary
 from torsh_runtime.monitoring.wishes import Wish
 from torshrun.agent.round import Round
 from torshrun.health.connections import RateMeter
+from torshrun.health.gpu_usage import GpuMeter
 from torshrun.health.kernel_facts import Process
 from torshrun.health.paces import Pace
 from torshrun.health.recent import Recent
@@ -53,6 +55,7 @@ class StragglerMonitor:
         self._node = 0
         self._judge = self._new_judge()
         self._paces: list[Pace] = []
+        self._gpus: GpuMeter | None = None
 
     def start(self, a_round: Round, node: int) -> None:
         """Follow this round's workers, on the node of this rank, until stop()."""
@@ -74,6 +77,9 @@ class StragglerMonitor:
             self._watching.cancel()
             self._watching = None
             self.tell_leader(b"")
+        if self._gpus:
+            self._gpus.close()
+            self._gpus = None
 
     def judge(self, by_node: Mapping[str, bytes]) -> None:
         """This node leads: what all nodes told last, by node id."""
@@ -103,6 +109,7 @@ class StragglerMonitor:
     async def _watch(self) -> None:
         usage = UsageMeter() if self.wish.limits else None
         rates = RateMeter() if self.num_nodes > 1 else None
+        self._gpus = gpus = GpuMeter(os.environ)
         cost = 0.0
         while True:
             await asyncio.sleep(self._pause(cost))
@@ -112,7 +119,13 @@ class StragglerMonitor:
             shares = usage.read() if usage else Usage(None, None, None)
             rate = rates.read() if rates else None
             self._number += 1
-            told = NodeSummary(self._number, self._node, self._look(), *shares, gpu=None, rate=rate)
+            gpu = gpus.read()
+            told = NodeSummary(
+                *(self._number, self._node, self._look(), *shares),
+                gpu=gpu.busiest,
+                rate=rate,
+                gpu_is_throttled=gpu.is_throttled,
+            )
             self.tell_leader(summaries.encode(told))
             cost = time.thread_time() - began
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -35,7 +36,7 @@ class Telemetry:
 
     def __init__(self, config: LaunchConfig, group: WorkerGroup) -> None:
         """Raises ConfigError; nothing is open then."""
-        pump = self._pump = group.pump
+        self._pump = group.pump
         self._group = group
         self.pages: StatusPages | None = None
         """What the workers of the round have noted; None between rounds."""
@@ -56,8 +57,8 @@ class Telemetry:
         )
         self._pace = PaceReader()
         self._ledger: Ledger | None = None
-        is_asked = config.metrics_port is not None or config.otlp is not None
-        self._is_seen = is_asked or pump.status_width > 0
+        self._is_asked = bool(config.metrics_port is not None or config.otlp or config.progress)
+        self._tells_pace = config.progress is not None
         self._color = is_coloured(config.output, True, os.environ)
         with contextlib.ExitStack() as undo:
             sinks = [*self._open(config, undo)]
@@ -92,14 +93,28 @@ class Telemetry:
             undo.callback(exporter.close)
             exporter.start()
             yield exporter.record
-        if config.metrics_port is not None or config.otlp is not None:
+        if config.progress is not None:
+            from torshrun.live.train_job import ProgressReporter
+
+            reporter = ProgressReporter(
+                config.progress, lambda: self.latest, lambda text: pump.say(f"torshrun: {text}")
+            )
+            undo.callback(reporter.close)
+            reporter.start()
+        if self._is_asked:
             from torshrun.live.noted import Ledger
 
             self._ledger = Ledger()
 
     def follow(self, state: machine.State) -> None:
         before, attempt = self.latest, state.attempt
-        self._show(state=_name_of(state), round=attempt.round, restarts=attempt.restarts)
+        succeeded = isinstance(state, machine.Finished) and state.outcome == "succeeded"
+        self._show(
+            state=_name_of(state),
+            succeeded=succeeded,
+            round=attempt.round,
+            restarts=attempt.restarts,
+        )
         if before != self.latest:  # what follows costs time for each worker
             self._refresh()
 
@@ -117,10 +132,10 @@ class Telemetry:
 
     def tick(self) -> None:
         """Bring what is shown up to date, if anybody looks."""
-        if self._is_seen:
+        width = self._pump.status_width
+        if self._is_asked or width:
             self._refresh()
-        if width := self._pump.status_width:
-            self._show(pace=self._read_pace())
+        if width:
             self._pump.set_status(render(self.latest, time.monotonic(), width, color=self._color))
 
     def close(self) -> None:
@@ -134,18 +149,24 @@ class Telemetry:
             pids=tuple(pids) or (0,) * self.latest.workers,
             steps=tuple(status.step for status in self.pages.read()) if self.pages else (),
             status_file=self.status_file,
+            pace=self._read_pace(),
             noted=self._noted(),
             output_bytes=self._pump.received,
             standbys=self._group.standbys.count if self._group.standbys else 0,
         )
 
     def _read_pace(self) -> Pace | None:
-        """Of the worker that is least far."""
+        """Of the worker that is least far; once the job is over, of how far it came."""
+        is_over = self.latest.state == "finished"
+        if not (self._tells_pace or self._pump.status_width):
+            return None
+        if not self.status_file or (self.pages is None and not is_over):
+            return None
         steps = self.latest.steps
         known = [(step, rank) for rank, step in enumerate(steps) if step is not None]
         least = min(known, default=(0, 0))[1]
-        has_file = self.pages is not None and self.status_file
-        return self._pace.read(self.status_file, least, time.monotonic()) if has_file else None
+        now = math.inf if is_over else time.monotonic()
+        return self._pace.read(self.status_file, least, now)
 
     def _noted(self) -> Noted:
         if self._ledger is None or not self.status_file:

@@ -13,11 +13,21 @@ from torsh_runtime.launchers import launcher_process
 from torsh_runtime.slurm import Reply
 from torshrun.clusters import kubernetes, lsf, mpi, pbs, slurm
 from torshrun.clusters.hints import Cluster, Environ, Hint, Hints, Machine
+from torshrun.clusters.orchestrators import DSTACK, SKYPILOT
 from torshrun.clusters.user_key import make_user_key
 from torshrun.procfs import read_text
 
+_ORCHESTRATORS: Mapping[str, Cluster] = MappingProxyType({"skypilot": SKYPILOT, "dstack": DSTACK})
+"""They start pods of Kubernetes and jobs of Slurm too, whose variables tell less then."""
 _CLUSTERS: Mapping[str, Cluster] = MappingProxyType(
-    {"slurm": slurm, "pbs": pbs, "lsf": lsf, "mpi": mpi, "kubernetes": kubernetes}
+    {
+        **_ORCHESTRATORS,
+        "slurm": slurm,
+        "pbs": pbs,
+        "lsf": lsf,
+        "mpi": mpi,
+        "kubernetes": kubernetes,
+    }
 )
 """In the order in which they are looked for, but that the nodes of mpiexec go first: it may have
 been started by a scheduler, whose variables its processes inherit.
@@ -34,20 +44,23 @@ def detect(kind: str, environ: Environ, machine: Machine) -> Hints | None:
     """
     if kind == "none" or (kind == "auto" and _WORKER in environ):
         return None
+    by_mpi = kind == "auto" and mpi.allocation(environ, machine) is not None
     for name in _CLUSTERS if kind == "auto" else [kind]:
-        cluster = _CLUSTERS[name]
-        hints = cluster.allocation(environ, machine)
+        if by_mpi and name in _ORCHESTRATORS:
+            continue  # processes of mpiexec on other hosts do not have their variables
+        hints = _CLUSTERS[name].allocation(environ, machine)
         if hints is not None:
-            by_mpi = kind == "auto" and mpi.allocation(environ, machine) is not None
-            return (mpi if by_mpi else cluster).place(hints, environ, machine)
+            return (mpi if by_mpi else _CLUSTERS[name]).place(hints, environ, machine)
     if kind != "auto":
         raise ConfigError(f"--scheduler {kind}: nothing in the environment says so")
     return None
 
 
 def with_secret(hints: Hints, environ: Environ) -> Hints:
-    """Nodes that have to meet, and were given no secret, share a key of this user's."""
-    if hints.nnodes is None or "TORSH_SECRET" in environ:
+    """Nodes that have to meet, and were given no secret, share a key of this user's, where they
+    share the home directory.
+    """
+    if hints.nnodes is None or not hints.shares_home or "TORSH_SECRET" in environ:
         return hints
     try:
         path = make_user_key(environ)

@@ -35,7 +35,7 @@ class Hints:
     """What was found. Fields that are Hints are the values of the options of the same name."""
 
     cluster: str
-    """Who told it: "slurm", "pbs", "lsf", "mpi" or "kubernetes"."""
+    """Who told it: "slurm", "pbs", "lsf", "mpi", "skypilot", "dstack" or "kubernetes"."""
     found: tuple[str, ...]
     """For people, in a few words each."""
     nnodes: Hint | None = None
@@ -55,6 +55,8 @@ class Hints:
     """Seconds from now on until the allocation ends."""
     secret_file: Hint | None = None
     """What the job's secret is made of."""
+    shares_home: bool = True
+    """Whether this user's home directory is the same on all nodes, as it is on most clusters."""
     no_secret: str = ""
     """Why there is none, although nodes have to meet and none was given."""
     mistake: str = ""

@@ -110,6 +110,17 @@ class Collector:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressServer:
+    """Kubeflow Trainer's, for one TrainJob."""
+
+    url: str
+    ca_file: str
+    """File with the authorities that it is believed by; "" is the system's."""
+    token_file: str
+    """File with the token that the job proves with which TrainJob it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
     """What etcd asks for."""
 
@@ -209,6 +220,8 @@ class LaunchConfig:
     events: str | None = None
     otlp: Collector | None = None
     """Where metrics and events are sent; None is nowhere."""
+    progress: ProgressServer | None = None
+    """Who is told how far the job is; None is nobody."""
     straggler_threshold: float = 0.0
     replace_stragglers: bool = False
     notify: str | None = None

@@ -85,7 +85,7 @@ Failure and end:
 Cluster:
 --scheduler KIND = auto
     Whose environment says what the job is: auto (the scheduler's or mpiexec's that is there), none,
-    slurm, pbs, lsf, mpi or kubernetes.
+    skypilot, dstack, slurm, pbs, lsf, mpi or kubernetes.
 --time-limit SECONDS = (the allocation's, if its end is known)
     This node leaves in time for its workers to stop before that; they see it in time_left().
 --end-notice SECONDS = 120
@@ -211,7 +211,11 @@ _KINDS: Mapping[str, Kind] = {
     "HOST": Kind(values.host),
     "HOST:PORT,...": Kind(values.endpoints, is_list=True),
     "HOSTS": Kind(values.words),
-    "KIND": Kind(values.one_of("auto", "none", "slurm", "pbs", "lsf", "mpi", "kubernetes")),
+    "KIND": Kind(
+        values.one_of(
+            "auto", "none", "skypilot", "dstack", "slurm", "pbs", "lsf", "mpi", "kubernetes"
+        )
+    ),
     "KEY=VALUE,...": Kind(values.rdzv_conf, pairs="="),
     "MODE": Kind(values.one_of("node", "socket", "exclusive", "core-complex")),
     "N": Kind(values.count),

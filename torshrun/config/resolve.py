@@ -22,16 +22,16 @@ from torshrun.config.job import (
     RendezvousConfig,
 )
 from torshrun.config.options import OPTIONS
+from torshrun.config.progress import progress_notes, progress_server
 from torshrun.config.request import Request
 from torshrun.config.secret import read_secret
 from torshrun.config.surroundings import account
-from torshrun.config.values import CONF_WITHOUT_EFFECT, Endpoint, Nodes
+from torshrun.config.values import CONF_WITHOUT_EFFECT, LOCAL, Endpoint, Nodes
 from torshrun.topology.cpus import allowed_cpus, told_of_binding, usable_cpus
 
 _PORTS: Mapping[Backend, int] = {"static": 29500, "tcp": 29400, "etcd": 2379}
 """As torchrun and etcd have it."""
 _SHORTEST_TTL = 1.0
-_LOCAL = ("localhost", "127.0.0.1", "::1")
 _INERT = [(option.key, option.without_effect) for option in OPTIONS if option.without_effect]
 
 
@@ -68,6 +68,7 @@ def resolve(
         )
     said = (
         *_notes(request, workers, environ),
+        *progress_notes(environ),
         *debugging_notes(request, workers, is_debugged=is_debugged),
     )
     return Resolution(LaunchConfig(target=target, **fields), said)
@@ -105,6 +106,7 @@ def _check(
         "error_file": environ.get("TORCHELASTIC_ERROR_FILE") or None,
         "scratch_place": _scratch_place(environ),
         "otlp": collector(request, environ),
+        "progress": progress_server(environ),
         "signals_reach_workers": bool(hints and hints.signals_reach_workers),
         "requeues": hints.requeues if hints and request["requeue_on_preempt"] else "",
         "output": OutputConfig(**_fields(request, OutputConfig)),
@@ -396,13 +398,13 @@ def _overruled(request: Request) -> Iterator[tuple[str, str]]:
             yield "node_rank", why
         if request["rdzv_backend"] == "etcd":
             yield "rdzv_backend", why
-        if given and (given.port or given.host not in _LOCAL):
+        if given and (given.port or given.host not in LOCAL):
             yield "rdzv_endpoint", why
     elif is_static(request):
         if given is None:
             return
         holds, why = given, "--rdzv-endpoint says where rank 0 listens"
-    if request["master_addr"] not in (holds.host, *_LOCAL):
+    if request["master_addr"] not in (holds.host, *LOCAL):
         yield "master_addr", why
     if (request["master_port"] or 0) != holds.port:
         yield "master_port", why

@@ -8,6 +8,7 @@ from dataclasses import replace
 from torshrun.clusters.detection import detect, with_secret
 from torshrun.clusters.hints import PLACE, Hint, Hints, Machine
 from torshrun.config.request import Entry, Request
+from torshrun.config.values import LOCAL
 
 _MEETING = ("master_addr", "master_port")
 
@@ -26,6 +27,7 @@ def look_around(request: Request, environ: Mapping[str, str], machine: Machine) 
     if hints.nnodes is None and request["nnodes"].fewest > 1:
         hints = _without(hints, "run_id")  # the others have started in other steps or jobs
     if request.has("rdzv_endpoint") or request["rdzv_backend"] != "static":
+        request = _seen_from_others(request, hints)
         hints = _without(hints, *_MEETING)
     elif request["nnodes"].fewest < request["nnodes"].most:
         hints = _elastic(hints)
@@ -63,6 +65,21 @@ def _entries(request: Request, hints: Hints) -> Mapping[str, Entry]:
         for key, hint in hints.options.items()
         if not request.has(key)
     }
+
+
+def _seen_from_others(request: Request, hints: Hints) -> Request:
+    """The same request, in which the place to meet is not called localhost where the nodes are on
+    several hosts: SkyPilot's guide calls it so on the node that serves the store.
+    """
+    given = request["rdzv_endpoint"]
+    if not hints.nnodes or hints.master_addr is None or hints.master_addr.text in LOCAL:
+        return request
+    if len(given) != 1 or given[0].port is None or given[0].host not in LOCAL:
+        return request
+    entry = request.entries["rdzv_endpoint"]
+    place = _address(hints.master_addr.text, str(given[0].port))
+    entries = {**request.entries, "rdzv_endpoint": replace(entry, text=place)}
+    return replace(request, entries=entries)
 
 
 def _elastic(hints: Hints) -> Hints:

@@ -15,6 +15,8 @@ from torsh_runtime.store.endpoint import can_be_looked_up
 from torshrun.config.job import StreamRule, Streams
 from torshrun.text import parse_ranges
 
+LOCAL = ("localhost", "127.0.0.1", "::1")
+"""What this host is called by itself alone."""
 MOST_WORKERS = 65536
 LONGEST = 1e9
 """Seconds; timers of the kernel and of Python take no more than a few times that."""

@@ -238,7 +238,7 @@ def doctor(
 def render(target: str, path: str, output: str, force: bool) -> None:
     """Write the script or manifest by which TARGET runs the job of FILE, which is one that
     torshrun's --config takes, with a section `cluster` (docs/render.md). TARGET is slurm, pbs, lsf,
-    kubernetes, compose, aws, gcp or azure.
+    kubernetes, jobset, trainjob, raycluster, compose, aws, gcp or azure.
     """
     from torshrun.ctl.render import targets
     from torshrun.ctl.render.job import read_job

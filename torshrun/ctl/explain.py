@@ -33,8 +33,6 @@ from torshrun.text import format_ranks
 SCHEMA = 1
 JSON_BYTES = 8192
 """What the answer for programs may have."""
-WAITED = 5.0
-"""Seconds for which ranks of a running job wait for others before that is worth a word."""
 _MOST_RANKS = 16
 _MOST_EVIDENCE = 8
 _TEXT_CHARS = 400
@@ -121,7 +119,7 @@ def of_running(found: Recorded, stood: Mapping[int, Stands]) -> Verdict:
         if each.ended != _WELL or (first and rank in first.ranks)
     }
     held = {rank: stacks.manner(each) for rank, each in stood.items() if each.state in ("T", "t")}
-    if first and first.kind != "mismatch" and -first.since < WAITED and not (dead or held):
+    if first and first.kind != "mismatch" and -first.since < recorded.WAITED and not (dead or held):
         first, proved = None, proved._replace(suspicions=())
     wrong, ranks, headline = _wrong_now(first, proved, dead, held)
     unknown = _unknown(nodes, stood)

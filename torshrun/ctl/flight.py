@@ -8,7 +8,7 @@ from itertools import groupby
 
 import click
 
-from torsh_runtime.monitoring.flight import Records, Told, in_words, named, suspicions
+from torsh_runtime.monitoring.flight import Records, Told, in_words, named
 from torsh_runtime.monitoring.layout import MESSAGES, NO_OPERATIONS, Operation
 from torshrun.ctl.places import Asking
 from torshrun.ctl.recorded import UNSEEN, Recorded, find
@@ -36,7 +36,7 @@ def _lines(recorded: Recorded, last: int) -> Iterator[str]:
     for line in recorded.silent:
         yield f"  nothing of {line}"
     yield from _of_clocks(recorded.dumps)
-    for each in suspicions(records, recorded.members):
+    for each in recorded.suspicions:
         yield f"  {in_words(each, 0.0, Told(names))}"
     for rank, held in sorted(records.items()):
         if not held:
@@ -88,7 +88,7 @@ def _as_json(recorded: Recorded) -> Mapping[str, object]:
         ],
         "suspicions": [
             {**each._asdict(), "operation": each.operation._asdict(), "last": _by_rank(each.last)}
-            for each in suspicions(records, recorded.members)
+            for each in recorded.suspicions
         ],
         "groups": _groups(records, recorded.group_names),
         "ranks": {

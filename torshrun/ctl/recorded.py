@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from torsh_runtime.monitoring.flight import Suspicion, suspicions
 from torsh_runtime.monitoring.layout import Operation
 from torsh_runtime.monitoring.notes import Group
 from torshrun.ctl.host_jobs import HostJob
@@ -24,6 +25,8 @@ UNSEEN = (
     "torsh takes gloo's place), and none with TORSH_RECORDER=off"
 )
 """What to tell where no operation is recorded."""
+WAITED = 5.0
+"""Seconds for which ranks of a running job wait for others before that is worth a word."""
 _PATTERN = "operations_*.bin"
 
 
@@ -53,6 +56,18 @@ class Recorded(NamedTuple):
     def group_names(self) -> Mapping[int, str]:
         """What groups are called, by number."""
         return {group.number: printable(group.name) for group in self._groups() if group.name}
+
+    @property
+    def suspicions(self) -> list[Suspicion]:
+        """Who keeps others waiting, or differs from them. In a running job ranks always wait for
+        each other: only those count that have waited for WAITED seconds."""
+        found = suspicions(self.operations, self.members)
+        is_ended = bool(self.folder)
+        return [
+            each
+            for each in found
+            if is_ended or each.kind == "mismatch" or each.has_failed or -each.since >= WAITED
+        ]
 
     def _groups(self) -> Iterator[Group]:
         records = (record for dump in self.dumps for record in dump.records.values())

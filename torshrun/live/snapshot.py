@@ -52,6 +52,8 @@ class Snapshot:
     """When the agent's loop made this, in seconds of time.monotonic()."""
     state: JobState
     """restarting: waiting before the next round, or preparing it."""
+    succeeded: bool = False
+    """Whether it is finished, and as it ought to be."""
     pids: tuple[int, ...]
     """The workers' process ids by local rank; 0 for one that does not run."""
     steps: tuple[int | None, ...] = ()

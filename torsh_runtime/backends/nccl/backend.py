@@ -33,6 +33,8 @@ _PAUSE = 0.002
 """Seconds between two of who closes the group."""
 _FAREWELL = 5.0
 """Seconds that closing waits for operations to end and for peers on the node to close, too."""
+_ABORT = 0.25
+"""Seconds that are waited for NCCL to give up."""
 
 
 @dataclass(slots=True)
@@ -70,6 +72,7 @@ class NcclBackend(NcclOperations):
         super().__init__(nccl, cuda, communicator, news)
         self._companion: Companion | None = None
         self._beginning: _Beginning | None = None
+        self._aborting: threading.Thread | None = None
         self._busy = threading.Event()
         self._leaving = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="torsh-nccl", daemon=True)
@@ -177,6 +180,15 @@ class NcclBackend(NcclOperations):
             self.look(beginning.call)
 
     def _halt(self) -> None:
+        # NCCL tells its kernels to end, and then frees memory, for which CUDA waits until the GPU
+        # has nothing to do: kernels of other groups, too, which this thread may have yet to abort.
+        self._aborting = threading.Thread(
+            target=self._give_up, name="torsh-nccl-abort", daemon=True
+        )
+        self._aborting.start()
+        self._aborting.join(_ABORT)
+
+    def _give_up(self) -> None:
         with suppress(Exception):  # it is of no more use, whatever NCCL says
             self._communicator.abort()
 
@@ -186,6 +198,8 @@ class NcclBackend(NcclOperations):
         self._busy.set()
         if threading.current_thread() is not self._watcher:
             self._watcher.join(_FAREWELL)
+        if self._aborting is not None:
+            self._aborting.join(_FAREWELL)
         if not self.failed:
             # Waits for the peers on this node, whose kernels may read this rank's memory.
             last = threading.Thread(target=self._communicator.destroy, daemon=True)

@@ -38,6 +38,7 @@ def _environment() -> Environment:
     environment.filters = {
         "clock": _clock,
         "comment": quoting.comment,
+        "deeper": quoting.deeper,
         "block": _expanded_later_block,
         "expanded": _expanded_later,
         "heredoc": quoting.heredoc,

@@ -4,7 +4,6 @@ docs/render.md come from it.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 from torsh_runtime.errors import ConfigError
 from torshrun.config import values
 from torshrun.config.request import Entry, Given, Section
+from torshrun.ctl.render.kinds import KINDS, LISTS
 
 _TABLE = """
 cluster:
@@ -36,7 +36,7 @@ modules WORDS =
 setup SHELL =
     Lines of bash that run before torshrun: on each node, but in Slurm's and LSF's job script.
 image WORD =
-    Container image with torshrun as a program in it (Kubernetes, compose).
+    Container image with torshrun as a program in it (Kubernetes and what is built on it, compose).
 port PORT = 29400
     Where the nodes meet if no etcd is named: at the first one.
 
@@ -93,6 +93,40 @@ pull_secret LABEL =
     The Secret with which images are pulled.
 priority_class WORD =
     The pods' PriorityClass.
+labels LABELS =
+    Labels of the job and its pods, each as NAME=VALUE.
+annotations ANNOTATIONS =
+    Annotations of the job and its pods, each as NAME=VALUE.
+node_selector LABELS =
+    Labels that the pods' machines have, each as NAME=VALUE.
+tolerations TAINTS =
+    Taints that the pods bear, each as kubectl taint has it: NAME, NAME:EFFECT or NAME=VALUE:EFFECT.
+gpu_resource WORD = nvidia.com/gpu
+    What GPUs are called among resources.
+resources RESOURCES =
+    What each pod gets besides, each as NAME=QUANTITY, like rdma/hca=1 or ephemeral-storage=10Gi.
+health_port PORT =
+    Where each pod's torshrun serves /healthz, which probes ask, and /metrics.
+restart_in_place FLAG = false
+    Whether pods stay where they are when another one makes room (Kubernetes 1.35).
+kueue_queue NAME =
+    The LocalQueue of Kueue that the job waits in.
+kueue_priority NAME =
+    Its WorkloadPriorityClass there.
+volcano_queue NAME =
+    The queue of Volcano whose scheduler starts all pods at once, or none.
+
+trainjob:
+runtime NAME = torch-distributed
+    The ClusterTrainingRuntime of Kubeflow Trainer's.
+
+raycluster:
+ray_version WORD =
+    The image's version of Ray.
+head_cpus N = 1
+    Processors of the pod that coordinates the others.
+head_memory SIZE = 4GiB
+    Memory of that pod.
 
 compose:
 setup SHELL = (cluster's)
@@ -158,65 +192,6 @@ spot FLAG = false
 says it; a key without = has to be given where the section is used), and what it means."""
 
 
-def _word(text: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9./_][A-Za-z0-9._:/@+=,-]{0,254}", text):
-        raise ConfigError(f"{text!r} is not one word of letters, digits and . _ : / @ + = , -")
-    return text
-
-
-def label(text: str) -> str:
-    """A name that Kubernetes, DNS and the clouds all take."""
-    if not re.fullmatch(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", text):
-        raise ConfigError(
-            f"{text!r} is not a name of at most 40 small letters, digits and -, from a letter to "
-            f"a letter or digit"
-        )
-    return text
-
-
-def _line(text: str) -> str:
-    if not text.strip() or not text.isprintable():
-        raise ConfigError(f"{text!r} is not one line of printable characters")
-    return text
-
-
-def _shell(text: str) -> str:
-    return values.words(text).strip("\n")
-
-
-def _seconds(text: str) -> int:
-    number = values.seconds(text)
-    if number < 1:
-        raise ConfigError(f"{text!r} is less than a second")
-    return round(number)
-
-
-def _port(text: str) -> int:
-    number = values.port(text)
-    if number < 1024:
-        raise ConfigError(f"{number} is not possible: ports below 1024 are root's")
-    return number
-
-
-def _members(text: str) -> int:
-    return int(values.one_of("0", "1", "3", "5")(text))
-
-
-_KINDS: Mapping[str, Callable[[str], Any]] = {
-    "0|1|3|5": _members,
-    "FLAG": values.flag,
-    "LABEL": label,
-    "N": values.count,
-    "N|MIN:MAX": values.nodes,
-    "PORT": _port,
-    "SECONDS": _seconds,
-    "SHELL": _shell,
-    "SIZE": values.size,
-    "WORD": _word,
-}
-_LISTS: Mapping[str, Callable[[str], Any]] = {"LINES": _line, "WORDS": _word}
-
-
 class Key(NamedTuple):
     """One key of the section, or of one below it."""
 
@@ -235,14 +210,14 @@ class Key(NamedTuple):
         """What it means; None, or () for a list, if it is not given and has no default. Raises
         ConfigError.
         """
-        if parse := _LISTS.get(self.metavar):
+        if parse := LISTS.get(self.metavar):
             entries = given if isinstance(given, tuple) else (given,) if given else ()
             return tuple(_parsed(parse, entry) for entry in entries if entry.text is not None)
         if isinstance(given, tuple):
             raise ConfigError(f"{given[0].name if given else self.name}: {self.metavar}, no list")
         if given is None or given.text is None:
-            return _KINDS[self.metavar](self.default) if self.default else None
-        return _parsed(_KINDS[self.metavar], given)
+            return KINDS[self.metavar](self.default) if self.default else None
+        return _parsed(KINDS[self.metavar], given)
 
 
 def _parsed(parse: Callable[[str], Any], entry: Entry) -> Any:

@@ -54,6 +54,12 @@ def block(text: str, indent: int) -> Quoted:
     return Quoted(f"|2-{pad}" + text.replace("\n", pad))
 
 
+def deeper(text: str, indent: int) -> Quoted:
+    """Lines that templates have written, behind so many more spaces; empty ones stay empty."""
+    pad = " " * indent
+    return Quoted("\n".join(pad + line if line else line for line in text.split("\n")))
+
+
 def unexpanded(text: str) -> str:
     """What Kubernetes, in commands and variables, and compose, everywhere, take for the text: both
     expand what follows a $, and both read $$ as one.

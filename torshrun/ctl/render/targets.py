@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from torsh_runtime.errors import ConfigError
+from torshrun.ctl.render import pods
 from torshrun.ctl.render.engine import fill
 from torshrun.ctl.render.job import ClusterJob
 from torshrun.ctl.render.keys import SECTIONS
@@ -30,6 +31,8 @@ class Target:
     """Clouds only: what the script needs."""
     title: str = ""
     """Clouds only: how people call it."""
+    sections: tuple[str, ...] = ()
+    """Those of the job file that have its keys; by default the one of its own name."""
 
 
 TARGETS: Mapping[str, Target] = MappingProxyType(
@@ -37,7 +40,13 @@ TARGETS: Mapping[str, Target] = MappingProxyType(
         "slurm": Target("slurm.sbatch.j2", ".sbatch"),
         "pbs": Target("pbs.sh.j2", ".pbs"),
         "lsf": Target("lsf.sh.j2", ".lsf"),
-        "kubernetes": Target("kubernetes.yaml.j2", ".yaml", mode=0o600),  # it has a secret
+        # These have a secret.
+        "kubernetes": Target("kubernetes.yaml.j2", ".yaml", 0o600),
+        "jobset": Target("jobset.yaml.j2", ".yaml", 0o600, sections=("kubernetes",)),
+        "trainjob": Target("trainjob.yaml.j2", ".yaml", 0o600, sections=("kubernetes", "trainjob")),
+        "raycluster": Target(
+            "raycluster.yaml.j2", ".yaml", 0o600, sections=("kubernetes", "raycluster")
+        ),
         "compose": Target("compose.yaml.j2", ".yaml"),
         "aws": Target("aws.sh.j2", "-aws.sh", 0o777, "aws (1 or 2)", "Amazon EC2"),
         "gcp": Target("gcp.sh.j2", "-gcp.sh", 0o777, "gcloud", "Google Compute Engine"),
@@ -45,27 +54,33 @@ TARGETS: Mapping[str, Target] = MappingProxyType(
     }
 )
 _SCHEDULERS = ("slurm", "pbs", "lsf")
+_CONTAINERS = ("kubernetes", "jobset", "trainjob", "raycluster", "compose")
 
 
 def render(name: str, job: ClusterJob) -> str:
     """The whole text of one of TARGETS. ConfigError if the job file lacks what it needs."""
-    target, place = TARGETS[name], job.places[name]
-    _check_needed(name, job)
+    target = TARGETS[name]
+    sections = target.sections or (name,)
+    place = {key: value for each in sections for key, value in job.places[each].items()}
+    _check_needed(name, job, place)
     job = replace(job, setup=place["setup"] or job.setup)
     facts: dict[str, Any] = {"job": job, "place": place}
     if name in _SCHEDULERS:
         return fill(target.template, facts | _for_scheduler(name, job))
     if target.tool:
         return fill(target.template, facts | _for_cloud(name, job))
-    return fill(target.template, facts | _for_containers(name, job))
+    facts |= _for_containers(name, job)
+    if "kubernetes" in sections:
+        facts |= pods.facts(name, job, place, facts["variables"])
+    return fill(target.template, facts)
 
 
-def _check_needed(name: str, job: ClusterJob) -> None:
-    place = job.places[name]
-    missing = [key for key, each in SECTIONS[name].items() if each.is_needed and place[key] is None]
+def _check_needed(name: str, job: ClusterJob, place: Mapping[str, Any]) -> None:
+    keys = SECTIONS.get(name, {})
+    missing = [key for key, each in keys.items() if each.is_needed and place[key] is None]
     if missing:
         raise ConfigError(f"{job.source}: for {name} cluster: {name}: needs {', '.join(missing)}")
-    if name in ("kubernetes", "compose") and not job.image:
+    if name in _CONTAINERS and not job.image:
         raise ConfigError(f"{job.source}: for {name} cluster: needs image, the container's")
     if job.meets and place.get("etcd_members"):
         raise ConfigError(f"{job.source}: rdzv_endpoint and etcd_members exclude each other")
@@ -87,7 +102,8 @@ def _for_scheduler(name: str, job: ClusterJob) -> dict[str, Any]:
 
 
 def _for_containers(name: str, job: ClusterJob) -> dict[str, Any]:
-    variables = _variables(job, f"{job.name}-0.{job.name}:{job.port}")
+    first = f"{job.name}-node-0-0" if name == "jobset" else f"{job.name}-0"
+    variables = _variables(job, f"{first}.{job.name}:{job.port}")
     etcd = f"{job.name}-etcd"
     members = [f"{etcd}-{i}" for i in range(job.places["kubernetes"]["etcd_members"])]
     if name == "compose":

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
+from statistics import fmean
 
 import pytest
 
@@ -30,6 +32,8 @@ class Job:
         self.rates = [5e9] * nodes
         self.cpu: float | None = None
         self.patterns = False
+        self.own: Callable[[], float] | None = None
+        """Seconds of own work of a step in a look, by chance."""
 
     def run(self, steps: int, change: Change = lambda each: each) -> list[Finding]:
         found = []
@@ -44,7 +48,7 @@ class Job:
         return NodeSummary(self.number, node, ranks, cpu=self.cpu, rate=self.rates[node])
 
     def rank(self, rank: int) -> RankSummary:
-        own = 0.030 * (1 + self.chance.uniform(-self.noise, self.noise))
+        own = self.own() if self.own else 0.030 * (1 + self.chance.uniform(-self.noise, self.noise))
         return summary(rank, self.number * EACH, own, rank if self.patterns else 1)
 
 
@@ -72,6 +76,29 @@ def in_data(change: Change, rank: int) -> Change:
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_a_healthy_job_raises_no_alarm(nodes: int) -> None:
     assert Job(Judge(), nodes, 4, noise=0.08).run(3000) == []
+
+
+def sentences(chance: random.Random) -> float:
+    """Steps that are as long as what is read."""
+    return fmean(0.030 * chance.lognormvariate(0, 0.35) for _ in range(EACH))
+
+
+def garbage(chance: random.Random) -> float:
+    """Steps of which some collect garbage for 100 ms."""
+    return fmean(0.130 if chance.random() < 0.03 else 0.030 for _ in range(EACH))
+
+
+@pytest.mark.parametrize("vary", [sentences, garbage])
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_steps_that_vary_by_chance_raise_no_alarm_and_hide_nobody(
+    vary: Callable[[random.Random], float], nodes: int
+) -> None:
+    for seed in range(4):
+        job = Job(Judge(), nodes, 2)
+        job.own = partial(vary, random.Random(seed))
+        assert job.run(1200) == []
+        first, *_ = job.run(300, slower(1))
+        assert first.ranks == (1,)
 
 
 @pytest.mark.parametrize(

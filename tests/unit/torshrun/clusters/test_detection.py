@@ -2,7 +2,8 @@
 
 Slurm's are recorded from Debian's 22.05; Open MPI's and MPICH's are those of PyPI's packages, PBS's
 those of OpenPBS's documentation of job scripts and pbsdsh, LSF's those of IBM's list of variables
-for jobs, and Kubernetes' those of its pages about pods and Indexed Jobs.
+for jobs, SkyPilot's and dstack's those of their pages about distributed jobs, and Kubernetes' those
+of its pages about pods and Indexed Jobs.
 """
 
 from __future__ import annotations
@@ -67,6 +68,22 @@ OPEN_MPI = {
     "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
 }
 HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+SKYPILOT = {
+    "SKYPILOT_NODE_RANK": "1",
+    "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2",
+    "SKYPILOT_NUM_NODES": "2",
+    "SKYPILOT_NUM_GPUS_PER_NODE": "4",
+    "SKYPILOT_TASK_ID": "sky-2026-11-27-18-00-00-123456_mine_1",
+}
+DSTACK = {
+    "DSTACK_RUN_NAME": "train-distrib",
+    "DSTACK_NODE_RANK": "1",
+    "DSTACK_NODES_NUM": "2",
+    "DSTACK_MASTER_NODE_IP": "10.0.0.1",
+    "DSTACK_NODES_IPS": "10.0.0.1\n10.0.0.2",
+    "DSTACK_GPUS_PER_NODE": "4",
+    "DSTACK_GPUS_NUM": "8",
+}
 POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "HOSTNAME": "jupyter-bob-3"}
 
 
@@ -367,3 +384,94 @@ def test_on_a_login_host_nodes_of_the_job_stay_idle() -> None:
     assert "on this host, as srun did not start it on the job's 2 nodes" in found(environ).found[-1]
     one = found({**environ, "SLURM_JOB_NUM_NODES": "1"}).found[-1]
     assert one.endswith("on the job's node (srun --ntasks=1 --ntasks-per-node=1 torshrun …)")
+
+
+def test_skypilot_and_dstack() -> None:
+    place = {"nnodes": "2", "node_rank": "1", "master_addr": "10.0.0.1", "nproc_per_node": "4"}
+    sky, dstack = found(SKYPILOT), found(DSTACK)
+    name = SKYPILOT["SKYPILOT_TASK_ID"]
+    assert texts(sky) == {**place, "run_id": name, "master_port": str(slurm.port(name))}
+    assert sky.found == (f"job {name}", "node 1 of 2")
+    name = "dstack-train-distrib"
+    assert texts(dstack) == {
+        **place,
+        "run_id": name,
+        "master_port": str(slurm.port(name)),
+        "shutdown_timeout": "5",
+    }
+    assert not sky.shares_home
+    assert not dstack.shares_home
+
+
+def test_skypilot_and_dstack_inside_what_they_start_jobs_with() -> None:
+    """Both start pods, and SkyPilot steps of Slurm; mpiexec hands their variables on to this host's
+    processes alone, so it does not count what they say.
+    """
+    for orchestrator in (SKYPILOT, DSTACK):
+        for around in (POD, STEP):
+            assert found({**around, **orchestrator}) == found(orchestrator)
+        assert found({**orchestrator, **OPEN_MPI}) == found(OPEN_MPI)
+        assert found({**POD, **orchestrator}, kind="kubernetes").cluster == "kubernetes"
+
+
+def test_one_node_of_skypilot_or_dstack() -> None:
+    sky = {**SKYPILOT, "SKYPILOT_NODE_RANK": "0", "SKYPILOT_NUM_NODES": "1"}
+    dstack = {"DSTACK_NODE_RANK": "0", "DSTACK_NODES_NUM": "1", "DSTACK_NODES_IPS": ""}
+    for one in (
+        {**sky, "SKYPILOT_NODE_IPS": "10.0.0.1"},
+        {**DSTACK, **dstack, "DSTACK_NODES_IPS": "10.0.0.1"},
+        dstack,
+    ):
+        hints = found(one)
+        assert hints.nnodes is None
+        assert hints.found[-1] == "one node"
+
+
+def test_what_skypilot_did_not_always_tell() -> None:
+    """Earlier versions told no number of nodes; without GPUs there is one worker."""
+    older = {key: SKYPILOT[key] for key in ("SKYPILOT_NODE_RANK", "SKYPILOT_NODE_IPS")}
+    hints = found({**older, "SKYPILOT_NUM_GPUS_PER_NODE": "0"})
+    assert texts(hints).keys() == {"nnodes", "node_rank", "master_addr", "master_port"}
+    assert texts(hints)["nnodes"] == "2"
+    other = found({**older, "SKYPILOT_NODE_IPS": "10.0.0.1 10.0.0.3"})  # not of the same job
+    assert texts(other)["master_port"] != texts(hints)["master_port"]
+
+
+@pytest.mark.parametrize(
+    ("orchestrator", "changed", "told"),
+    [
+        (SKYPILOT, {"SKYPILOT_NODE_RANK": "first"}, "SKYPILOT_NODE_RANK='first': that is no numb"),
+        (SKYPILOT, {"SKYPILOT_NODE_RANK": ""}, "SKYPILOT_NODE_RANK=''"),
+        (SKYPILOT, {"SKYPILOT_NODE_RANK": "-1"}, "SKYPILOT_NODE_RANK='-1'"),
+        (SKYPILOT, {"SKYPILOT_NODE_RANK": "2"}, "they contradict each other"),
+        (SKYPILOT, {"SKYPILOT_NUM_NODES": "3"}, "they contradict each other"),
+        (SKYPILOT, {"SKYPILOT_NUM_NODES": "2e0"}, "SKYPILOT_NUM_NODES='2e0'"),
+        (SKYPILOT, {"SKYPILOT_NODE_IPS": "10.0.0.1;\n$(id)"}, "that is no list of addresses"),
+        (SKYPILOT, {"SKYPILOT_NODE_IPS": ""}, "does not tell where the 2 nodes meet"),
+        (DSTACK, {"DSTACK_NODES_NUM": "0"}, "they contradict each other"),
+        (DSTACK, {"DSTACK_MASTER_NODE_IP": ""}, "DSTACK_MASTER_NODE_IP='': it does not tell"),
+        (DSTACK, {"DSTACK_MASTER_NODE_IP": "10.0.0.9"}, "the first node is not one of the nodes"),
+        (DSTACK, {"DSTACK_MASTER_NODE_IP": "\x1b[2J"}, r"'\x1b[2J': that is no address"),
+        (DSTACK, {"DSTACK_NODES_IPS": "x" * 9999}, "that is no list of addresses"),
+    ],
+)
+def test_variables_of_orchestrators_that_cannot_be(
+    orchestrator: dict[str, str], changed: dict[str, str], told: str
+) -> None:
+    environ = {**orchestrator, **changed}
+    with pytest.raises(ConfigError) as raised:
+        found(environ)
+    assert told in str(raised.value)
+    assert "--scheduler none leaves these variables alone" in str(raised.value)
+    assert len(str(raised.value)) < 1000
+    assert detect("none", environ, Machine()) is None
+
+
+@pytest.mark.parametrize("name", ["$(id)", "a b", "\x1b[2J", "x" * 999])
+def test_a_name_that_none_of_them_gives_a_job_is_not_taken(name: str) -> None:
+    for hints in (
+        found({**SKYPILOT, "SKYPILOT_TASK_ID": name}),
+        found({**DSTACK, "DSTACK_RUN_NAME": name}),
+    ):
+        assert hints.run_id is None
+        assert hints.found[0] == "a job"

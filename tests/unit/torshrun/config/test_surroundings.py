@@ -260,3 +260,26 @@ def test_a_pod_has_the_rank_of_its_index_and_the_rest_from_its_manifest() -> Non
     explicit, _ = made({**POD, "TORSH_NNODES": "4", "TORSH_NODE_RANK": "2"})
     assert explicit.rendezvous is not None
     assert explicit.rendezvous.node_rank == 2
+
+
+def test_a_place_to_meet_is_called_as_other_hosts_know_it(home: dict[str, str]) -> None:
+    """SkyPilot's guide calls it localhost on the node that serves the store."""
+    sky = {"SKYPILOT_NODE_RANK": "0", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2", **home}
+    for host in ("localhost", "127.0.0.1", "[::1]"):
+        place = {"rdzv_backend": "tcp", "rdzv_endpoint": f"{host}:29500"}
+        job, _ = made(sky, **place)
+        assert job.rendezvous is not None
+        assert job.rendezvous.endpoints == (Address("10.0.0.1", 29500),)
+    for other in (
+        {**place, "rdzv_endpoint": "10.0.0.7:1"},
+        {**place, "nnodes": "3"},  # other nodes than SkyPilot's
+    ):
+        assert asked(sky, **other)["rdzv_endpoint"][0].host != "10.0.0.1"
+
+
+def test_nodes_that_share_no_home_directory_have_no_key_in_it(home: dict[str, str]) -> None:
+    sky = {"SKYPILOT_NODE_RANK": "0", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2", **home}
+    job, _ = made(sky)
+    assert job.rendezvous is not None
+    assert job.rendezvous.secret == ""
+    assert not Path(home["HOME"], ".config").exists()

@@ -18,6 +18,7 @@ from torsh_runtime.monitoring.notes import Group, Notebook
 from torsh_runtime.status import OPERATIONS
 from torshrun.ctl.flight import show
 from torshrun.ctl.places import Unfit
+from torshrun.ctl.recorded import Recorded
 from torshrun.health.clocks import CommonClock, Reading
 from torshrun.health.recordings import common_clock_of, load, save
 from torshrun.safe_files import Folder
@@ -203,6 +204,18 @@ def test_groups_have_their_names(tmp_path: Path, capsys: pytest.CaptureFixture[s
     show(str(tmp_path), 0, as_json=True)
     groups = json.loads(capsys.readouterr().out)["groups"]
     assert [(each["group"], each["name"]) for each in groups] == [(7, "dp")]
+
+
+@pytest.mark.parametrize(("now", "named"), [(8.0, 0), (12.0, 1)])
+def test_ranks_of_a_running_job_may_wait_for_a_while(
+    tmp_path: Path, now: float, named: int
+) -> None:
+    ranks = [recording(5, INSIDE), recording(4, LEFT)]
+    file = keep(tmp_path / "one", 0, ranks, at=now)
+    dump = load(str(file))
+    assert dump is not None
+    assert len(Recorded("pid 1", [dump]).suspicions) == named
+    assert len(Recorded("an attempt", [dump], folder="logs").suspicions) == 1
 
 
 def test_words_of_a_stranger_are_fit_for_a_terminal(

@@ -15,7 +15,7 @@ from support.processes import soon
 
 from torsh_runtime.events import Event
 from torshrun.config.job import Collector
-from torshrun.live import otlp
+from torshrun.live import otlp, sender
 from torshrun.live.otlp import Exporter
 from torshrun.live.otlp_json import logs_request, metrics_request
 from torshrun.live.prometheus import Exposition
@@ -51,9 +51,9 @@ def collector() -> Iterator[CollectorServer]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(otlp, "FIRST_SECONDS", 0.0)
-    monkeypatch.setattr(otlp, "INTERVAL_SECONDS", 0.05)
-    monkeypatch.setattr(otlp, "CLOSE_SECONDS", 20.0)  # a slow machine is no error
+    monkeypatch.setattr(sender, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(sender, "INTERVAL_SECONDS", 0.05)
+    monkeypatch.setattr(sender, "CLOSE_SECONDS", 20.0)  # a slow machine is no error
 
 
 class Sending:
@@ -94,7 +94,7 @@ def test_metrics_are_those_of_prometheus(collector: CollectorServer) -> None:
 def test_the_last_numbers_and_events_are_sent_at_the_end(
     collector: CollectorServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(otlp, "FIRST_SECONDS", 3600.0)
+    monkeypatch.setattr(sender, "FIRST_SECONDS", 3600.0)
     sending = Sending(collector.url)
     sending.exporter.record(an_event(text="a\udcff", number=3, no=None, ranks=[1, 2], yes=True))
     sending.exporter.close()
@@ -166,8 +166,8 @@ def test_what_answers_otherwise_is_told_in_one_line() -> None:
 def test_a_collector_that_never_answers_does_not_hold_the_job(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(otlp, "ANSWER_SECONDS", 0.2)
-    monkeypatch.setattr(otlp, "CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr(sender, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(sender, "CLOSE_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         sending = Sending(f"http://127.0.0.1:{silent.getsockname()[1]}")
         assert soon(lambda: bool(sending.said))

@@ -1,0 +1,121 @@
+"""By how much a rank takes longer than it should, and whether by more than chance explains. Pure.
+
+Steps may vary by chance, as with sentences of all lengths, or when garbage is collected now and
+then. How much they vary is estimated from the differences between looks that follow each other (von
+Neumann, "Distribution of the ratio of the mean square successive difference to the variance",
+1941), which a change that lasts hardly touches. The mean of looks has to exceed what chance would
+explain, so the more they vary, the more looks it takes; and their median, which a hiccup does not
+touch, has to be as large as is asked for.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import islice
+from math import log, sqrt
+from typing import NamedTuple
+
+_HELD = 64
+"""Looks that are remembered."""
+_FEWEST = 2
+"""Looks that it takes at least."""
+_SURE = 5.0
+"""So many times as large as its standard error an excess has to be. There are many looks and ranks:
+less would often be exceeded by chance."""
+_MOST_DIFFERENCE = 0.7
+"""More than that, of two looks, is a hiccup, which says little of how much they vary."""
+_LARGEST = 1e6
+"""Of a ratio, which may be nonsense."""
+_USUAL, _WEIGHT = 0.05, 4
+"""Standard deviation of a look that is supposed before any is seen, and for how many it counts."""
+_COMMON_WEIGHT = 8
+"""For how many of its own looks that of all ranks counts."""
+
+
+class Spread(NamedTuple):
+    """Squared differences between looks that follow each other, and how many there are."""
+
+    squares: float
+    differences: int
+
+    def variance(self, supposed: float, weight: int) -> float:
+        """Of one look; the supposed one counts like so many."""
+        return (self.squares / 2 + weight * supposed) / (self.differences + weight)
+
+
+@dataclass
+class Excess:
+    """Of one rank, look by look."""
+
+    _looks: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_HELD))
+    """How many steps each saw, and the logarithm of how many times as long they took."""
+    _squares: deque[float] = field(default_factory=deque)
+    """Of the newest differences between two looks."""
+    _sum: float = 0.0
+    _last: float | None = None
+
+    def add(self, steps: int, ratio: float) -> None:
+        """A look at so many steps, which took `ratio` times as long as they should."""
+        excess = log(min(max(ratio, 1 / _LARGEST), _LARGEST))
+        if self._last is not None:
+            self._squares.append(min(abs(excess - self._last), _MOST_DIFFERENCE) ** 2)
+            self._sum += self._squares[-1]
+            if len(self._squares) > _HELD:
+                self._sum -= self._squares.popleft()
+        self._last = excess
+        self._looks.append((steps, excess))
+
+    def forget(self) -> None:
+        """Count from now on; how much looks vary is remembered."""
+        self._looks.clear()
+
+    @property
+    def spread(self) -> Spread:
+        return Spread(max(self._sum, 0.0), len(self._squares))
+
+    def looks_above(self, ratio: float, steps: int, common: float) -> int:
+        """How many of the last looks, which saw `steps` steps at least, prove that the rank takes
+        `ratio` times as long; 0 is none. common: as common_variance() gives it."""
+        looks, enough = self._fewest(steps), log(ratio)
+        if not looks or self._middle(looks) < enough / 2:
+            return 0
+        noise = sqrt(self.spread.variance(common, _COMMON_WEIGHT))
+        while looks <= len(self._looks):
+            is_much = self._middle(looks) >= enough
+            if is_much and self._mean(looks) >= _SURE * noise / sqrt(looks - 1):
+                return looks
+            looks *= 2
+        return 0
+
+    def is_below(self, ratio: float, steps: int, looks: int) -> bool:
+        """Whether it took less in most of the last looks: so many, and as saw so many steps."""
+        count = max(self._fewest(steps), looks)
+        return len(self._looks) >= count > 0 and self._middle(count, upper=True) < log(ratio)
+
+    def _fewest(self, steps: int) -> int:
+        """How many of the last looks saw so many steps; 0 if all did not."""
+        for count, (seen, _) in enumerate(reversed(self._looks), 1):
+            steps -= seen
+            if steps <= 0 and count >= _FEWEST:
+                return count
+        return 0
+
+    def _middle(self, count: int, *, upper: bool = False) -> float:
+        """The lower, or upper, median of the last looks."""
+        return sorted(self._newest(count))[count // 2 if upper else (count - 1) // 2]
+
+    def _mean(self, count: int) -> float:
+        return sum(self._newest(count)) / count
+
+    def _newest(self, count: int) -> list[float]:
+        return [excess for _, excess in islice(reversed(self._looks), count)]
+
+
+def common_variance(spreads: Iterable[Spread]) -> float:
+    """Of a look of any rank."""
+    squares, count = 0.0, 0
+    for each in spreads:
+        squares, count = squares + each.squares, count + each.differences
+    return Spread(squares, count).variance(_USUAL * _USUAL, _WEIGHT)

@@ -1,0 +1,194 @@
+"""What manifests say of pods beyond what each node is told, for Kubernetes and its controllers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torsh_runtime.errors import ConfigError
+from torshrun.ctl.render.job import ClusterJob
+
+_MEBIBYTE = 1024 * 1024
+_KUEUE = "kueue.x-k8s.io/"
+_GROUP = "scheduling.k8s.io/group-name"
+"""The annotation by which Volcano knows a pod's PodGroup."""
+_VOLCANO_QUEUE_OF_RAY = "volcano.sh/queue-name"
+_BY_THE_RUNTIME = "the training runtime says it: give trainjob: runtime the name of one that does"
+_BY_RAY = "KubeRay says it"
+_REFUSED: Mapping[str, Mapping[str, str]] = {
+    "kubernetes": {},
+    "jobset": {},
+    "trainjob": {
+        "health_port": _BY_THE_RUNTIME,
+        "priority_class": _BY_THE_RUNTIME,
+        "restart_in_place": _BY_THE_RUNTIME,
+        "volcano_queue": f"{_BY_THE_RUNTIME}, by podGroupPolicy: volcano",
+    },
+    "raycluster": {"health_port": _BY_RAY, "restart_in_place": _BY_RAY},
+}
+"""Keys of the section `kubernetes` that a manifest cannot have, and why."""
+Pairs = Sequence[tuple[str, str]]
+Facts = dict[str, Any]
+
+
+def facts(
+    name: str, job: ClusterJob, place: Mapping[str, Any], variables: Mapping[str, str]
+) -> Facts:
+    """What the templates of this target see besides; `variables` are the containers'. ConfigError
+    if the job file asks for what the target cannot have.
+    """
+    _check(name, job, place)
+    labels, annotations = (_mapping(job, place, key) for key in ("labels", "annotations"))
+    requests, limits = _resources(job, place, job.cpus, job.memory, job.gpus)
+    found: Facts = {
+        "job_labels": labels | _queue_labels(name, place),
+        "job_annotations": annotations | _fewest_pods(name, job, place),
+        "pod_labels": labels,
+        "pod_annotations": annotations | _group(name, job, place),
+        "node_selector": _mapping(job, place, "node_selector"),
+        "requests": requests,
+        "limits": limits,
+        "makes_service": name == "kubernetes",
+        "names_run": name != "raycluster",
+        "variables": {**variables, **_health(place)},
+    }
+    return found | _OF[name](job, place, variables)
+
+
+def _health(place: Mapping[str, Any]) -> dict[str, str]:
+    port = place["health_port"]
+    return {"TORSH_METRICS_PORT": f":{port}"} if port else {}
+
+
+def _check(name: str, job: ClusterJob, place: Mapping[str, Any]) -> None:
+    for key, why in _REFUSED[name].items():
+        if place[key]:
+            raise _refused(job, key, f"not possible with {name}: {why}")
+    if place["kueue_queue"] and place["volcano_queue"]:
+        raise _refused(job, "volcano_queue", "a job waits in one queue: leave kueue_queue out")
+    if place["kueue_priority"] and not place["kueue_queue"]:
+        raise _refused(job, "kueue_priority", "it needs kueue_queue")
+    if place["restart_in_place"] and not job.requeue:
+        raise _refused(job, "restart_in_place", "it needs cluster: requeue: true")
+    if place["health_port"] and any(each.startswith("--metrics-port") for each in job.options):
+        raise _refused(job, "health_port", "metrics_port says it already: leave one of them out")
+
+
+def _refused(job: ClusterJob, key: str, why: str) -> ConfigError:
+    return ConfigError(f"{job.source}: cluster: kubernetes: {key}: {why}")
+
+
+def _mapping(job: ClusterJob, place: Mapping[str, Any], key: str) -> dict[str, str]:
+    pairs: Pairs = place[key]
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise _refused(job, key, "a name stands there twice")
+    return found
+
+
+# ---- queues
+
+
+def _queue_labels(name: str, place: Mapping[str, Any]) -> dict[str, str]:
+    found = {}
+    if place["kueue_queue"]:
+        found[f"{_KUEUE}queue-name"] = place["kueue_queue"]
+    if place["kueue_priority"]:
+        found[f"{_KUEUE}priority-class"] = place["kueue_priority"]
+    if place["volcano_queue"] and name == "raycluster":
+        found[_VOLCANO_QUEUE_OF_RAY] = place["volcano_queue"]
+    return found
+
+
+def _fewest_pods(name: str, job: ClusterJob, place: Mapping[str, Any]) -> dict[str, str]:
+    """With how few pods Kueue may let an elastic Job begin; it can only with Jobs."""
+    if name != "kubernetes" or not place["kueue_queue"] or not job.is_elastic:
+        return {}
+    return {
+        f"{_KUEUE}job-min-parallelism": str(job.nodes.fewest),
+        f"{_KUEUE}job-completions-equal-parallelism": "true",
+    }
+
+
+def _group(name: str, job: ClusterJob, place: Mapping[str, Any]) -> dict[str, str]:
+    """KubeRay makes PodGroups itself."""
+    is_ours = place["volcano_queue"] and name != "raycluster"
+    return {_GROUP: job.name} if is_ours else {}
+
+
+# ---- resources
+
+
+def _resources(
+    job: ClusterJob, place: Mapping[str, Any], cpus: int | None, memory: int | None, gpus: int
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Requests and limits of a pod; what has no unit to be shared is the same in both."""
+    requests, limits = {}, {}
+    if cpus:
+        requests["cpu"] = str(cpus)
+    if memory:
+        requests["memory"] = limits["memory"] = f"{-(-memory // _MEBIBYTE)}Mi"
+    if gpus:
+        limits[place["gpu_resource"]] = str(gpus)
+    more = _mapping(job, place, "resources")
+    for taken in ("cpu", "memory", place["gpu_resource"]):
+        if taken in more:
+            raise _refused(job, "resources", f"{taken}: cpus, memory and gpus of cluster: say it")
+    return requests | more, limits | more
+
+
+# ---- what single targets have
+
+
+def _of_job(job: ClusterJob, place: Mapping[str, Any], variables: Mapping[str, str]) -> Facts:
+    return {}
+
+
+def _of_train_job(job: ClusterJob, place: Mapping[str, Any], variables: Mapping[str, str]) -> Facts:
+    """Kubeflow Trainer sets PET_* for the nodes' number, and for where they meet."""
+    if job.is_elastic:
+        raise ConfigError(
+            f"{job.source}: cluster: nodes: a TrainJob has a fixed number of nodes: give N, or "
+            f"render kubernetes"
+        )
+    theirs = {"TORSH_NNODES"}
+    if variables.get("TORSH_RDZV_BACKEND") == "tcp":
+        theirs |= {"TORSH_RDZV_BACKEND", "TORSH_RDZV_ENDPOINT"}
+    is_number = not job.workers or job.workers.isdigit()
+    if is_number:
+        theirs.add("TORSH_NPROC_PER_NODE")
+    return {
+        "variables": {name: each for name, each in variables.items() if name not in theirs},
+        "workers": int(job.workers or 1) if is_number else 0,
+    }
+
+
+def _of_ray_cluster(
+    job: ClusterJob, place: Mapping[str, Any], variables: Mapping[str, str]
+) -> Facts:
+    """Ray starts the workers, and no torshrun does."""
+    if job.setup and "ray start" in job.setup:
+        raise ConfigError(
+            f"{job.source}: setup: KubeRay does not start Ray itself where it finds 'ray start': "
+            f"leave it out"
+        )
+    how = {"--module": ["python", "-m"], "--no-python": []}
+    start = next((words for flag, words in how.items() if flag in job.options), ["python"])
+    head = {**place, "resources": ()}
+    requests, limits = _resources(job, head, place["head_cpus"], place["head_memory"], 0)
+    setup = f"{{\nset -e\n{job.setup}\nset +e\n}}" if job.setup else ""
+    return {
+        "variables": dict(job.environment),
+        "driver": [*start, *(word for word in job.target if word != "--")],
+        "head_requests": requests,
+        "head_limits": limits,
+        "setup": setup,
+    }
+
+
+_OF = {
+    "kubernetes": _of_job,
+    "jobset": _of_job,
+    "trainjob": _of_train_job,
+    "raycluster": _of_ray_cluster,
+}
