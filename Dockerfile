@@ -22,6 +22,7 @@ RUN apt-get update \
 WORKDIR /src
 COPY pyproject.toml CMakeLists.txt README.md LICENSE ./
 COPY cmake cmake
+COPY docs/man docs/man
 COPY torshrun torshrun
 COPY torsh_runtime torsh_runtime
 RUN python3 -m venv /opt/torshrun \

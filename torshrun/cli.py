@@ -18,7 +18,7 @@ from torshrun.config.surroundings import look_around, look_around_for_hosts
 from torshrun.debugger import follows_processes
 from torshrun.exit_codes import PREEMPTED, USAGE
 
-_ABOUT = (
+ABOUT = (
     "Start SCRIPT once per worker, give each its rank through the environment, and watch over "
     "them: if one fails the others are stopped and, if restarts are left, all start again.",
     "Names may be abbreviated, and written with _ or -. Every option can also be set by a "
@@ -26,7 +26,7 @@ _ABOUT = (
     "--config: the command line wins over the file, and that over the environment. SECONDS are "
     "plain seconds or like 90s, 5m or 1h. Options after SCRIPT are SCRIPT's.",
 )
-_OTHER = (
+OTHER_OPTIONS = (
     ("--version", "Print the version and exit."),
     ("-h, --help", "Show this message and exit."),
 )
@@ -150,11 +150,11 @@ def _tell(*lines: str) -> None:
 def help_text(columns: int) -> str:
     """What --help prints on a terminal of that width."""
     width = max(min(columns, 100) - 2, 50)
-    about = "\n\n".join(indent(fill(paragraph, width - 2), "  ") for paragraph in _ABOUT)
+    about = "\n\n".join(indent(fill(paragraph, width - 2), "  ") for paragraph in ABOUT)
     sections = {heading: [*map(_record, options)] for heading, options in HEADINGS.items()}
     parts = [_section(heading, records, width) for heading, records in sections.items()]
     usage = "Usage: torshrun [OPTIONS] SCRIPT [ARGUMENTS]..."
-    return "\n".join((usage, "", f"{about}\n", *parts, _section("Other", _OTHER, width)))
+    return "\n".join((usage, "", f"{about}\n", *parts, _section("Other", OTHER_OPTIONS, width)))
 
 
 def _record(option: Option) -> tuple[str, str]:

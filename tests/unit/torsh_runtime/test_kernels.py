@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 import operator
+import platform
+import re
 from collections.abc import Callable, Sequence
 from functools import reduce
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -296,3 +299,13 @@ def test_the_average_of_more_ranks_than_the_type_can_count() -> None:
         zero = np.zeros_like(extremes)
         wanted = divided(extremes, divisor)
         assert reduced(dtype, "AVG", [extremes, zero], divisor).tolist() == wanted.tolist()
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="others have one level")
+def test_kernels_take_the_best_instructions_that_the_processor_has() -> None:
+    """Also where a compiler's own library says that it has none."""
+    (line, *_) = re.findall(r"(?m)^flags\s*:(.+)$", Path("/proc/cpuinfo").read_text())
+    v3 = {"abm", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "popcnt"}
+    v4 = v3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+    has = set(line.split())
+    assert _native.vector_level() == (v3 <= has) + (v4 <= has)

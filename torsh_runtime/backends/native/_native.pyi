@@ -23,6 +23,10 @@ def reduce(
     divisor: int,
     factor: float,
 ) -> None: ...
+def vector_level() -> int:
+    """For which instructions the kernels are compiled that run here: 0 every processor's, 1 those
+    of x86-64-v3, 2 of x86-64-v4."""
+
 def least_block(ranks: int) -> int: ...
 
 class Typed:

@@ -16,6 +16,7 @@
 #include "bindings/signals.hpp"
 #include "bindings/slots.hpp"
 #include "bindings/view.hpp"
+#include "common/kernels_level.hpp"
 
 namespace nb = nanobind;
 using torsh::DType;
@@ -153,6 +154,7 @@ NB_MODULE(_native, m) {
   m.def("least_block", &torsh::shm::least_block);
   m.def("is_reducible", [](int dtype, int op) { return torsh::is_reducible(dtype_of(dtype), op_of(op)); });
   m.def("reduce", &reduce);
+  m.def("vector_level", [] { return static_cast<int>(torsh::kernels::own_level()); });
 
   nb::class_<Typed>(m, "Typed")
       .def("__init__",

@@ -77,7 +77,7 @@ const dlpack::Exchange* known_exchange(PyTypeObject* type) {
   for (Known& each : known) {
     if (each.type == type) return each.exchange;
     if (each.type != nullptr) continue;
-    Py_INCREF(type);  // so that no other type can come to lie there
+    Py_INCREF(reinterpret_cast<PyObject*>(type));  // so that no other type can come to lie there
     each = {type, exchange_of(nb::handle(reinterpret_cast<PyObject*>(type)))};
     return each.exchange;
   }

@@ -4,10 +4,13 @@
 #include <cstddef>
 #include <cstdint>
 
-// An attribute on a plain function reaches the loops that are inlined into it.
+// An attribute on a plain function reaches the loops that are inlined into it. Features are named as
+// well: where a compiler is told to leave them out, as by zig, a level's name does not bring them back.
 #if defined(__x86_64__)
-#define TORSH_V3 __attribute__((target("arch=x86-64-v3")))
-#define TORSH_V4 __attribute__((target("arch=x86-64-v4")))
+#define TORSH_V3_FEATURES "avx,avx2,bmi,bmi2,f16c,fma,lzcnt,movbe,popcnt,sahf,xsave"
+#define TORSH_V4_FEATURES TORSH_V3_FEATURES ",avx512f,avx512bw,avx512cd,avx512dq,avx512vl"
+#define TORSH_V3 __attribute__((target("arch=x86-64-v3," TORSH_V3_FEATURES)))
+#define TORSH_V4 __attribute__((target("arch=x86-64-v4," TORSH_V4_FEATURES)))
 #else
 #define TORSH_V3
 #define TORSH_V4

@@ -52,7 +52,7 @@ class Slots {
 
  private:
   struct Slot {
-    Descriptor file;
+    Descriptor file{};
     std::shared_ptr<std::byte> memory;  // null if the slot has none
     std::size_t bytes = 0;
   };
