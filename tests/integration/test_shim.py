@@ -66,6 +66,16 @@ def test_the_commands_are_torshrun_before_torch_is_loaded(shimmed: Launcher) -> 
     assert (code, out[:15]) == (0, "Usage: torshrun")
 
 
+def test_a_job_that_fails_is_reported_and_ends(shimmed: Launcher) -> None:
+    """Threads of the launcher import what the report needs, while torch is being imported."""
+    script = shimmed.script("assert rank != 1, 'bad batch'")
+    for start in ((torchrun(shimmed),), MODULE):
+        code, _, err = run(shimmed, *start, "--nproc_per_node", "2", script)
+        assert code == 1
+        assert "torshrun: rank 1 failed first: exit code 1" in err
+        assert "AssertionError: bad batch" in err
+
+
 def test_variables_of_kubeflows_are_torchruns(shimmed: Launcher) -> None:
     shimmed.environ |= {"PET_NPROC_PER_NODE": "2", "PET_NNODES": "1", "PET_NODE_RANK": "0"}
     code, out, _ = run(shimmed, torchrun(shimmed), shimmed.script(HELLO))

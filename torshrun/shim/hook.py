@@ -53,8 +53,8 @@ class Watch:
 
 
 class Torchrun:
-    """A meta path finder for a Python that is torchrun: torshrun runs, and ends, when torch is
-    asked for. That comes first in torchrun's script, and before the module is found.
+    """A meta path finder for a Python that is torchrun: torshrun runs, and ends, in the place of
+    the module torch. That is asked for first in torchrun's script, and before torchrun's module.
     """
 
     def find_spec(
@@ -62,12 +62,13 @@ class Torchrun:
         name: str,
         path: "Sequence[str] | None" = None,
         target: "ModuleType | None" = None,
-    ) -> None:
-        if name == "torch" and self in sys.meta_path:
-            sys.meta_path.remove(self)
-            from torshrun.shim.instead import run
+    ) -> "ModuleSpec | None":
+        if name != "torch" or self not in sys.meta_path:
+            return None
+        sys.meta_path.remove(self)
+        from torshrun.shim.instead import spec_of_torshrun
 
-            run()
+        return spec_of_torshrun(name)
 
 
 def begin() -> None:

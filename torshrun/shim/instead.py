@@ -4,23 +4,35 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 
 from torshrun.shim.own import tell
 from torshrun.shim.served import why_not
 
 
-def run() -> None:
-    """Be torshrun, with torchrun's arguments, and end; return where torchrun is to go on, which a
-    line says why.
-    """
-    # Of a script or of -m: torshrun's own imports are not to be found there.
-    own = [] if sys.flags.safe_path else sys.path[:1]
-    del sys.path[: len(own)]
+def spec_of_torshrun(name: str) -> ModuleSpec | None:
+    """Of a module that is torshrun's run; None where torchrun is to go on, which a line tells."""
     reason = why_not(sys.argv[1:], os.environ)
     if reason:
-        sys.path[:0] = own
         tell(reason)
-        return
-    from torshrun.__main__ import main
+        return None
+    return ModuleSpec(name, _Run())
 
-    main()
+
+class _Run(Loader):
+    """Runs torshrun with torchrun's arguments, and ends the process. While a module is looked for
+    the import lock is held, which torshrun's threads need; here it is not.
+    """
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        if not sys.flags.safe_path:
+            del sys.path[0]  # of a script or of -m: none of torshrun's imports are to be there
+        from torshrun.__main__ import main
+
+        main()
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        raise AssertionError("torshrun has ended the process")
