@@ -74,7 +74,7 @@ def init_process_group(
         from torsh_runtime.integrations.torch.allocator import tune_allocator
 
         tune_allocator()  # before there is a model, for torch asks for huge pages from then on
-    group = _open(kind, env, seconds(timeout, DEFAULT_TIMEOUT))
+    group = open_group(kind, env, seconds(timeout, DEFAULT_TIMEOUT))
     set_default_group(group)
     page = own_page()
     if page is not None:
@@ -165,7 +165,9 @@ def _staying(group: ProcessGroup, excluded: Sequence[int]) -> list[int]:
     return staying
 
 
-def _open(kind: BackendKind | None, env: WorkerEnv, timeout: float) -> ProcessGroup:
+def open_group(kind: BackendKind | None, env: WorkerEnv, timeout: float) -> ProcessGroup:
+    """The group of all ranks of a job, which is not the default group. `timeout`: for meeting them,
+    and for operations. Raises what init_process_group() raises."""
     late = LateJob(env, timeout) if env.world_size == 1 else None
     if late is not None and kind in ALONE:
         return JobGroup(SingleBackend(kind), timeout, late)

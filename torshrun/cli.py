@@ -93,7 +93,7 @@ def _answer(line: CommandLine) -> int:
         return _print(plan(job, os.environ))
     job, notes = resolve(request, os.environ, is_debugged=follows_processes())
     _tell(*notes)
-    from torshrun.launch import launch
+    from torshrun.composition import launch
 
     return _ended(launch(job), job)
 

@@ -118,6 +118,22 @@ finally:
     assert cause["ranks"] == [1]
 
 
+def test_who_only_said_that_it_could_not_make_a_file_is_named(torshrun: Launcher) -> None:
+    script = (
+        STEPS
+        + """
+if rank == 0:
+    print("could not write vocab.json: keys must be str", file=sys.stderr)
+tr.barrier()
+if rank: open("vocab.json")
+tr.barrier()
+"""
+    )
+    err, cause = run(torshrun, script, "--nproc-per-node=3")
+    assert verdict(cause) == ([0], "likely", "file missing")
+    assert "went on (could not write vocab.json: keys must be str)" in err
+
+
 def test_a_stopped_process_is_named(torshrun: Launcher) -> None:
     script = STEPS + "if rank == 0: os.kill(os.getpid(), signal.SIGSTOP)\ntr.barrier()"
     err, cause = run(torshrun, script, "--nproc-per-node=2")

@@ -320,14 +320,15 @@ class Announcer:
                 f"a network file system)."
             )
         alone = self._config.rendezvous is None
-        self._say(describe(found.explained, self._outlook(report), is_partial=not alone))
+        text = describe(found.explained, self._outlook(report), is_partial=not alone)
+        self._say(text)
         if cause is not None:
             end = _end_of(cause.rank, cause.pid, cause.status, cause.seconds)
             if cause.raised:  # whoever stopped it after that
                 end |= {"code": cause.code, "signal": ""}
             more = {"host": cause.host, "kind": found.kind, "summary": found.summary}
             self.emit("worker_failed", **end, **more, log=cause.log)
-            self._tell_above(cause, report)
+            self._tell_above(cause, report, text)
         self._own_finding = found.finding
         if found.finding and alone:
             self.found(found.finding)
@@ -403,13 +404,13 @@ class Announcer:
             evidence=finding.evidence,
         )
 
-    def _tell_above(self, cause: Exit, report: protocol.ReportFailure) -> None:
+    def _tell_above(self, cause: Exit, report: protocol.ReportFailure, text: str) -> None:
         above = self._config.error_file
         if above and report.sequel != "restart":
             from torshrun.failure.error_file import write_account
 
             with contextlib.suppress(OSError):
-                write_account(above, cause, time.time())
+                write_account(above, cause, time.time(), text)
 
     def _outlook(self, report: protocol.ReportFailure) -> str:
         budget = self._config.max_restarts

@@ -122,6 +122,8 @@ class Diagnosis:
     """Tells what the nodes' common clock is at a moment of this node's."""
 
     def __post_init__(self) -> None:
+        self._looking = asyncio.Lock()
+        """Held while it is looked up what ranks could not have: findings go by that."""
         self.begin()
 
     def prepare(self) -> None:
@@ -175,7 +177,8 @@ class Diagnosis:
         pages = a_round.pages.read() if a_round else ()
         initialised = any(each.initialised for each in pages)
         recorded = self._recorded(endings, a_round)
-        found = await in_thread(partial(self._examine, endings, oom, initialised, recorded))
+        async with self._looking:
+            found = await in_thread(partial(self._examine, endings, oom, initialised, recorded))
         if a_round and self.folder and endings:
             await in_thread(partial(self._keep, self.folder, endings, recorded, found))
         return found
@@ -235,7 +238,8 @@ class Diagnosis:
         `ranks` are those of this node, by pid.
         """
         failed = [ending for ending in endings if ending.status]
-        return bool(failed) and await in_thread(partial(self._all_blame, failed, ranks))
+        async with self._looking:
+            return bool(failed) and await in_thread(partial(self._all_blame, failed, ranks))
 
     def _all_blame(self, failed: Sequence[Worker], ranks: Mapping[int, int]) -> bool:
         from torshrun.failure.cause import blamed

@@ -46,7 +46,7 @@ Run:
     Run SCRIPT by runpy.run_path; wins over --module and --no-python.
 --run-id --rdzv-id NAME = (a new one with one node, else none)
     Name of the job, the workers' TORCHELASTIC_RUN_ID.
---role NAME = default
+--role ROLE = default
     Role of the workers, their ROLE_NAME.
 --virtual-local-rank
     Every worker sees LOCAL_RANK 0 and only its own GPU, in CUDA_VISIBLE_DEVICES.
@@ -226,6 +226,7 @@ _KINDS: Mapping[str, Kind] = {
     "NAMES": Kind(values.signals, is_list=True),
     "PORT": Kind(values.port),
     "RANKS": Kind(values.ranks, is_list=True),
+    "ROLE": Kind(values.role),
     "RATIO": Kind(values.ratio),
     "SECONDS": Kind(values.seconds),
     "SIZE": Kind(values.size),

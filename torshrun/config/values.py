@@ -151,6 +151,11 @@ def words(text: str) -> str:
     return text
 
 
+def role(text: str) -> str:
+    """An empty one, which TorchX gives, is the default: a worker has none without a name."""
+    return words(text or "default")
+
+
 def template(text: str) -> str:
     """What a line of a worker's output begins with, with _PLACES; "" is nothing."""
     from string import Template

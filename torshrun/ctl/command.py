@@ -38,8 +38,8 @@ _CLEAR = "\x1b[H\x1b[2J"
 _HELP = (
     "Look at a job of several nodes, change its size, take nodes out of it, or end it. RUN is its "
     "--rdzv-id. See what its ranks do, or what is wrong with them (explain, flight, stacks, top, "
-    "trace). Or find what would keep jobs from running here (doctor), or write scripts that start "
-    "one (render).\n\n"
+    "trace). Or find what would keep jobs from running here (doctor), write scripts that start one "
+    "(render), or let torshrun stand in for torchrun (shim).\n\n"
     "Say where its nodes meet by the options that torshrun was given there, or by its variables: "
     "TORSH_RDZV_BACKEND, TORSH_RDZV_ENDPOINT, TORSH_RDZV_CONF, TORSH_SECRET_FILE (also as PET_*), "
     "TORSH_SECRET. Of a run of Slurm's, slurm-17.0, nothing need be said on the cluster.\n\n"
@@ -252,6 +252,20 @@ def render(target: str, path: str, output: str, force: bool) -> None:
     else:
         name = f"{job.name}{kind.suffix}"
         click.echo(write(text, output, name, mode=kind.mode, force=force))
+
+
+@command.command(short_help="Let torshrun stand in for torchrun here, or no longer.")
+@click.argument("action", metavar="install|remove|status")
+def shim(action: str) -> None:
+    """Let torshrun be what starts where torchrun is called in this Python environment: by the
+    command, python -m torch.distributed.run, elastic_launch, accelerate launch and others
+    (docs/shim.md). TORSHRUN_AS_TORCHRUN=1, or 0, in the environment counts more than that.
+
+    Exit codes: 0 done; 1 the file cannot be written or removed; 2 wrong usage, or not possible.
+    """
+    from torshrun.ctl.shim import carry_out
+
+    click.echo(carry_out(values.one_of("install", "remove", "status")(action)))
 
 
 for _each in COMMANDS:

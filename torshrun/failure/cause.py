@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from torshrun.failure.asides import muttered, thread_error, unmade, warning
 from torshrun.failure.blame import Blame, from_words
 from torshrun.failure.by_signal import SIGNALS
 from torshrun.failure.exits import Exit, OomEvidence, how, where
@@ -18,7 +19,6 @@ from torshrun.failure.kinds import Kind, Reading, of_ranks
 from torshrun.failure.last_words import (
     CRASHES,
     Words,
-    find_thread_error,
     find_trace,
     last_words,
     said_last,
@@ -27,7 +27,7 @@ from torshrun.failure.last_words import (
 )
 from torshrun.failure.likeness import likeness
 from torshrun.failure.patterns import USAGE
-from torshrun.failure.signs import by_frame, by_words, crash_in, of_child
+from torshrun.failure.signs import by_frames, by_words, crash_in, of_child
 from torshrun.failure.standing import Standing, from_stack, from_trace
 from torshrun.failure.trails import NOTHING as NOTHING_RECORDED
 from torshrun.failure.trails import Concluded
@@ -35,15 +35,11 @@ from torshrun.failure.witness import End, Witness
 from torshrun.signals import signal_name
 from torshrun.text import printable_lines, size
 
-_MUTTERED = 200  # lines of stderr in which a worker may complain while it goes on
-_COMPLAINS = re.compile(rb"client socket has|ailed to connect")
-_NATIVE_FRAME = re.compile(r"(?:\[rank\d+\]:)?frame #")
 _LAST = 5  # lines of stderr that count where there is no traceback; surely but the last one
 _LOST_CHILD = re.compile(
     r"killed by signal: Killed|terminated abruptly|SIGKILL|\bexit(?:ed with)? code:? (?:-9|137)\b"
 )
 _UNPICKLES = re.compile(r'/(?:comm/seal|distributed_c10d)\.py", line \d+, in (?:unpack|_tensor_to)')
-_NUMBERS = re.compile(rb"RuntimeWarning: (?:invalid value|divide by zero|overflow) encountered.*")
 _TO_CHILD = re.compile(
     r'/multiprocessing/(?:connection|queues|resource_sharer|managers)\.py", line'
 )
@@ -142,18 +138,19 @@ def witness(exit_: Exit, node: int = 0) -> Witness:
         standing=standing,
         peak=exit_.peak_rss_kib,
         versions=", ".join(f"{name} {it}" for name, it in exit_.account.versions.items()),
-        thread=_thread_error(exit_) if end == "stopped" else "",
-        warning=_warning(exit_),
+        thread=thread_error(exit_) if end == "stopped" else "",
+        warning=warning(exit_),
         looks_alone=bool(_ON_RANK.search(exit_.conditions)),
         child=exit_.child,
         handles=_handled(exit_) if end != "failed" else "",
         awaits=exit_.awaits if is_away else "",
         holder=exit_.holder if is_away else -1,
         rival=exit_.rival,
-        mutters=_muttered(exit_) if end == "stopped" else None,
+        mutters=muttered(exit_) if end == "stopped" else None,
+        unmade=unmade(exit_),
         is_frozen=exit_.state in ("T", "t"),
         is_deaf=exit_.state == "D",
-        is_busy=is_away and exit_.state == "R",
+        is_busy=is_away and exit_.state == "R" and not _pauses(exit_, standing),
         hung=exit_.hung,
     )
 
@@ -173,25 +170,12 @@ def _handled(exit_: Exit) -> str:
     return errors[-1].split("\n")[0][:_TOLD_CHARS] if errors else ""
 
 
-def _thread_error(exit_: Exit) -> str:
-    """The error that ended a thread of it; "" if none did."""
-    said = find_thread_error(exit_)
-    return said.split("\n")[0][:_TOLD_CHARS]
+def _pauses(exit_: Exit, standing: Standing | None) -> bool:
+    """Whether it only sleeps, again and again, although it had a processor just then."""
+    return bool(standing and standing.pauses) or bool(_IS_IDLE.search(exit_.spied))
 
 
-def _warning(exit_: Exit) -> str:
-    """A warning of numbers that are none, as numpy gives them; "" without."""
-    found = _NUMBERS.search(exit_.stderr)
-    return found[0].decode(errors="replace")[:_TOLD_CHARS] if found else ""
-
-
-def _muttered(exit_: Exit) -> Blame | None:
-    """Whom one that was stopped had complained about in vain, as torch's store does."""
-    if not _COMPLAINS.search(exit_.stderr):  # which is fast
-        return None
-    lines = printable_lines(exit_.stderr.decode("utf-8", "backslashreplace"))[-_MUTTERED:]
-    blames = (from_words([line]) for line in reversed(lines) if not _NATIVE_FRAME.match(line))
-    return next((blame for blame in blames if blame and blame.weak and blame.ranks), None)
+_IS_IDLE = re.compile(r"^.*\(idle\).*MainThread|^.*MainThread.*\(idle\)", re.MULTILINE)
 
 
 def _end(exit_: Exit) -> End:
@@ -296,7 +280,7 @@ def _diagnose(exit_: Exit) -> Reading:
     if impostor > 0 and _SERVES_STORE.search(trace) and not _OF_CHILD.search(whole):
         return Reading(Kind.USAGE, _TWICE_RANK_0.format(rank=impostor), _LEAVE_RANK)
     known = of_lock(said, words.lines) if words.errors else None
-    known = known or by_words(_texts(words), exit_.program) or by_frame(words.frame)
+    known = known or by_words(_texts(words), exit_.program) or by_frames(words.errors, words.lines)
     return known or _of_child(exit_, words) or _by_code(exit_, words)
 
 

@@ -16,15 +16,24 @@ def load_account(path: str) -> Account:
     return parse(read_text(path, ACCOUNT_BYTES))
 
 
-def write_account(path: str, cause: Exit, now: float) -> None:
-    """Leave the root cause where a launcher above this one reads it. Raises OSError."""
+def write_account(path: str, cause: Exit, now: float, report: str = "") -> None:
+    """Leave the root cause where a launcher above this one reads it, with what people are told of
+    it. Raises OSError.
+    """
     import json
 
     words = last_words(cause)
     message = {
         "message": words.errors[-1] if words.errors else f"rank {cause.rank}: {how(cause)}",
         "errorCode": cause.code,
-        "extraInfo": {"py_callstack": "\n".join(words.lines), "timestamp": str(int(now))},
+        "extraInfo": {
+            "py_callstack": "\n".join(words.lines),
+            "timestamp": str(int(now)),
+            "rank": cause.rank,
+            "pid": cause.pid,
+            "status": cause.status,
+            "report": report,
+        },
     }
     unfinished = Path(f"{path}.{os.getpid()}")
     try:

@@ -26,6 +26,7 @@ from torshrun.failure.wording import (
     evidence,
     manner_of,
     told,
+    with_backward,
     with_debugging,
 )
 from torshrun.text import format_ranks
@@ -48,7 +49,7 @@ def find(
         ranks=tuple(sorted(verdict.ranks)),
         nodes=tuple(sorted(verdict.nodes)),
         certainty=verdict.certainty,
-        reading=with_debugging(case, verdict.reading),
+        reading=with_backward(with_debugging(case, verdict.reading)),
         how=manner_of(case, verdict),
         evidence=(*recorded.lines, *evidence(case, verdict))[:MOST_EVIDENCE],
     )
@@ -136,6 +137,7 @@ def _no_progress(case: Case) -> Verdict:
 
 
 _JUDGES: Sequence[Callable[[Case], Verdict | None]] = (
+    unmade.not_made,
     unmade.given_up,
     held.held,
     own.own_failure,

@@ -65,6 +65,26 @@ PATTERNS = (
         "`python --version` between the nodes and the environment that it was built for.",
     ),
     Pattern(
+        Kind.VERSION,
+        r"(?<![\w.])(?P<name>[\w.]+)`? (?:was|were|has been|have been) removed "
+        r"(?:in|from|since|as of) (?:the )?"
+        r"(?P<version>(?!step|epoch|round)[A-Za-z]\w* v?\d+\.\d[\w.]*)|"
+        r"`(?P<old>[\w.]+)` was a deprecated alias[\s\S]*?"
+        r"deprecated in (?P<by>[A-Za-z]\w* [\d.]*\d)",
+        "The code was written for an older version of a library: {name} is gone (see its notes on "
+        "{version}{by}).",
+        "Use what its words name instead, or install the version of that library that the code was "
+        "written for, the same one on all nodes.",
+    ),
+    Pattern(
+        Kind.EXCEPTION,
+        r"^AttributeError: (?:partially initialized )?module '(?P<name>[\w.]+)' has no attribute "
+        r"'(?P<part>\w+)'",
+        "The module {name} has no {part}: it is of another version than the code was written for, "
+        "another file of that name is imported instead, or the name is a slip.",
+        "See which file it is (its __file__) and its version (`pip list`), the same on all nodes.",
+    ),
+    Pattern(
         Kind.IMPORT,
         r"\bNo module named '?(?P<name>[\w.]+)|"
         r"^ImportError: (?P<library>\S+\.so[\w.]*): |^ImportError: (?!cannot import name)|"
@@ -166,7 +186,7 @@ PATTERNS = (
     Pattern(
         Kind.CLOCK,
         r"certificate (?:is not yet valid|has expired)|[Cc]lock skew|RequestTimeTooSkewed|"
-        r"(?:time|date|stamp|modified|issued|created)\b.*\bin the future|not yet valid|"
+        r"\b(?:[mac]?time|date|\w*stamp|modified|issued|created)\b.*\bin the future|not yet valid|"
         r"ImmatureSignature|ExpiredSignature|token (?:is |has )?expired|clocks? (?:differ|drift)",
         "It goes by a time of day that does not fit: a clock is wrong, or something has expired.",
         "Compare `date` on the nodes, and let NTP or chrony set their clocks (`timedatectl`).",
@@ -222,8 +242,9 @@ PATTERNS = (
         r"not a gzipped file|CRC check failed|mmap an empty file|SafetensorError|"
         r"\b(?:file|checkpoint|archive|shard|data|header)\b.*\b(?:truncated|corrupt|damaged)|"
         r"\b(?:truncated|corrupt(?:ed)?|damaged)\b.*\b(?:file|checkpoint|archive|shard|data)\b|"
-        r"checksum|cannot reshape array of size \d+ into shape|mmap length is greater than file|"
-        r"buffer is smaller than requested size|unexpected end of (?:file|data)|"
+        r"\bchecksums?\b(?!.*\b(?:ranks?|param\w*|weights?|grad\w*|model)\b)|"
+        r"mmap length is greater than file|unexpected end of (?:file|data)|"
+        r"file seems not fully written|"
         r"^EOFError: (?!EOF when reading a line)|Cannot load file|"
         r"^(?:\w+\.)*CheckpointError: (?!.*(?:Permission denied|not permitted)).*"
         r"(?:that can be loaded\. .|makes no sense|no safetensors file|(?:is|are) lost)|"
@@ -234,7 +255,8 @@ PATTERNS = (
         Kind.NO_FILE,
         r"can't open file '(?P<path>[^'\n]+)|"
         r"^FileNotFoundError: .*?: '(?P<name>[^'\n]+)|^FileNotFoundError: |"
-        r"No such file or directory|^(?:IsA|NotA)DirectoryError: ",
+        r"No such file or directory|^(?:IsA|NotA)DirectoryError: |"
+        r"Parent directory (?P<folder>\S+) does not exist",
         "A file or directory is not where it is looked for: {name}.",
         "Paths that do not begin with / count from the directory in which torshrun was started; "
         "on several nodes the file has to be on each of them, or on a file system that all share.",
@@ -268,7 +290,7 @@ PATTERNS = (
         r"GPUs|(?:not compiled|not built|built without|compiled without) (?:with )?(?P<lib>\w+)|"
         r"No (?:CUDA|HIP|XPU) GPUs are available|Found no NVIDIA driver|[Nn]o GPUs? (?:was |were )?"
         r"found|invalid device ordinal|[Ii]nvalid (?:backend|device string)|[Uu]nknown backend|"
-        r"Duplicate GPU detected",
+        r"Duplicate GPU detected|deserialize object on (?:a )?(?P<device>[A-Z]+)",
         "It asks for {name}, and this machine, or the library that is installed here, has none, or "
         "fewer than it asks for.",
         "Choose what there is (the backend gloo, the device cpu), install a build that has it "
@@ -281,6 +303,14 @@ PATTERNS = (
         "It asked for input, and nobody can give it any: stdin is at its end.",
         "Give the script what it asks for by its arguments, the environment or a file; input(), a "
         "prompt or pdb cannot be answered in a job.",
+    ),
+    Pattern(
+        Kind.EXCEPTION,
+        r"^(?:bdb\.)?BdbQuit\b",
+        "A debugger (pdb) ended it: a breakpoint is left in, as breakpoint() or pdb.set_trace(), "
+        "and nobody can answer it, since stdin is closed or at its end; or somebody has quit it.",
+        "Take the breakpoint out: it stands at the program's own last line in the traceback, or "
+        "before that. PYTHONBREAKPOINT=0 has Python pass over breakpoint().",
     ),
     Pattern(
         Kind.USAGE,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import PurePath
 
 from torshrun.failure.kinds import Kind, Reading
@@ -44,17 +45,47 @@ def by_words(said: Iterable[str], program: str) -> Reading | None:
     return next(readings, None) or by_child("\n".join(reversed(texts)))
 
 
-def by_frame(frame: str) -> Reading | None:
-    """What is shown by the innermost call of an exception whose words say nothing."""
-    reads_file = _READERS.search(frame)
-    return Reading(Kind.DAMAGED_FILE, *DAMAGED) if reads_file else None
+def by_frames(errors: Sequence[str], lines: Sequence[str]) -> Reading | None:
+    """What is shown by where exceptions were raised whose words say nothing, by the lines of their
+    tracebacks: in a library that reads files, or, of sizes that do not fit, in a line that does.
+    """
+    heads = [number for number, line in enumerate(lines) if line.endswith(_HEADER)]
+    parts = [lines[start:end] for start, end in pairwise([*heads, len(lines)])]
+    for number, (error, part) in enumerate(zip(reversed(errors), reversed(parts), strict=False)):
+        place, source = _innermost(part)
+        is_of_size = _SIZES.search(error)
+        is_read = _READERS.search(place) and not _WRITES.search(f"{place}\n{source}")
+        if is_read and (is_of_size or not (number or _OF_NO_DAMAGE.search(error))):
+            return Reading(Kind.DAMAGED_FILE, *DAMAGED)
+        if is_of_size and _READS.search(source):
+            return Reading(Kind.DAMAGED_FILE, *DAMAGED)
+    return None
 
 
+def _innermost(lines: Sequence[str]) -> tuple[str, str]:
+    """The line of the innermost frame of a traceback, and what stands at that place."""
+    found = [n for n, line in enumerate(lines) if line.lstrip(" |").startswith('File "')]
+    if not found:
+        return "", ""
+    return lines[found[-1]], next(iter(lines[found[-1] + 1 :]), "")
+
+
+_HEADER = "Traceback (most recent call last):"
 _READERS = re.compile(
-    r"/numpy/lib/_?(?:format|npyio)\w*\.py:|/torch/serialization\.py:|/safetensors/|"
-    r"/(?:zipfile|gzip|tarfile|lzma|bz2|pickle)(?:/\w+)?\.py:"
+    r'/numpy/lib/_?(?:format\w*\.py"|npyio\w*\.py", line \d+, in load\b)|'
+    r'/torch/serialization\.py"|/safetensors/|'
+    r'/(?:zipfile|gzip|tarfile|lzma|bz2|pickle|_compression)(?:/\w+)?\.py"'
 )
 """Code that reads files which hold arrays, models and archives."""
+_WRITES = re.compile(r"\bin _?(?:save|write|dump)|Writer\b")
+_OF_NO_DAMAGE = re.compile(
+    r"^(?:\w+\.)*(?:KeyError|AttributeError|TypeError|NameError|NotImplementedError|PicklingError)\b|"
+    r"allow_pickle=False|pickled \(object\) data|deserialize object on|\bmode\b"
+)
+"""Of what a whole file does not hold, or of how it is to be read."""
+_SIZES = re.compile(r"cannot reshape array of size \d+|buffer is smaller than requested size")
+"""Of an array that was read from a file, or of any other."""
+_READS = re.compile(r"\b(?:fromfile|memmap|load|loadtxt|open)\(|\.(?:read|read_bytes)\(")
 
 
 def _by_pattern(said: str, program: str) -> Reading | None:

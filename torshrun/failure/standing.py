@@ -16,6 +16,8 @@ A_FILE = "a file to appear"
 KEYS = "store.wait"
 """The call of a rank that waits for keys of a store."""
 _MOST_LOCKS = 4
+IN_RETRY = "except of a loop"
+"""The clean-up in which it waits for its next attempt."""
 LINE_CHARS = 120
 """Characters of a line of source that are kept."""
 
@@ -57,6 +59,32 @@ class Standing:
     doing: str = ""
     """What it had noted that it did outside of collectives: "F5 of stage 1"; "" is nothing."""
 
+    @property
+    def cleans(self) -> bool:
+        """Whether it stands in a clean-up, and does not only wait there for its next attempt."""
+        return bool(self.cleanup) and (self.cleanup != IN_RETRY or bool(self.call))
+
+    @property
+    def pauses(self) -> bool:
+        """Whether it sleeps there, and seldom has something to do in between."""
+        return bool(_PAUSE.search(self.line))
+
+    @property
+    def in_group(self) -> str:
+        """The collective, with the group that the program's line gives to it if any; "" if that
+        line does not show it all.
+        """
+        calls = re.findall(rf"\b{re.escape(self.call)}(\({_WITHIN}\))", self.line)
+        if not self.call or len(calls) != 1 or "*" in calls[0]:
+            return ""
+        first, *others = _NESTED.sub("", calls[0][1:-1]).split(",")
+        if len([each for each in others if "=" not in each and each.strip()]) > 1:
+            return ""  # the group may be one of them
+        named = _OF_GROUP.search(calls[0])
+        alone = first.strip() if self.call == "barrier" and "=" not in first else ""
+        group = named[1] if named else alone
+        return f"{self.call}(group={group})" if group and not _WORLD.search(group) else self.call
+
     def __str__(self) -> str:
         where = f"in {self.full or self.call}" if self.call else "in no collective"
         if self.instead >= 0:
@@ -65,6 +93,13 @@ class Standing:
         where = ", ".join(filter(None, (where, doing, self.mesh and f"at {self.mesh}")))
         line = f": {self.line}" if self.line and not self.call else ""
         return f"{where}, at {self.place}{line}" if self.place else where
+
+
+_PAUSE = re.compile(r"\bsleep\(")
+_WITHIN = r"(?:[^()]|\([^()]*\))*"
+_NESTED = re.compile(r"\([^()]*\)|\[[^\[\]]*\]")
+_OF_GROUP = re.compile(r"\bgroup\s*=\s*([\w.]+(?:\[[^\[\],]*\]|\([^()]*\))?)")
+_WORLD = re.compile(r"(?:^|\.)(?:None|WORLD)$")
 
 
 class _Frame(NamedTuple):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from torshrun.failure.case import Case, call_of
+from torshrun.failure.finding import Certainty
 from torshrun.failure.kinds import Kind, Reading
+from torshrun.failure.signs import by_words
 from torshrun.failure.standing import A_FILE, KEYS
 from torshrun.failure.witness import Witness
 from torshrun.failure.wording import Verdict, where_it_waits
@@ -20,18 +23,19 @@ def unmade(case: Case) -> Verdict | None:
     if not waiting:
         return None
     others = [each for each in case.witnesses if each not in waiting]
-    who, at = format_ranks([each.rank for each in waiting]), waiting[0].standing
+    who, at = _ranks(waiting), waiting[0].standing
     assert at
-    is_key = at.call == KEYS
+    is_key = _asks(waiting[0])
     what = where_it_waits(waiting[0]) if is_key else f"{A_FILE} ({at.line}, at {at.place})"
     why = f"{who} waited {'in' if is_key else 'for'} {what}, which no rank had made."
     if not others:
         return Verdict((), "likely", Reading(Kind.HUNG, why, _MAKE))
     apart = [each for each in others if not call_of(each)] or others * is_key
     if not apart:
-        return None
+        makers = [each for each in others if each.unmade]
+        return _of_makers(makers, why) if makers else None
     why += f" Meanwhile {'; '.join(map(_does, apart[:_MOST_SHOWN]))}."
-    return Verdict([each.rank for each in apart], "likely", Reading(Kind.MISSING, why, _MAKE))
+    return Verdict([each.rank for each in apart], "likely", _absent(apart, why, _MAKE))
 
 
 _MOST_SHOWN = 4
@@ -44,7 +48,34 @@ _MAKE = (
 
 def _waits(witness: Witness) -> bool:
     at = witness.standing
-    return bool(at and (at.waits_for == A_FILE or at.call == KEYS))
+    return bool(at and at.waits_for == A_FILE) or _asks(witness)
+
+
+def _asks(witness: Witness) -> bool:
+    """Whether it waits for keys of the store."""
+    return bool(witness.standing and witness.standing.call == KEYS)
+
+
+def _ranks(witnesses: Sequence[Witness]) -> str:
+    return format_ranks([each.rank for each in witnesses])
+
+
+def _absent(apart: Sequence[Witness], why: str, advice: str) -> Reading:
+    """What is said of ranks that have not made what others wait for: in a clean-up most likely an
+    exception has kept them from it.
+    """
+    if not all(each.standing and each.standing.cleans for each in apart):
+        return Reading(Kind.MISSING, why, advice)
+    handled = next((each.handles for each in apart if each.handles), "")
+    what = f"{_ranks(apart)} stood in a clean-up (finally or except): most likely an exception"
+    what += f" ({handled})" if handled else ""
+    return Reading(Kind.EXCEPTION, f"{why} {what} had ended the work there.", _LET_IT_OUT)
+
+
+_LET_IT_OUT = (
+    "Mend what raised it. A clean-up that takes long keeps the exception from being shown, and "
+    "others from knowing of it: let it out first, or tell the others."
+)
 
 
 def _does(witness: Witness) -> str:
@@ -83,6 +114,51 @@ _UNSET = re.compile(
 _SAME_KEY = "Compare the names of keys that ranks set and ask for, with their prefixes."
 
 
+def not_made(case: Case) -> Verdict | None:
+    """Who said that it could not make the file that others then did not find, and went on."""
+    own = case.own
+    missing = [_names(each) for each in own]
+    if not own or not all(missing):
+        return None
+    common = set.intersection(*missing)
+    makers = [
+        each
+        for each in case.witnesses
+        if not each.is_own and any(_is_named(name, each.unmade) for name in common)
+    ]
+    return _of_makers(makers, f"Meanwhile {_ranks(own)} did not find it.") if makers else None
+
+
+def _of_makers(makers: Sequence[Witness], lack: str) -> Verdict:
+    """Of ranks that said they could not make a file, which others lack."""
+    first = makers[0]
+    known = by_words([first.unmade], "")
+    why = f"{_ranks(makers)} could not make a file, and went on ({first.unmade}). {lack}"
+    kind = known.kind if known else Kind.NO_FILE
+    certainty: Certainty = "likely" if len(makers) == 1 else "undecided"
+    return Verdict([each.rank for each in makers], certainty, Reading(kind, why, _TELL))
+
+
+_TELL = (
+    "Its own words say why it could not. Let such an error end the rank, or tell the others "
+    "whether the file is there, as by a broadcast, before they look for it."
+)
+
+
+def _names(witness: Witness) -> set[str]:
+    """The files that it did not find, or for which it gave up waiting, without their folders."""
+    if witness.reading.kind is not Kind.NO_FILE and not _GAVE_UP.search(witness.said):
+        return set()
+    return {name.rpartition("/")[2] for name in _FILE.findall(witness.said)}
+
+
+_FILE = re.compile(r"(?<=')[^'\n]+(?=')|[\w./-]*[\w-]\.[A-Za-z]\w*")
+
+
+def _is_named(name: str, said: str) -> bool:
+    return bool(name) and re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", said) is not None
+
+
 def given_up(case: Case) -> Verdict | None:
     """Most ranks gave up waiting for something of their own, in the same way, while the others were
     at work elsewhere, outside of collectives.
@@ -95,7 +171,7 @@ def given_up(case: Case) -> Verdict | None:
         return None
     why = f"{format_ranks([each.rank for each in own])} gave up waiting ({own[0].said}), while "
     why += f"{'; '.join(map(_does, still[:_MOST_SHOWN]))}: most likely for what is done there."
-    return Verdict([each.rank for each in still], "likely", Reading(Kind.MISSING, why, _LONGER))
+    return Verdict([each.rank for each in still], "likely", _absent(still, why, _LONGER))
 
 
 _GAVE_UP = re.compile(r"^(?:\w+\.)*(?:Timeout\w*|\w*Timeout(?:Error)?)\b")

@@ -9,11 +9,12 @@ from collections.abc import Collection, Mapping
 from torshrun.failure.between_two import NO_COUNTERPART, unmet
 from torshrun.failure.case import MESSAGES, Case, call_of, comparable
 from torshrun.failure.disagreement import odd_one
+from torshrun.failure.finding import Certainty
 from torshrun.failure.kinds import Kind, Reading, of_ranks
 from torshrun.failure.meeting import different_groups
 from torshrun.failure.nodes import lost, ranks_of
 from torshrun.failure.signs import by_words
-from torshrun.failure.standing import Standing
+from torshrun.failure.standing import IN_RETRY
 from torshrun.failure.witness import Witness
 from torshrun.failure.wording import Verdict, differ, full_call, listed, told, where_it_waits
 from torshrun.procfs import UNREAD
@@ -68,7 +69,7 @@ _TO_ALL = (
 
 def cleaning(case: Case) -> Verdict | None:
     """Who stood in a clean-up while the others still waited in what comes before it."""
-    there = {each.rank for each in case.witnesses if each.standing and _cleans(each.standing)}
+    there = {each.rank for each in case.witnesses if each.standing and each.standing.cleans}
     ranks = {rank for rank in there if case.by_rank[rank].end == "stopped"}
     waiting = [each.rank for each in case.waiting if each.rank not in there]
     if not ranks or not waiting:
@@ -77,11 +78,6 @@ def cleaning(case: Case) -> Verdict | None:
     why = f"{who} stood in a clean-up (finally or except), while {format_ranks(waiting)} waited in "
     why += f"{call}: most likely an exception ended its work there, which it could not report yet."
     return Verdict(ranks, "likely", Reading(Kind.EXCEPTION, why, _LET_IT_OUT))
-
-
-def _cleans(at: Standing) -> bool:
-    """Whether it stands in a clean-up, and does not only wait there for its next attempt."""
-    return bool(at.cleanup) and (at.cleanup != "except of a loop" or bool(at.call))
 
 
 _LET_IT_OUT = (
@@ -135,16 +131,33 @@ def _mutual(case: Case, ranks: Collection[int], calls: Mapping[int, str]) -> Ver
         return Verdict(ranks, "undecided", differ(ranks, told_calls))
     if len(names) > 1 and not names & MESSAGES:
         return Verdict(ranks, "undecided", differ(ranks, calls))
-    seen = {each.rank: full_call(each) for each in case.of(ranks) if _is_seen(each)}
-    if len(names) == 1 and seen.keys() == {*ranks} and len({*map(comparable, seen.values())}) > 1:
-        odd = odd_one(seen)
-        unlike = ranks if odd is None else {odd}
-        return Verdict(unlike, "undecided" if odd is None else "likely", differ(unlike, seen))
+    if len(names) == 1:
+        for known in (_seen(case, ranks), _in_groups(case, ranks)):
+            if len({*map(comparable, known.values())}) > 1:
+                odd = odd_one(known)
+                unlike = ranks if odd is None else {odd}
+                certainty: Certainty = "undecided" if odd is None else "likely"
+                return Verdict(unlike, certainty, differ(unlike, known))
     alike = case.do_the_same(ranks)
     if alike and not names <= MESSAGES:
         return Verdict(ranks, "undecided", of_ranks(Kind.NETWORK, who, "", "", _IN_VAIN))
+    if not alike and len(names) == 1:
+        what = listed({each.rank: where_it_waits(each) for each in case.of(ranks)})
     deadlock = of_ranks(Kind.DEADLOCK, who, "", "each other", what)
     return Verdict(ranks, "likely" if alike else "undecided", deadlock)
+
+
+def _seen(case: Case, ranks: Collection[int]) -> Mapping[int, str]:
+    """Their calls, as their stacks show them; {} if one does not."""
+    found = {each.rank: full_call(each) for each in case.of(ranks) if _is_seen(each)}
+    return found if found.keys() == {*ranks} else {}
+
+
+def _in_groups(case: Case, ranks: Collection[int]) -> Mapping[int, str]:
+    """Their calls with the groups that their lines give to them; {} if one does not show it."""
+    stands = [(each.rank, each.standing) for each in case.of(ranks)]
+    found = {rank: at.in_group for rank, at in stands if at and at.group < 0 and at.in_group}
+    return found if found.keys() == {*ranks} else {}
 
 
 def _is_seen(witness: Witness) -> bool:
@@ -176,8 +189,9 @@ def _why_absent(case: Case, ranks: Collection[int]) -> Reading:
     awaited = next((each.standing.waits_for for each in found if each.standing), "")
     thing = next((each.awaits for each in found if each.awaits), "")
     locks = next((each.standing.locks for each in found if each.standing), "")
-    if awaited == "a lock file":
-        return told(case, Kind.HUNG, ranks, f"{awaited}, {_LEFT_BEHIND}")
+    in_the_way = next(filter(None, map(_in_the_way, found)), "")
+    if awaited == "a lock file" or in_the_way:
+        return told(case, Kind.HUNG, ranks, in_the_way or f"{awaited}, {_LEFT_BEHIND}")
     if awaited == "a lock" and not thing:
         what = f"{_LOCKS}: {locks}" if locks else awaited
         told_of = told(case, Kind.HUNG, ranks, what)
@@ -193,6 +207,15 @@ def _why_absent(case: Case, ranks: Collection[int]) -> Reading:
     return told(case, Kind.HUNG if thing else Kind.MISSING, ranks, thing)
 
 
+def _in_the_way(witness: Witness) -> str:
+    """The file that it tries to make again and again, and that is there already; "" is none."""
+    tries = witness.standing and witness.standing.cleanup == IN_RETRY
+    found = _IS_THERE.search(witness.handles) if tries else None
+    return f"the file {found[1]} to go away, {_LEFT_OR_HELD}" if found else ""
+
+
+_LEFT_OR_HELD = "which another process has made, or one that was killed has left behind"
+_IS_THERE = re.compile(r"^FileExistsError: .*: ('[^'\n]+')$")
 _LOCKS = "locks that threads of its own hold, most likely each the other's"
 _LOCK_ORDER = (
     "Take locks in the same order in all threads, and let go of them before a collective, a fork "

@@ -68,6 +68,8 @@ class Witness:
     """The rank that held the port or the lock that it could not have; -1 is none that is known."""
     mutters: Blame | None = None
     """Whom it complained about while it still ran; None: nobody."""
+    unmade: str = ""
+    """Where it said that it could not make a file; "" if it did not."""
     is_frozen: bool = False
     """Whether its process stood still by a signal or a debugger."""
     is_deaf: bool = False

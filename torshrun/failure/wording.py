@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
@@ -69,6 +70,20 @@ def with_debugging(case: Case, reading: Reading) -> Reading:
 
 
 _DEBUGGING = "TORCH_DISTRIBUTED_DEBUG=DETAIL has torch name both calls."
+
+
+def with_backward(reading: Reading) -> Reading:
+    """With what ranks wait for in backward(), where that is a call that it tells of."""
+    if not _IN_BACKWARD.search(reading.why):
+        return reading
+    return reading._replace(advice=f"{reading.advice} {_BACKWARD}".strip())
+
+
+_IN_BACKWARD = re.compile(r"\b(?:called|waited in) backward\b|\(backward\)")
+_BACKWARD = (
+    "backward() exchanges gradients with the other ranks: by all_reduce in "
+    "DistributedDataParallel, by reduce_scatter and all_gather in FSDP."
+)
 
 
 def _calls(witness: Witness) -> Mapping[int, str]:

@@ -110,7 +110,7 @@ def _run(wire: Wire, facts: Mapping[str, Any]) -> int:
     os.environ["PWD"] = directory
     os.environ.update(facts["exports"])
     job = resolve(_request(facts), {**os.environ, **facts["credentials"]}).job
-    from torshrun.launch import launch
+    from torshrun.composition import launch
 
     if not wire.guard(facts["grace"], facts["stop_signal"]):
         raise ConfigError("the connection has ended before the job began")

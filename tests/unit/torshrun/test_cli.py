@@ -40,7 +40,7 @@ def run(*argv: str) -> Result:
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[LaunchConfig]:
     """What would have been launched; nothing is."""
-    import torshrun.launch
+    import torshrun.composition
 
     jobs: list[LaunchConfig] = []
 
@@ -48,7 +48,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[LaunchConfig]:
         jobs.append(job)
         return 42
 
-    monkeypatch.setattr(torshrun.launch, "launch", launch)
+    monkeypatch.setattr(torshrun.composition, "launch", launch)
     return jobs
 
 
@@ -272,4 +272,4 @@ def test_help_loads_little() -> None:
     loaded = set(json.loads(done.stdout.splitlines()[-1]))
     heavy = {"numpy", "asyncio", "psutil", "yaml", "ctypes", "msgpack", "ssl", "socket", "click"}
     assert not loaded & heavy
-    assert "torshrun.launch" not in loaded
+    assert "torshrun.composition" not in loaded

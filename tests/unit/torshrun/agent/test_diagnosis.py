@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable
+import threading
+import time
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import pytest
 
 from torsh_runtime.contract import WorkerEnv
 from torshrun.agent.announcer import Announcer
-from torshrun.agent.diagnosis import Diagnosis
+from torshrun.agent.diagnosis import Diagnosis, Findings
 from torshrun.agent.protocol import ReportFailure
 from torshrun.agent.round import Round
 from torshrun.config.job import LaunchConfig, OutputConfig
@@ -123,3 +125,32 @@ def test_a_failure_before_any_group_was_made_is_one_at_the_start(
     )
     found = asyncio.run(diagnosis.findings([ending(0, 3, b"boom\n")], a_round))
     assert bool(found.startup) == said
+
+
+def test_findings_wait_until_it_is_known_who_has_what_a_rank_could_not_have() -> None:
+    """All workers may have ended before that has been looked up."""
+    order: list[str] = []
+    findings_began = threading.Event()
+
+    class Ordered(Diagnosis):
+        def _all_blame(self, failed: Sequence[Worker], ranks: Mapping[int, int]) -> bool:
+            findings_began.wait(30)
+            time.sleep(0.05)  # which findings that do not wait would use
+            order.append("looked")
+            return False
+
+        def _examine(self, *facts: Any) -> Findings:
+            order.append("examined")
+            return super()._examine(*facts)
+
+    async def both() -> None:
+        diagnosis = Ordered(OutputConfig(), None)
+        looking = asyncio.create_task(diagnosis.only_follow([ending(0, 1)], {}))
+        await asyncio.sleep(0)
+        findings = asyncio.create_task(diagnosis.findings([ending(0, 1)]))
+        await asyncio.sleep(0)
+        findings_began.set()
+        await asyncio.gather(looking, findings)
+
+    asyncio.run(both())
+    assert order == ["looked", "examined"]

@@ -400,3 +400,35 @@ def test_a_process_that_a_rank_had_started_may_well_be_its_own_rank_0() -> None:
     exit_ = an_exit(1, 1 << 8, stderr=child.encode())
     assert diagnose(exit_).kind is Kind.ADDRESS_IN_USE
     assert certainty(exit_, an_exit(0, 15, stopped=True)) == "likely"
+
+
+def test_who_wakes_up_again_and_again_does_not_compute() -> None:
+    """Its process may have a processor just when somebody looks."""
+
+    def is_busy(line: str, **facts: str) -> bool:
+        stack = (
+            f'Current thread 0x1 (most recent call first):\n  File "t.py", line 3 in f\n    {line}'
+        )
+        exit_ = an_exit(0, 15, stopped=True, state="R", stack=stack, **facts)
+        return explain([exit_], hang="no progress").witnesses[0].is_busy
+
+    assert is_busy("words += 1")
+    assert not is_busy("time.sleep(0.05)")
+    assert not is_busy("os.open(path, flags)", spied='Thread 7 (idle): "MainThread"')
+    assert is_busy("words += 1", spied='Thread 7 (active): "MainThread"\nThread 8 (idle): "t"')
+
+
+def test_who_says_that_it_could_not_make_a_file_is_heard() -> None:
+    def unmade(*lines: str) -> str:
+        stderr = "".join(f"{line}\n" for line in lines).encode()
+        return explain([an_exit(0, 15, stopped=True, stderr=stderr)], "hang").witnesses[0].unmade
+
+    for line in (
+        "WARNING:root:could not write vocab.json: keys must be str",
+        "Error saving out/model.pt",
+        "out/model.pt was not saved",
+        "PermissionError: [Errno 13] Permission denied: 'a.bin'",
+    ):
+        assert unmade("step 1", line, "step 2") == line
+    for line in ("could not read vocab.json", "could not write to the log", "wrote vocab.json"):
+        assert not unmade(line)

@@ -50,7 +50,7 @@ def test_what_is_no_file_is_no_account(tmp_path: Path) -> None:
 def test_the_root_cause_is_left_for_a_launcher_above(tmp_path: Path) -> None:
     path = tmp_path / "error.json"
     path.write_text("of an attempt before")
-    write_account(str(path), an_exit(3, 1 << 8, stderr=VALUE_ERROR), 1700000000.9)
+    write_account(str(path), an_exit(3, 1 << 8, stderr=VALUE_ERROR), 1700000000.9, "Rank 3 ...")
     assert json.loads(path.read_text()) == {
         "message": {
             "message": "ValueError: bad",
@@ -58,6 +58,10 @@ def test_the_root_cause_is_left_for_a_launcher_above(tmp_path: Path) -> None:
             "extraInfo": {
                 "py_callstack": VALUE_ERROR.decode().rstrip(),
                 "timestamp": "1700000000",
+                "rank": 3,
+                "pid": json.loads(path.read_text())["message"]["extraInfo"]["pid"],
+                "status": 256,
+                "report": "Rank 3 ...",
             },
         }
     }

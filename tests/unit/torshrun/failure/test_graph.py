@@ -926,6 +926,83 @@ def test_who_was_still_at_work_is_named_where_all_others_gave_up_waiting() -> No
     )
 
 
+def test_who_handles_an_exception_meanwhile_was_kept_by_that() -> None:
+    at = Standing(place="main (t.py:42)", line="time.sleep(2.5)", cleanup="except")
+    handling = stopped(0, at, handles="KeyError: 'validation'")
+    for others in ([gave_up(1), gave_up(2)], [stopped(1, FOR_FILE), stopped(2, FOR_FILE)]):
+        finding = found(handling, *others, hang="" if others[0].is_own else "no progress")
+        assert verdict(finding) == ((0,), "likely", Kind.EXCEPTION)
+        assert "most likely an exception (KeyError: 'validation')" in finding.reading.why
+    retrying = Standing(place="main (t.py:42)", line="time.sleep(2.5)", cleanup="except of a loop")
+    assert found(stopped(0, retrying), gave_up(1), gave_up(2)).reading.kind is Kind.MISSING
+
+
+NOT_WRITTEN = "WARNING:root:could not write vocab.json: keys must be str"
+LACKS = {"said": "FileNotFoundError: [Errno 2] No such file or directory: 'out/vocab.json'"}
+
+
+def test_who_could_not_make_the_file_that_others_did_not_find_is_named() -> None:
+    lack = [raised(rank, Kind.NO_FILE, alike="x", **LACKS) for rank in (1, 2)]
+    for rank_0 in (blames(0, 1, unmade=NOT_WRITTEN), done(0, unmade=NOT_WRITTEN)):
+        finding = found(rank_0, *lack)
+        assert verdict(finding) == ((0,), "likely", Kind.NO_FILE)
+        assert "rank 0 could not make a file, and went on (WARNING" in finding.reading.why
+    full = blames(0, 1, unmade="could not save vocab.json: No space left on device")
+    assert found(full, *lack).reading.kind is Kind.DISK_FULL
+    both = [blames(rank, 1, unmade=NOT_WRITTEN) for rank in (0, 3)]
+    assert verdict(found(*both, *lack))[:2] == ((0, 3), "undecided")
+    late = [gave_up(rank, said="TimeoutError: no vocab.json after 9 s") for rank in (1, 2)]
+    assert found(stopped(0, IN_BARRIER, unmade=NOT_WRITTEN), *late).ranks == (0,)
+    for other in ("could not write old-vocab.json", "could not write vocab.jsonl", ""):
+        assert found(blames(0, 1, unmade=other), *lack).ranks == (1, 2)
+    assert found(blames(0, 1, unmade=NOT_WRITTEN), raised(1, **LACKS)).ranks == (1,)
+
+
+def test_who_could_not_make_a_file_and_waits_for_those_who_wait_for_it_is_named() -> None:
+    waiting = [stopped(rank, FOR_FILE) for rank in (1, 2)]
+    finding = found(stopped(0, IN_BARRIER, unmade=NOT_WRITTEN), *waiting, hang="no progress")
+    assert verdict(finding) == ((0,), "likely", Kind.NO_FILE)
+    apart = stopped(0, AWAY)
+    in_barrier = stopped(3, IN_BARRIER, unmade=NOT_WRITTEN)
+    assert found(apart, in_barrier, *waiting, hang="no progress").ranks == (0,)
+
+
+def test_it_is_said_what_ranks_wait_for_in_backward() -> None:
+    ends = [stopped(rank, Standing(call="backward", place="t.py:32")) for rank in (0, 1)]
+    odd = found(*ends, stopped(2, IN_BARRIER), hang="no progress")
+    early = found(*(blames(rank, 2, op="backward") for rank in (0, 1)), done(2))
+    absent = found(*ends, stopped(2, AWAY), hang="no progress")
+    for finding, kind in ((odd, "mismatch"), (early, "early exit"), (absent, "missing")):
+        assert verdict(finding) == ((2,), "likely", Kind(kind))
+        assert "by all_reduce in DistributedDataParallel" in finding.reading.advice
+    other = found(stopped(0, IN_BARRIER), stopped(1, AWAY), hang="no progress")
+    assert "backward" not in other.reading.advice
+
+
+def in_line(rank: int, line: str, place: str) -> Witness:
+    return stopped(rank, Standing(call="barrier", line=line, place=place))
+
+
+def test_the_same_collective_of_another_group_is_a_disagreement() -> None:
+    default = [in_line(0, "dist.barrier()", "t.py:23"), in_line(2, "dist.barrier()", "t.py:39")]
+    finding = found(*default, in_line(1, "dist.barrier(group=g)  # all", "t.py:25"), hang="none")
+    assert verdict(finding) == ((1,), "likely", Kind.MISMATCH)
+    assert "ranks 0, 2 called barrier, rank 1 called barrier(group=g)" in finding.reading.why
+    two = found(default[0], in_line(1, "barrier(g)", "t.py:25"), hang="none")
+    assert verdict(two) == ((0, 1), "undecided", Kind.MISMATCH)
+    hidden = found(*default, in_line(1, "wait_for_all()", "t.py:25"), hang="none")
+    assert verdict(hidden) == ((0, 1, 2), "undecided", Kind.DEADLOCK)
+    assert "rank 1 called barrier at t.py:25" in hidden.reading.why
+
+
+def test_a_lock_file_that_is_in_the_way_is_named() -> None:
+    at = Standing(place="t.py:28", line="time.sleep(0.05)", cleanup="except of a loop")
+    error = "FileExistsError: [Errno 17] File exists: 'index.lock'"
+    finding = found(stopped(0, at, handles=error, is_busy=True), waits(1, 0), waits(2, 0))
+    assert verdict(finding) == ((0,), "likely", Kind.HUNG)
+    assert "the file 'index.lock' to go away, which another process has made" in finding.reading.why
+
+
 def test_who_gives_up_where_the_others_do_the_same_is_named_itself() -> None:
     others = [gave_up(rank, AWAY.place) for rank in (1, 2, 3)]
     assert found(stopped(0, AWAY), *others).ranks == (1, 2, 3)

@@ -293,3 +293,23 @@ def test_members_of_a_group_are_told_with_its_number() -> None:
     standing = from_stack(made)
     assert standing is not None
     assert standing.full == "new_group(ranks=[0, 1]) as its group 2"
+
+
+@pytest.mark.parametrize(
+    ("call", "line", "told"),
+    [
+        ("barrier", "dist.barrier()", "barrier"),
+        ("barrier", "dist.barrier(groups[rank])", "barrier(group=groups)"),
+        ("barrier", "dist.barrier(async_op=True)", "barrier"),
+        ("all_reduce", "dist.all_reduce(f(x, y), group=self.tp)", "all_reduce(group=self.tp)"),
+        ("all_reduce", "dist.all_reduce(x, op=SUM, group=dist.group.WORLD)", "all_reduce"),
+        ("all_reduce", "dist.all_reduce(x, SUM, tp)", ""),
+        ("all_reduce", "dist.all_reduce(x, **options)", ""),
+        ("all_reduce", "dist.all_reduce(x,", ""),
+        ("all_reduce", "average(x)", ""),
+    ],
+)
+def test_the_group_of_a_collective_is_told_where_the_line_shows_it(
+    call: str, line: str, told: str
+) -> None:
+    assert Standing(call=call, line=line).in_group == told

@@ -36,6 +36,7 @@ OWN = Witness(
     reading=Reading(Kind.IMPORT, "why", "advice"),
     said="ImportError: x",
     is_unsure=True,
+    unmade="could not write a.json",
     alike="abc",
     standing=Standing(place="train.py:3", line="import x"),
 )

@@ -1,0 +1,47 @@
+"""How many ranks there may be on Dask workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from torsh_runtime.errors import ConfigError
+
+pytest.importorskip("distributed", reason="needs Dask (the extra dask)")
+from torsh_runtime.integrations.dask.running import Limits
+
+FINE: dict[str, Any] = {
+    "num_workers": None,
+    "min_workers": 1,
+    "max_workers": None,
+    "max_restarts": 3,
+    "backend": None,
+    "timeout": 60.0,
+    "start_timeout": 60.0,
+}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_workers": 0},
+        {"num_workers": 2.0},
+        {"num_workers": True},
+        {"min_workers": 0},
+        {"min_workers": None},
+        {"max_restarts": -1},
+        {"num_workers": 2, "min_workers": 3},
+        {"num_workers": 3, "max_workers": 2},
+        {"min_workers": 3, "max_workers": 2},
+    ],
+)
+def test_what_makes_no_sense_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"workers|max_restarts"):
+        Limits(**{**FINE, **changes})
+
+
+def test_the_most_ranks_are_those_at_first_unless_more_may_come() -> None:
+    assert Limits(**FINE).most is None
+    assert Limits(**{**FINE, "num_workers": 2}).most == 2
+    assert Limits(**{**FINE, "num_workers": 2, "max_workers": 5}).most == 5

@@ -1,0 +1,172 @@
+"""One set of ranks on Dask workers: how it ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from distributed import wait
+
+from torsh_runtime.errors import CommError, CommTimeout, StoreError, WorkerFailed
+from torsh_runtime.integrations import placed
+from torsh_runtime.integrations.dask.workers import addresses, call
+from torsh_runtime.integrations.placed import RankRepeated, StartTimeout
+
+_PAUSE = 0.5
+"""Seconds between two looks at which workers there are."""
+_NOTICE = 10.0
+"""Seconds that the scheduler may take to notice a worker that its peers have lost."""
+_LEAVE = 60.0
+"""Seconds that ranks may take to end once one of them has."""
+_SETTLE = 2.0
+"""Seconds for which further workers may come before ranks begin again on those that came."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Why ranks ended before the function returned."""
+
+    lost: tuple[str, ...]
+    """The workers that have gone."""
+    came: int
+    """How many workers have come that ranks may be on."""
+
+    @property
+    def for_growth(self) -> bool:
+        """Whether no worker was lost."""
+        return not self.lost
+
+    def __str__(self) -> str:
+        if self.lost:
+            return f"Dask worker {', '.join(self.lost)} was lost"
+        return f"{self.came} Dask workers have come"
+
+
+class Attempt:
+    """The ranks that were begun together."""
+
+    def __init__(
+        self, client: Any, workers: Sequence[str], futures: Sequence[Any], most: int
+    ) -> None:
+        """Of each rank the worker and the future. `most`: the most ranks that there may be."""
+        self._client = client
+        self._workers = list(workers)
+        self._futures = list(futures)
+        self._most = most
+        self._grew: float | None = None
+
+    def outcome(self) -> list[Any] | Ended:
+        """What the ranks return, once all have, or why they ended before that. Raises what the
+        function raised, and WorkerFailed if ranks do not end.
+        """
+        while not self._is_over():
+            pending = [future for future in self._futures if not future.done()]
+            if not pending:
+                return [future.result(timeout=_LEAVE) for future in self._futures]
+            self._wait(pending, _PAUSE)
+        came = self._came() if not self._failed() and not self._lost() else 0
+        if came:
+            call(self._client, self._workers, placed.abort)
+        self._end(is_known=came > 0)
+        if came or self._lost():
+            return Ended(tuple(self._lost()), came)
+        raise self._cause()
+
+    def _is_over(self) -> bool:
+        """Whether a rank has failed or a worker was lost, or enough workers have come."""
+        if self._failed() or self._lost():
+            return True
+        if not self._came():
+            self._grew = None
+            return False
+        self._grew = self._grew or time.monotonic()
+        is_full = len(self._workers) + self._came() == self._most
+        return is_full or _is_past(self._grew + _SETTLE)
+
+    def _end(self, is_known: bool) -> None:
+        """Wait until all ranks have ended whose workers are there, and, unless it is known why,
+        until it is known which worker was lost that they blame.
+        """
+        deadline = time.monotonic() + _LEAVE
+        notice = time.monotonic() + _NOTICE
+        while True:
+            lost = self._lost()
+            pending = [
+                future
+                for address, future in zip(self._workers, self._futures, strict=True)
+                if address not in lost and not future.done()
+            ]
+            is_known = bool(is_known or lost or self._own() or _is_past(notice))
+            if self._late() or (not pending and is_known):
+                return
+            if pending and _is_past(deadline):
+                if self._errors() and not lost:
+                    return
+                where = [self._workers[self._futures.index(future)] for future in pending]
+                raise WorkerFailed(
+                    f"the ranks on Dask workers {', '.join(where)} still run {_LEAVE:g} s after "
+                    f"another one has ended: they do not come to a collective, which would end them"
+                )
+            if pending:
+                self._wait(pending, _PAUSE)
+            else:
+                time.sleep(_PAUSE)
+
+    def _cause(self) -> BaseException:
+        """The error that the others follow from."""
+        late = self._late()
+        if late is None:
+            return (self._own() or self._errors())[0]
+        where = ", ".join(self._workers[rank] for rank in late.missing)
+        detail = f", on {where}, which may have other tasks"
+        return CommTimeout(late.op, late.sequence, late.seconds, late.missing, detail)
+
+    def _late(self) -> StartTimeout | None:
+        """The error that ranks have not begun, if that is why others have ended."""
+        return next((error for error in self._errors() if isinstance(error, StartTimeout)), None)
+
+    def _failed(self) -> bool:
+        return any(future.done() and future.status != "finished" for future in self._futures)
+
+    def _errors(self) -> list[BaseException]:
+        found = map(_error, self._futures)
+        return [error for error in found if error is not None]
+
+    def _own(self) -> list[BaseException]:
+        """Errors that do not blame another rank."""
+        errors = self._errors()
+        return [error for error in errors if not isinstance(error, CommError | StoreError)]
+
+    def _lost(self) -> list[str]:
+        there = set(addresses(self._client))
+        return [
+            address
+            for address, future in zip(self._workers, self._futures, strict=True)
+            if address not in there or isinstance(_error(future), RankRepeated)
+        ]
+
+    def _came(self) -> int:
+        """How many ranks there may be more."""
+        new = set(addresses(self._client)) - set(self._workers)
+        return max(min(len(new), self._most - len(self._workers)), 0)
+
+    @staticmethod
+    def _wait(pending: Sequence[Any], seconds: float) -> None:
+        try:
+            wait(pending, timeout=seconds, return_when="FIRST_COMPLETED")
+        except TimeoutError:
+            return
+
+
+def _is_past(moment: float) -> bool:
+    return time.monotonic() > moment
+
+
+def _error(future: Any) -> BaseException | None:
+    """What a rank has raised; None if it has not, or not yet."""
+    error: BaseException | None = None
+    if future.done() and future.status != "finished":
+        error = future.exception(timeout=_LEAVE)
+    return error

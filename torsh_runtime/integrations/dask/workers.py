@@ -1,0 +1,68 @@
+"""The workers of a Dask cluster: which there are, and what is asked of their processes."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from torsh_runtime.errors import ConfigError, WorkerFailed
+from torsh_runtime.integrations import placed
+from torsh_runtime.integrations.placed import Place, Rendezvous
+from torsh_runtime.store.hosted import HostedStore
+
+ANSWER = 30.0
+"""Seconds that a worker's process may take to answer."""
+_served: dict[str, HostedStore] = {}
+"""The stores that this worker's process serves, by endpoint."""
+
+
+def addresses(client: Any) -> list[str]:
+    """All workers of the cluster, in order."""
+    return sorted(client.nthreads())
+
+
+def call(client: Any, workers: Sequence[str], function: Callable[..., Any], *args: Any) -> Any:
+    """What the function returns in each worker's process, by address; it is called at once, beside
+    the worker's tasks. WorkerFailed if a worker goes or does not answer."""
+
+    async def calling() -> Any:
+        return await client.run(function, *args, workers=list(workers))
+
+    try:
+        return client.sync(calling, callback_timeout=ANSWER)
+    except (OSError, TimeoutError) as error:
+        raise WorkerFailed(
+            f"a Dask worker of {', '.join(workers)} has gone or did not answer within "
+            f"{ANSWER:g} s ({error})"
+        ) from error
+
+
+def places(client: Any, workers: Sequence[str]) -> list[Place]:
+    """Where these workers are. ConfigError if several are one process."""
+    if any(address.startswith("inproc:") for address in workers):
+        raise ConfigError(
+            "the Dask workers are threads of one process, which can be one rank only: make the "
+            "cluster with processes, LocalCluster(processes=True)"
+        )
+    found = call(client, workers, _here)
+    return [found[address] for address in workers]
+
+
+def serve(host: str) -> Rendezvous:
+    """Serve a job's store in this process until stop_serving()."""
+    rendezvous, hosted = placed.serve(host)
+    _served[rendezvous.endpoint] = hosted
+    return rendezvous
+
+
+def stop_serving(endpoint: str) -> None:
+    """End the store that serve() has begun here."""
+    hosted = _served.pop(endpoint, None)
+    if hosted is not None:
+        hosted.close()
+
+
+def _here(dask_worker: Any) -> Place:
+    return Place.here(urlsplit(dask_worker.address).hostname or "127.0.0.1", socket.gethostname())

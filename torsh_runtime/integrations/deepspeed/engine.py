@@ -1,0 +1,340 @@
+"""DeepSpeedEngine: a model with its optimizer, schedule and loss scale, trained as DeepSpeed's
+engine of this name is."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.integrations.deepspeed import saving
+from torsh_runtime.integrations.deepspeed.config import DeepSpeedConfig
+from torsh_runtime.integrations.deepspeed.scaling import LossScaler
+from torsh_runtime.parallel.clipping import clip_grad_norm_
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What initialize() has made."""
+
+    wrapper: Any
+    """The model in DistributedDataParallel or FullyShardedDataParallel."""
+    optimizer: Any
+    lr_scheduler: Any
+    training_dataloader: Any
+    scaler: LossScaler | None
+
+
+class DeepSpeedEngine:
+    """A model that is trained by three calls for each batch:
+
+        loss = engine(inputs)
+        engine.backward(loss)
+        engine.step()
+
+    step() steps the optimizer once in gradient_accumulation_steps. All ranks make the same calls.
+    What the engine has not is the model's, such as parameters() and state_dict(). It can be taken
+    apart as what deepspeed.initialize() returns: engine, optimizer, dataloader, schedule.
+    """
+
+    def __init__(self, config: DeepSpeedConfig, group: ProcessGroup, parts: Parts) -> None:
+        self.config = config
+        self.process_group = group
+        self.wrapper, self.optimizer = parts.wrapper, parts.optimizer
+        self.lr_scheduler, self.scaler = parts.lr_scheduler, parts.scaler
+        self.training_dataloader = parts.training_dataloader
+        self.batch_sizes = config.batch_sizes(group.world_size)
+        self.global_rank, self.world_size = group.rank, group.world_size
+        self.local_rank = int(os.environ.get("LOCAL_RANK", 0))
+        self.global_steps = self.micro_steps = self.global_samples = self.skipped_steps = 0
+        self._boundary: bool | None = None
+        self._is_averaged = self._is_scaled = False
+        self._norm: float | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        """The engine, its optimizer, the loader of training_data and the schedule."""
+        yield from (self, self.optimizer, self.training_dataloader, self.lr_scheduler)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "wrapper":
+            raise AttributeError(name)
+        return getattr(self.wrapper, name)
+
+    @property
+    def module(self) -> Any:
+        """The model itself."""
+        return self.wrapper.module
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        found: torch.device = next(self.wrapper.parameters()).device
+        return found
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        """Call the model."""
+        is_last = self.is_gradient_accumulation_boundary()
+        if torch.is_grad_enabled():
+            self._is_averaged = is_last
+        with self._accumulating(), self._autocast():
+            return self.wrapper(*inputs, **named)
+
+    forward = __call__
+
+    def backward(self, loss: Any, retain_graph: bool = False, scale_wrt_gas: bool = True) -> Any:
+        """Add up the gradients of a loss, which is divided by gradient_accumulation_steps unless
+        scale_wrt_gas is false; the last pass of a step averages them over ranks. The loss, so
+        divided."""
+        scaled = self.scale(loss) if scale_wrt_gas else self._scaled(loss)
+        with self._accumulating():
+            scaled.backward(retain_graph=retain_graph)
+        return loss / self.batch_sizes.accumulation if scale_wrt_gas else loss
+
+    def scale(self, loss: Any) -> Any:
+        """A loss for `engine.scale(loss).backward()`, which does as engine.backward(loss) does: it
+        is divided by gradient_accumulation_steps and, with float16, multiplied with the scale."""
+        return self._scaled(_checked(loss) / self.batch_sizes.accumulation)
+
+    def _scaled(self, loss: Any) -> Any:
+        self._is_scaled = True
+        return _checked(loss) if self.scaler is None else self.scaler.scale(_checked(loss).float())
+
+    def step(self) -> None:
+        """Step the optimizer and the schedule, if this is the end of an accumulation, and drop the
+        gradients. With float16 a step whose gradients are not finite is skipped on all ranks."""
+        if self.optimizer is None:
+            raise ConfigError(
+                "step() needs an optimizer: name one in the DeepSpeed configuration, or pass it to "
+                "initialize()"
+            )
+        if not self._is_scaled and (self.scaler is not None or self.batch_sizes.accumulation > 1):
+            raise ConfigError(
+                "step() follows a loss.backward() of a loss that was neither divided by "
+                "gradient_accumulation_steps nor scaled: call engine.backward(loss), or "
+                "engine.scale(loss).backward()"
+            )
+        if self.is_gradient_accumulation_boundary():
+            self._step_optimizer()
+        self._is_scaled = False
+        self.micro_steps += 1
+
+    def _step_optimizer(self) -> None:
+        if not self._is_averaged:  # the model was called without the engine
+            self.wrapper.reduce_gradients()
+        has_stepped = self._apply()
+        self.wrapper.zero_grad()
+        self._is_averaged = False
+        if not has_stepped:
+            self.skipped_steps += 1
+        elif self.lr_scheduler is not None:
+            self.lr_scheduler.step()
+        self.global_steps += 1
+        self.global_samples += self.batch_sizes.train
+        every = self.config.get("steps_per_print")
+        if every and self.global_rank == 0 and self.global_steps % every == 0:
+            sys.stdout.write(
+                f"step={self.global_steps}, skipped={self.skipped_steps}, lr={self.get_lr()}, "
+                f"mom={self.get_mom()}\n"
+            )
+
+    def _apply(self) -> bool:
+        """Clip, and step the optimizer unless gradients have overflown."""
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
+        if self.config.gradient_clipping:
+            self._norm = clip_grad_norm_(self.wrapper, self.config.gradient_clipping)
+        if self.scaler is None:
+            self.optimizer.step()
+            return True
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return not self.scaler.has_overflown
+
+    def _accumulating(self) -> AbstractContextManager[None]:
+        """Within it gradients are added up without being averaged. Stages 2 and 3 average in each
+        backward pass, so that no rank has whole gradients."""
+        if self.is_gradient_accumulation_boundary() or self.config.stage >= 2:
+            return nullcontext()
+        found: AbstractContextManager[None] = self.wrapper.no_sync()
+        return found
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        dtype = self.config.autocast_dtype
+        if dtype is None:
+            return nullcontext()
+        found: AbstractContextManager[Any] = torch.autocast(
+            self.device.type, dtype=getattr(torch, dtype)
+        )
+        return found
+
+    def is_gradient_accumulation_boundary(self) -> bool:
+        """Whether the next step() steps the optimizer."""
+        if self._boundary is not None:
+            return self._boundary
+        return (self.micro_steps + 1) % self.batch_sizes.accumulation == 0
+
+    def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
+        """Say so, in place of counting calls of step()."""
+        self._boundary = is_boundary
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """A block in which gradients are added up, and step() is not called."""
+        before, self._boundary = self._boundary, False
+        try:
+            yield
+        finally:
+            self._boundary = before
+
+    def train(self, mode: bool = True) -> DeepSpeedEngine:
+        """As the model's."""
+        self.wrapper.train(mode)
+        return self
+
+    def eval(self) -> DeepSpeedEngine:
+        """As the model's."""
+        return self.train(False)
+
+    def train_batch_size(self) -> int:
+        """Samples of a step, of all ranks."""
+        return self.batch_sizes.train
+
+    def train_micro_batch_size_per_gpu(self) -> int:
+        """Samples of a backward pass on a rank."""
+        return self.batch_sizes.micro
+
+    def gradient_accumulation_steps(self) -> int:
+        """Backward passes for each step."""
+        return self.batch_sizes.accumulation
+
+    def zero_optimization_stage(self) -> int:
+        """The stage of ZeRO."""
+        return self.config.stage
+
+    def zero_optimization(self) -> bool:
+        """Whether the stage is more than 0."""
+        return self.config.stage > 0
+
+    def fp16_enabled(self) -> bool:
+        """Whether passes compute in float16."""
+        return self.config.computed_dtype == "float16"
+
+    def bfloat16_enabled(self) -> bool:
+        """Whether passes compute in bfloat16."""
+        return self.config.computed_dtype == "bfloat16"
+
+    def gradient_clipping(self) -> float:
+        """The largest norm of the gradient; 0: any."""
+        return self.config.gradient_clipping
+
+    def get_lr(self) -> list[float]:
+        """The learning rate of each group of the optimizer."""
+        return [] if self.optimizer is None else [g["lr"] for g in self.optimizer.param_groups]
+
+    def get_mom(self) -> list[Any]:
+        """The momentum or the betas of each group of the optimizer."""
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
+        return [group.get("betas", group.get("momentum", 0.0)) for group in groups]
+
+    def get_global_grad_norm(self) -> float | None:
+        """The norm of the last step's gradient before it was clipped; None without clipping."""
+        return self._norm
+
+    def loss_scale(self) -> float:
+        """What losses are multiplied with; 1 without float16."""
+        return 1.0 if self.scaler is None else self.scaler.get_scale()
+
+    @property
+    def cur_scale(self) -> float:
+        """As loss_scale()."""
+        return self.loss_scale()
+
+    def save_checkpoint(
+        self,
+        save_dir: str | Path,
+        tag: object = None,
+        client_state: dict[str, Any] | None = None,
+        save_latest: bool = True,
+    ) -> bool:
+        """Save model, optimizer, schedule, scale and counters, and `client_state`: numbers, texts,
+        arrays, and lists, tuples and dicts of them. All ranks call it.
+
+        tag: the name in save_dir, which all ranks see; None: "global_step" and the number of the
+            step. Saving the same tag again replaces what was there.
+        save_latest: have load_checkpoint() find it without a tag.
+
+        Raises CheckpointError on all ranks if one of them cannot write.
+        """
+        saving.save(self, Path(save_dir), tag, client_state or {}, save_latest)
+        return True
+
+    def load_checkpoint(
+        self,
+        load_dir: str | Path,
+        tag: object = None,
+        *,
+        load_optimizer_states: bool = True,
+        load_lr_scheduler_states: bool = True,
+        load_module_only: bool = False,
+    ) -> tuple[str | None, dict[str, Any]]:
+        """Load what save_checkpoint() saved, on any number of ranks with any stage. Returns its
+        path and client_state; (None, {}) without a tag if there is none. All ranks call it.
+
+        Raises CheckpointError on all ranks for a tag that is not there or does not fit.
+        """
+        leave_out = {
+            "optimizer": load_module_only or not load_optimizer_states,
+            "lr_scheduler": load_module_only or not load_lr_scheduler_states,
+            "scaler": load_module_only or not load_optimizer_states,
+            "counters": load_module_only,
+        }
+        left_out = {name for name, is_out in leave_out.items() if is_out}
+        return saving.load(self, Path(load_dir), tag, left_out)
+
+    def save_16bit_model(
+        self, save_dir: str | Path, save_filename: str = "pytorch_model.bin"
+    ) -> bool:
+        """Have rank 0 write the model's whole state_dict() by torch.save, in float16 or bfloat16 if
+        passes compute in it. All ranks call it."""
+        saving.save_model(self, Path(save_dir), save_filename)
+        return True
+
+    save_fp16_model = save_16bit_model
+
+    def state_dict(self) -> dict[str, Any]:
+        """The model's own, whole, under the names of the bare model. All ranks call it."""
+        found: dict[str, Any] = self._whole().state_dict()
+        return found
+
+    def destroy(self) -> None:
+        """Drop the gradients. The model's memory goes with the engine."""
+        self.wrapper.zero_grad()
+
+    module_state_dict = state_dict
+
+    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> Any:
+        """Take over what state_dict() gave. All ranks call it."""
+        return self._whole().load_state_dict(state_dict, strict=strict)
+
+    load_module_state_dict = load_state_dict
+
+    def _whole(self) -> Any:
+        """What reads and sets whole parameters by the names of the bare model."""
+        return self.wrapper if self.config.is_fully_sharded else self.module
+
+
+def _checked(loss: Any) -> torch.Tensor:
+    """A loss, which is one number. ConfigError for anything else."""
+    if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+        return loss
+    is_tensor = isinstance(loss, torch.Tensor)
+    told = f"one of shape {tuple(loss.shape)}" if is_tensor else f"a {type(loss).__name__}"
+    raise ConfigError(f"backward() takes a loss, one number in a tensor, and not {told}")

@@ -1,0 +1,47 @@
+"""The optimizer that a DeepSpeed configuration names."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.integrations.deepspeed.named import with_known
+
+_OF_ADAM = ("torch_adam", "adam_w_mode", "bias_correction", "fp32_optimizer_states")
+_LOWER = {"adam": "Adam", "adamw": "AdamW", "adagrad": "Adagrad", "sgd": "SGD"}
+
+
+def check_optimizer(kind: str, params: Mapping[str, Any]) -> None:
+    """ConfigError for an optimizer that is not there, or has no such arguments."""
+    made, named = _class_and_arguments(kind, params)
+    with_known(f"optimizer.params of {kind}", made, named)
+
+
+def make_optimizer(kind: str, params: Mapping[str, Any], parameters: Any) -> Any:
+    """The optimizer of this name over parameters, or groups of them."""
+    made, named = _class_and_arguments(kind, params)
+    try:
+        return made(parameters, **named)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"optimizer.params do not make a {kind}: {error}") from None
+
+
+def _class_and_arguments(kind: str, params: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    name = _LOWER.get(kind.lower(), kind)
+    named = {key: tuple(v) if isinstance(v, list) else v for key, v in params.items()}
+    if name in ("Adam", "AdamW"):
+        is_torch, is_decoupled = named.get("torch_adam"), named.get("adam_w_mode", True)
+        named = {key: value for key, value in named.items() if key not in _OF_ADAM}
+        name = "AdamW" if name == "AdamW" or is_decoupled else "Adam"
+        if not is_torch:
+            named.setdefault("weight_decay", 0.0)
+    found = getattr(torch.optim, name, None)
+    if not inspect.isclass(found) or not issubclass(found, torch.optim.Optimizer):
+        raise ConfigError(
+            f"optimizer.type is {kind!r}, which torch.optim has not: such as Adam, AdamW or SGD"
+        )
+    return found, named

@@ -1,0 +1,253 @@
+"""DistributedOptimizer: an optimizer of torch whose steps are the same on all ranks."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.integrations.horovod.torch.collectives import (
+    Adasum,
+    Average,
+    allreduce_async_,
+    grouped_allreduce_,
+    sparse_allreduce_async,
+    synchronize,
+)
+from torsh_runtime.integrations.horovod.torch.compression import Compression, Compressor
+from torsh_runtime.integrations.horovod.torch.world import (
+    ProcessSet,
+    global_process_set,
+    size,
+)
+
+Tensor = torch.Tensor
+
+if TYPE_CHECKING:
+    _Base = torch.optim.Optimizer
+else:
+    _Base = object  # the class of the optimizer comes behind it
+
+
+def DistributedOptimizer(  # noqa: N802  (Horovod's name for it)
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, Tensor]] | None = None,
+    compression: type[Compressor] = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: str = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """The optimizer, as one of its own class whose gradients are reduced over ranks.
+
+    A gradient's reduction begins when it is complete, in any order. step() waits for all of them;
+    so does synchronize(), for who changes gradients before `with optimizer.skip_synchronize():
+    optimizer.step()`. With op=Adasum each rank makes its own step, and these are combined.
+
+    named_parameters: the names that ranks' gradients are matched by; None: their order.
+    backward_passes_per_step: so many backward passes come before each step.
+    gradient_predivide_factor: divides before the sum; the rest of the average's division follows.
+    num_groups, groups: have no effect. sparse_as_dense: reduces sparse gradients as dense ones.
+    """
+    if backward_passes_per_step < 1:
+        raise ConfigError(f"backward_passes_per_step={backward_passes_per_step}: at least 1")
+    if gradient_predivide_factor != 1.0 and op != Average:
+        raise ConfigError(f"gradient_predivide_factor is for op=Average, not {op}")
+    is_adasum = op == Adasum and size() > 1
+    base = type(optimizer)
+    kind = _AdasumOptimizer if is_adasum else _AveragingOptimizer
+    made: Any = object.__new__(type(base.__name__, (kind, base), {}))
+    kept = {name: each for name, each in vars(optimizer).items() if name != "step"}
+    vars(made).update(kept)  # a scheduler may have put a `step` of its own there
+    made._options = {"op": op, "process_set": process_set}
+    if gradient_predivide_factor != 1.0:
+        factor = gradient_predivide_factor
+        made._options |= {"prescale_factor": 1 / factor, "postscale_factor": factor}
+    made._compression, made._sparse_as_dense = compression, sparse_as_dense
+    made._names = _names(made, named_parameters)
+    made.backward_passes_per_step = backward_passes_per_step
+    made._begin()
+    return made
+
+
+class _AveragingOptimizer(_Base):
+    """Reduces gradients while the backward pass goes on."""
+
+    _options: dict[str, Any]
+    _compression: type[Compressor]
+    _sparse_as_dense: bool
+    _names: dict[Tensor, str]
+    backward_passes_per_step: int
+
+    def _begin(self) -> None:
+        self._reducing: dict[Tensor, tuple[Any, Any]] = {}
+        self._passes: dict[Tensor, int] = dict.fromkeys(self._names, 0)
+        self._is_synchronized = False
+        self._skips = False
+        set_of_ranks = self._options["process_set"]
+        self._is_distributed = set_of_ranks.included() and set_of_ranks.size() > 1
+        if self._is_distributed:
+            for parameter in self._names:
+                if parameter.requires_grad:
+                    register: Any = parameter.register_post_accumulate_grad_hook
+                    register(self._count)
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """From now on so many backward passes come before each step."""
+        self.backward_passes_per_step = passes
+        self._passes = dict.fromkeys(self._names, 0)
+
+    def _count(self, parameter: Tensor) -> None:
+        """A backward pass has given the parameter's gradient."""
+        if parameter in self._reducing:
+            raise AssertionError(
+                f"{self._names[parameter]} has had {self.backward_passes_per_step} backward "
+                f"pass(es) since the last step(): call step() or synchronize(), or raise "
+                f"backward_passes_per_step"
+            )
+        self._passes[parameter] += 1
+        if self._passes[parameter] == self.backward_passes_per_step:
+            self._reduce(parameter)
+
+    def _reduce(self, parameter: Tensor) -> None:
+        if parameter.grad is None:  # others may have used the parameter
+            parameter.grad = torch.zeros_like(parameter)
+        gradient, name = parameter.grad, self._names[parameter]
+        if gradient.is_sparse and not self._sparse_as_dense:
+            how = {key: self._options[key] for key in ("op", "process_set")}
+            self._reducing[parameter] = sparse_allreduce_async(gradient, name, **how), None
+            return
+        dense = gradient.to_dense() if gradient.is_sparse else gradient
+        sent, context = self._compression.compress(dense)
+        handle = allreduce_async_(sent, name=name, **self._options)
+        self._reducing[parameter] = handle, context
+
+    def synchronize(self) -> None:
+        """Wait until all gradients are reduced."""
+        if self._is_distributed:
+            for parameter in self._names:
+                if parameter.requires_grad and parameter not in self._reducing:
+                    self._reduce(parameter)
+            for parameter, (handle, context) in self._reducing.items():
+                self._take(parameter, handle, context)
+            self._reducing.clear()
+            self._passes = dict.fromkeys(self._names, 0)
+        self._is_synchronized = True
+
+    @torch.no_grad()
+    def _take(self, parameter: Tensor, handle: Any, context: Any) -> None:
+        gradient = parameter.grad
+        assert gradient is not None
+        reduced = synchronize(handle)
+        if gradient.is_sparse:
+            parameter.grad = reduced if reduced.is_sparse else reduced.to_sparse()
+        elif reduced is not gradient:
+            gradient.copy_(self._compression.decompress(reduced, context))
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Within the block step() does not reduce gradients: synchronize() has done so."""
+        self._skips = True
+        try:
+            yield
+        finally:
+            self._skips = False
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """As the optimizer's, once all gradients are reduced."""
+        if not self._skips:
+            if self._is_synchronized:
+                warnings.warn(
+                    "step() reduces gradients again that synchronize() has reduced: call it within "
+                    "`with optimizer.skip_synchronize():`",
+                    stacklevel=2,
+                )
+            self.synchronize()
+        self._is_synchronized = False
+        return super().step(closure)
+
+    def zero_grad(self, *arguments: Any, **named: Any) -> None:
+        """As the optimizer's."""
+        if self._reducing:
+            raise AssertionError(
+                "zero_grad() was called while gradients are reduced: call step() or synchronize() "
+                "first"
+            )
+        super().zero_grad(*arguments, **named)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As the optimizer's. Backward passes are counted anew."""
+        self._reducing.clear()
+        self._passes = dict.fromkeys(self._names, 0)
+        self._is_synchronized = False
+        super().load_state_dict(state_dict)
+
+
+class _AdasumOptimizer(_Base):
+    """Makes a step on each rank, and combines the steps."""
+
+    _options: dict[str, Any]
+    _compression: type[Compressor]
+    _names: dict[Tensor, str]
+    backward_passes_per_step: int
+
+    def _begin(self) -> None:
+        if self._options["process_set"] is not global_process_set:
+            raise ConfigError("op=Adasum combines the steps of all ranks: leave process_set out")
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Makes no difference: what is combined are steps."""
+        self.backward_passes_per_step = passes
+
+    def synchronize(self) -> None:
+        """Nothing: gradients stay each rank's own."""
+
+    def skip_synchronize(self) -> Any:
+        """AssertionError: there is nothing to skip."""
+        raise AssertionError("op=Adasum combines steps, and not gradients: call step() alone")
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """As the optimizer's, combined with the other ranks' steps."""
+        parameters = [each for each in self._names if each.requires_grad]
+        before = [each.detach().clone() for each in parameters]
+        loss = super().step(closure)
+        with torch.no_grad():
+            deltas = [each - start for each, start in zip(parameters, before, strict=True)]
+            sent, contexts = zip(*map(self._compression.compress, deltas), strict=True)
+            combined = grouped_allreduce_([*sent], name="adasum.step", op=Adasum)
+            for each, start, delta, context in zip(
+                parameters, before, combined, contexts, strict=True
+            ):
+                each.copy_(start + self._compression.decompress(delta, context))
+        return loss
+
+
+def _names(
+    optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, Tensor]] | None
+) -> dict[Tensor, str]:
+    """The optimizer's parameters with their names. ConfigError if these do not fit."""
+    own = [each for group in optimizer.param_groups for each in group["params"]]
+    if named is None:
+        return {each: f"parameter {number}" for number, each in enumerate(own)}
+    pairs = [*named]
+    if not all(isinstance(each, tuple) and len(each) == 2 for each in pairs):
+        raise ConfigError("named_parameters takes pairs, such as model.named_parameters() gives")
+    names = [name for name, _ in pairs]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError(f"named_parameters has more than one {', '.join(twice)}: name each once")
+    by_parameter = {parameter: name for name, parameter in pairs}
+    missing = sum(each not in by_parameter for each in own)
+    if missing:
+        raise ConfigError(
+            f"named_parameters leaves out {missing} of the optimizer's parameters: give all their "
+            f"names, or none"
+        )
+    return {each: by_parameter[each] for each in own}

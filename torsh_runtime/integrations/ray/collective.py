@@ -1,0 +1,109 @@
+"""ray.util.collective with groups of actors that are ours, under the same names.
+
+    import torsh_runtime.integrations.ray.collective as collective
+
+in place of `import ray.util.collective as collective` is all that a program changes. Importing it
+registers "torsh" as a backend of ray.util.collective in this process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import ray.util.collective as given
+from ray.util.collective import (
+    allgather,
+    allreduce,
+    barrier,
+    broadcast,
+    destroy_collective_group,
+    get_collective_group_size,
+    get_rank,
+    is_group_initialized,
+    recv,
+    reduce,
+    reducescatter,
+    send,
+)
+
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.integrations.ray.actors import TorshGroup
+
+__all__ = [
+    "allgather",
+    "allreduce",
+    "barrier",
+    "broadcast",
+    "create_collective_group",
+    "destroy_collective_group",
+    "get_collective_group_size",
+    "get_rank",
+    "init_collective_group",
+    "is_group_initialized",
+    "process_group",
+    "recv",
+    "reduce",
+    "reducescatter",
+    "send",
+]
+NAME = "TORSH"
+_OURS = ("torsh", "gloo", "torch_gloo")
+"""The backends of Ray's whose place ours takes, and our own."""
+
+
+def init_collective_group(
+    world_size: int,
+    rank: int,
+    backend: str = "torsh",
+    group_name: str = "default",
+    gloo_timeout: int = 30000,
+) -> None:
+    """Make this actor a rank of a group, whose other ranks call this, too.
+
+    backend: "torsh", or "gloo", whose place it takes. gloo_timeout: makes no difference.
+    ConfigError for another backend and for ranks that are none, CommTimeout naming the ranks that
+    did not come within a minute.
+    """
+    if not 0 <= rank < world_size:
+        raise ConfigError(f"rank {rank} is none of {world_size} ranks, from 0")
+    given.init_collective_group(world_size, rank, _taken(backend), group_name)
+
+
+def create_collective_group(
+    actors: Sequence[Any],
+    world_size: int,
+    ranks: Sequence[int],
+    backend: str = "torsh",
+    group_name: str = "default",
+    gloo_timeout: int = 30000,
+) -> None:
+    """Declare, in a driver, that these actors are a group; they meet in their first operation.
+
+    backend, gloo_timeout: as init_collective_group() takes them.
+    """
+    given.create_collective_group(
+        list(actors), world_size, list(ranks), _taken(backend), group_name
+    )
+
+
+def process_group(group_name: str = "default") -> ProcessGroup:
+    """This actor's group by that name as a ProcessGroup, with all operations that ours have."""
+    handle = given.collective.get_group_handle(group_name)
+    if not isinstance(handle, TorshGroup):
+        raise ConfigError(f"the group {group_name!r} is of Ray's backend {handle.backend()}")
+    return handle.process_group
+
+
+def _taken(backend: str) -> str:
+    if backend.lower() not in _OURS:
+        raise ConfigError(
+            f"backend is {backend!r}; this module has 'torsh', and takes 'gloo' for it. For others "
+            f"import ray.util.collective"
+        )
+    return NAME
+
+
+if not given.backend_registry._global_registry.is_registered(NAME):
+    given.backend_registry.register_collective_backend(NAME, TorshGroup)

@@ -1,0 +1,52 @@
+"""Optional frameworks: whether one is installed here, and new enough."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import NamedTuple
+
+from torsh_runtime.errors import BackendUnavailable
+
+
+class Requirement(NamedTuple):
+    """A framework that an integration is for."""
+
+    distribution: str
+    """Its name for pip."""
+    extra: str
+    """torshrun's extra that installs it."""
+    least: str
+    """The oldest version that works."""
+    tried: tuple[str, ...]
+    """The versions that the integration was tried with."""
+    modules: tuple[str, ...]
+    """The modules that must load."""
+
+    def check(self) -> None:
+        """BackendUnavailable if the framework is absent, too old or incomplete."""
+        try:
+            found = version(self.distribution)
+        except PackageNotFoundError:
+            raise self._unavailable("is not installed") from None
+        if _numbers(found) < _numbers(self.least):
+            raise self._unavailable(f"{found} is too old")
+        try:
+            for module in self.modules:
+                import_module(module)
+        except ImportError as error:
+            raise self._unavailable(f"{found} does not load ({error})") from error
+
+    def _unavailable(self, why: str) -> BackendUnavailable:
+        return BackendUnavailable(
+            f"the {self.extra} integration",
+            f"{self.distribution} {why}. Install it: `pip install 'torshrun[{self.extra}]'` "
+            f"({self.least} or later; tried with {' and '.join(self.tried)}).",
+        )
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """A version as what it is compared by: "2026.8.0rc1" as (2026, 8, 0)."""
+    match = re.match(r"\d+(?:\.\d+)*", text)
+    return tuple(map(int, match[0].split("."))) if match else ()

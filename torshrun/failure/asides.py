@@ -1,0 +1,59 @@
+"""What a worker wrote beside what tells of its end, and may explain the ends of others. Pure."""
+
+from __future__ import annotations
+
+import re
+
+from torshrun.failure.blame import Blame, from_words
+from torshrun.failure.exits import Exit
+from torshrun.failure.last_words import find_thread_error, stderr_lines
+from torshrun.text import printable_lines
+
+MOST_LINES = 200
+"""Lines of stderr in which a worker may complain while it goes on."""
+_COMPLAINS = re.compile(rb"client socket has|ailed to connect")
+_NATIVE_FRAME = re.compile(r"(?:\[rank\d+\]:)?frame #")
+_NUMBERS = re.compile(rb"RuntimeWarning: (?:invalid value|divide by zero|overflow) encountered.*")
+_TOLD_CHARS, _MOST_TOLD = 200, 2
+_NOT_MADE = re.compile(
+    r"\b(?:could not|couldn't|cannot|can't|did not|unable to|fail(?:ed|ure)?|error|problem|not|"
+    r"skipp(?:ed|ing))(?: to| in| when| while)?:? (?:be )?(?:re|over)?(?:wr[io]t|sav|creat|mak|"
+    r"made|dump|export|stor|generat|build|built|prepar|produc|download|extract|unpack|cop[yi]|"
+    r"renam|mov)",
+    re.IGNORECASE,
+)
+_OF_FILE = re.compile(r"^(?:PermissionError|OSError|IsADirectoryError|NotADirectoryError): ")
+"""Of an exception that it had handled, or of one that only others' led to."""
+_FILE = re.compile(r"[\w-]\.[A-Za-z]\w*|\w/\w|/\w")
+
+
+def thread_error(exit_: Exit) -> str:
+    """The error that ended a thread of it; "" if none did."""
+    said = find_thread_error(exit_)
+    return said.split("\n")[0][:_TOLD_CHARS]
+
+
+def warning(exit_: Exit) -> str:
+    """A warning of numbers that are none, as numpy gives them; "" without."""
+    found = _NUMBERS.search(exit_.stderr)
+    return found[0].decode(errors="replace")[:_TOLD_CHARS] if found else ""
+
+
+def muttered(exit_: Exit) -> Blame | None:
+    """Whom one that was stopped had complained about in vain, as torch's store does."""
+    if not _COMPLAINS.search(exit_.stderr):  # which is fast
+        return None
+    lines = printable_lines(exit_.stderr.decode("utf-8", "backslashreplace"))[-MOST_LINES:]
+    blames = (from_words([line]) for line in reversed(lines) if not _NATIVE_FRAME.match(line))
+    return next((blame for blame in blames if blame and blame.weak and blame.ranks), None)
+
+
+def unmade(exit_: Exit) -> str:
+    """Where it said that it could not make a file, and perhaps went on; "" if it did not."""
+    lines = [line[:_TOLD_CHARS] for line in stderr_lines(exit_)[-MOST_LINES:]]
+    told = [line for line in lines if _FILE.search(line) and _is_not_made(line)]
+    return "; ".join(told[-_MOST_TOLD:])
+
+
+def _is_not_made(line: str) -> bool:
+    return bool(_NOT_MADE.search(line) or _OF_FILE.match(line))

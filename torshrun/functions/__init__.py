@@ -1,0 +1,1 @@
+"""Functions of a program or a notebook in workers: what torshrun.launch() does."""

@@ -1,0 +1,143 @@
+"""A function, its arguments and its results on their way to workers and back, as files of a
+directory that is this user's alone."""
+
+from __future__ import annotations
+
+import io
+import json
+import linecache
+import os
+import pickle
+import sys
+from collections import ChainMap
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+from torsh_runtime.elastic.function import NamedFunction
+from torsh_runtime.errors import BackendUnavailable, ConfigError
+
+_ABOUT, _VALUES = "function.json", "values.pickle"
+_MAIN = ("__main__", "__mp_main__")
+
+
+def leave_function(
+    place: Path, function: Callable[..., Any], args: Sequence[Any], *, by_value: bool
+) -> None:
+    """Write what workers need to call it. A function that has a name in a file goes by its name;
+    any other, and with `by_value` each one of the main module, goes as a value, with all that it
+    uses of that module. Raises ConfigError, BackendUnavailable without cloudpickle.
+    """
+    of_main = getattr(function, "__module__", None) in _MAIN
+    named = None if by_value and of_main else _name_of(function)
+    about = {
+        "path": [each or str(Path.cwd()) for each in sys.path],
+        "named": None if named is None else asdict(named),
+        "source": _source_of(function),
+    }
+    (place / _ABOUT).write_text(json.dumps(about))
+    values = (None if named else function, tuple(args))
+    (place / _VALUES).write_bytes(_dumped(values, function, by_value=named is None))
+
+
+def take_function(place: Path) -> tuple[Callable[..., Any], Sequence[Any], bool]:
+    """The function, its arguments, and whether it has come as a value."""
+    about = json.loads((place / _ABOUT).read_text())
+    sys.path[:] = about["path"]
+    _remember_source(*about["source"])
+    named = about["named"] and NamedFunction(**about["named"]).find()
+    function, args = pickle.loads((place / _VALUES).read_bytes())  # noqa: S301 (our user's)
+    return named or function, args, not named
+
+
+def leave_result(place: Path, result: Any, *, by_value: bool) -> None:
+    """Write this rank's; what cannot be pickled is told, since to fail now would call it again."""
+    rank, turn = int(os.environ["RANK"]), int(os.environ.get("TORSH_ROUND", "0"))
+    try:
+        data, kind = _cloudpickle(result) if by_value else pickle.dumps(result), "result"
+    except Exception as error:
+        data, kind = f"{type(error).__name__}: {error}".encode(), "refused"
+    unfinished = place / f"unfinished_{rank}"
+    unfinished.write_bytes(data)
+    unfinished.replace(place / f"{kind}_{turn}_{rank}")
+
+
+def take_results(place: Path) -> dict[int, Any]:
+    """By rank, those of the last round that left any. ConfigError for what could not be pickled."""
+    # Classes of the main module are called so in workers, and by multiprocessing in any process.
+    sys.modules.setdefault("__mp_main__", sys.modules["__main__"])
+    files = [(*_turn_and_rank(path), path) for path in place.glob("re*_*_*")]
+    last = max((turn for turn, _, _ in files), default=0)
+    results = {}
+    for rank, path in sorted((rank, path) for turn, rank, path in files if turn == last):
+        if path.name.startswith("refused"):
+            why = path.read_bytes().decode()
+            raise ConfigError(f"the function has run, but rank {rank}'s result is lost: {why}")
+        results[rank] = pickle.loads(path.read_bytes())  # noqa: S301 (our own workers')
+    return results
+
+
+def _turn_and_rank(path: Path) -> tuple[int, int]:
+    _, turn, rank = path.name.split("_")
+    return int(turn), int(rank)
+
+
+def _name_of(function: Callable[..., Any]) -> NamedFunction | None:
+    try:
+        return NamedFunction.of(function)
+    except ConfigError:
+        return None
+
+
+def _dumped(values: object, function: Callable[..., Any], *, by_value: bool) -> bytes:
+    try:
+        return _cloudpickle(values) if by_value else pickle.dumps(values)
+    except BackendUnavailable:
+        raise
+    except Exception as error:
+        what = "or what it uses" if by_value else "its arguments"
+        raise ConfigError(
+            f"{function!r}, {what}, cannot be sent to other processes: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _cloudpickle(values: object) -> bytes:
+    try:
+        pickler: Any = import_module("cloudpickle").CloudPickler
+    except ImportError:
+        raise BackendUnavailable(
+            "Sending a function of a notebook, or one without a name of its own,",
+            "pip install 'cloudpickle>=3' (tried: 3.1), or put it into a module",
+        ) from None
+    own = pickler.dispatch_table[CodeType]
+
+    def reduce_code(code: CodeType) -> tuple[Any, ...]:
+        make, args, *_ = own(code)
+        return _with_file, (code.co_filename, make, args)
+
+    table = ChainMap({CodeType: reduce_code}, pickler.dispatch_table)
+    file = io.BytesIO()
+    type("Pickler", (pickler,), {"dispatch_table": table})(file).dump(values)
+    return file.getvalue()
+
+
+def _with_file(name: str, make: Callable[..., CodeType], args: Sequence[Any]) -> CodeType:
+    """The code under its file's name, which cloudpickle leaves out and tracebacks need."""
+    return make(*args).replace(co_filename=name)
+
+
+def _source_of(function: Callable[..., Any]) -> tuple[str, list[str]]:
+    """The name and the lines of a notebook's cell, which is in no file."""
+    code = getattr(function, "__code__", None)
+    name = code.co_filename if isinstance(code, CodeType) else ""
+    return (name, []) if Path(name).exists() else (name, linecache.getlines(name))
+
+
+def _remember_source(name: str, lines: list[str]) -> None:
+    """For tracebacks."""
+    if lines:
+        linecache.cache[name] = (sum(map(len, lines)), None, lines, name)

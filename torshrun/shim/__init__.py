@@ -1,0 +1,1 @@
+"""torshrun in torchrun's place, wherever it is called: see docs/shim.md."""

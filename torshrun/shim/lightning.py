@@ -1,0 +1,79 @@
+"""Lightning's own starts: a program whose Trainer or Fabric would start the other ranks itself, as
+copies of the program beside it, becomes torshrun with the program in all ranks."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+from torshrun.shim.own import tell
+
+
+def restart_program(launchers: ModuleType) -> None:
+    """Change the module lightning.*.strategies.launchers.subprocess_script in memory: where ranks
+    are about to be started, the program ends and begins again under torshrun.
+    """
+    kind: Any = getattr(launchers, "_SubprocessScriptLauncher", None)
+    own: Callable[[Any], None] | None = getattr(kind, "_call_children_scripts", None)
+    if own is None:
+        return
+
+    @wraps(own)
+    def _call_children_scripts(self: Any) -> None:
+        reason = _why_not(self)
+        if not reason:
+            _restart(self.num_processes)
+        tell(reason, "Lightning")
+        own(self)
+
+    kind._call_children_scripts = _call_children_scripts
+
+
+def say_who_starts(launchers: ModuleType) -> None:
+    """Let the start of forked or spawned ranks, which is not torshrun's, be told."""
+    kind: Any = getattr(launchers, "_MultiProcessingLauncher", None)
+    own: Callable[..., Any] | None = getattr(kind, "launch", None)
+    if own is None:
+        return
+
+    @wraps(own)
+    def launch(self: Any, *args: Any, **named: Any) -> Any:
+        tell(
+            "its strategy forks or spawns ranks from within the program; ddp does not", "Lightning"
+        )
+        return own(self, *args, **named)
+
+    kind.launch = launch
+
+
+def _why_not(launcher: Any) -> str:
+    if launcher.num_nodes != 1:
+        return "with several nodes call torshrun, or `fabric run`, on each"
+    if "hydra" in sys.modules:
+        from importlib import import_module
+
+        if import_module("hydra.core.hydra_config").HydraConfig.initialized():
+            return "Hydra has given this run a directory of its own"
+    command = _command()
+    return "" if command else "the program is in no file, so it cannot be run again"
+
+
+def _command() -> list[str]:
+    """The words of the program as torshrun takes them; [] if it cannot be started again."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    if spec is not None and spec.name:
+        name = spec.name.removesuffix(".__main__")
+        return ["-m", name, *sys.argv[1:]]
+    return ["--", *sys.argv] if Path(sys.argv[0]).is_file() else []
+
+
+def _restart(workers: int) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    torshrun = [sys.executable, "-P", "-m", "torshrun", f"--nproc-per-node={workers}"]
+    os.execv(sys.executable, [*torshrun, "--standalone", *_command()])

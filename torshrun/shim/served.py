@@ -1,0 +1,60 @@
+"""Which of torchrun's jobs torshrun cannot run. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torsh_runtime.errors import ConfigError
+from torshrun.config.command_line import parse
+from torshrun.config.request import Request, gather
+
+BACKENDS = ("static", "c10d", "tcp", "etcd")
+NUMBERS = ("auto", "cpu", "gpu")
+"""What --nproc-per-node may be besides a number."""
+
+
+def why_not(argv: Sequence[str], environ: Mapping[str, str]) -> str:
+    """Why torshrun cannot run the job of torchrun's arguments; "" if it can, or if it is the one to
+    say that they are wrong.
+    """
+    try:
+        line = parse(argv)
+        if "help" in line.given or "version" in line.given:
+            return ""
+        return _why_not(gather(line.given, line.script, line.arguments, environ))
+    except (ConfigError, OSError):
+        return ""
+
+
+def _why_not(request: Request) -> str:
+    def text(key: str) -> str:
+        return request.entries[key].text or ""
+
+    workers = text("nproc_per_node")
+    if not workers.strip().isdecimal() and workers not in NUMBERS and workers.isalpha():
+        return why_not_workers(workers)
+    return (
+        why_not_backend(text("rdzv_backend"))
+        or why_not_plugins(text("logs_specs"), text("event_log_handler"))
+        or ""
+    )
+
+
+def why_not_workers(number: str) -> str:
+    return f"--nproc-per-node {number} counts devices that only torch knows"
+
+
+def why_not_backend(backend: str) -> str:
+    """Of a kind of rendezvous, as torch's launcher calls it."""
+    if backend in BACKENDS:
+        return ""
+    return f"its rendezvous {backend!r} is a plugin of torch's, or etcd's version 2"
+
+
+def why_not_plugins(logs_specs: str, event_log_handler: str) -> str:
+    """Of names of classes that torch's launcher would load."""
+    if logs_specs:
+        return f"--logs-specs {logs_specs} is a plugin of torch's"
+    if event_log_handler not in ("", "null"):
+        return f"--event-log-handler {event_log_handler} is a plugin of torch's"
+    return ""
