@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import tarfile
 import zipfile
 from importlib.metadata import distribution
 from pathlib import Path
@@ -20,21 +21,31 @@ MANUALS = {"share/man/man1/torshrun.1", "share/man/man1/torshctl.1"}
 MADE_BY = re.compile(r"torshrun-[\d.]+\.(dist-info|libs|data/data/share)/|__pycache__/|\.\./")
 
 
-def of_the_packages() -> set[str]:
-    """What the checkout has that a wheel ought to have."""
+def in_the_checkout() -> set[str]:
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", *PACKAGES]
     found = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True)
     if found.returncode != 0:
         pytest.skip(f"this is no git checkout: {found.stderr}")
     names = filter(None, found.stdout.split("\0"))
-    return {name for name in names if not name.endswith(SOURCES) and (CHECKOUT / name).exists()}
+    return {name for name in names if (CHECKOUT / name).exists()}
 
 
-def check(names: set[str]) -> None:
+def in_the_source_distribution() -> set[str]:
+    """Of the packages."""
+    with tarfile.open(CHECKOUT / "dist" / f"torshrun-{version()}.tar.gz") as opened:
+        names = [each.name.partition("/")[2] for each in opened if each.isfile()]
+    return {name for name in names if name.startswith(tuple(f"{each}/" for each in PACKAGES))}
+
+
+def check(names: set[str], sources: set[str]) -> None:
     """Of a wheel's files: neither more nor less than there ought to be."""
     native = {name for name in names if NATIVE.fullmatch(name)}
     assert len(native) == 1
-    wanted = of_the_packages() | native | {"torshrun/keeper/torsh-keeper"}
+    wanted = (
+        {name for name in sources if not name.endswith(SOURCES)}
+        | native
+        | {"torshrun/keeper/torsh-keeper"}
+    )
     assert {name for name in names if not MADE_BY.search(name)} == wanted
     assert {f"{package}/py.typed" for package in PACKAGES} <= names
     for manual in MANUALS:
@@ -48,14 +59,15 @@ def test_the_one_that_is_installed() -> None:
     scripts = {"../../../bin/torshrun", "../../../bin/torshctl"}
     names = {str(file) for file in here.files or ()}
     assert scripts <= names
-    check({name for name in names if not name.endswith((".pyc", ".pyo"))})
+    check({name for name in names if not name.endswith(".pyc")}, in_the_checkout())
 
 
 @pytest.mark.skipif(not WHEELS, reason="there are none: scripts/wheels")
 @pytest.mark.parametrize("wheel", WHEELS, ids=lambda wheel: wheel.name.split("-", 2)[2])
 def test_those_that_are_given_away(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as opened:
-        check({name for name in opened.namelist() if not name.endswith("/")})
+        names = {name for name in opened.namelist() if not name.endswith("/")}
+        check(names, in_the_source_distribution())
         keeper = opened.getinfo("torshrun/keeper/torsh-keeper")
         about = opened.read(f"torshrun-{version()}.dist-info/WHEEL").decode()
     assert keeper.external_attr >> 16 & 0o111 == 0o111
