@@ -17,6 +17,8 @@ PACKAGES = ("torshrun", "torsh_runtime")
 WHEELS = sorted((CHECKOUT / "dist").glob(f"torshrun-{version()}-*.whl"))
 SOURCES = (".c", ".h", ".cpp", ".hpp")
 NATIVE = re.compile(r"torsh_runtime/backends/native/_native\.\S+\.so")
+SHIM = "torshrun_shim.pth"
+"""Which Python reads when it starts: in a folder of packages, and in none of ours."""
 MANUALS = {"share/man/man1/torshrun.1", "share/man/man1/torshctl.1"}
 MADE_BY = re.compile(r"torshrun-[\d.]+\.(dist-info|libs|data/data/share)/|__pycache__/|\.\./")
 
@@ -44,7 +46,7 @@ def check(names: set[str], sources: set[str]) -> None:
     wanted = (
         {name for name in sources if not name.endswith(SOURCES)}
         | native
-        | {"torshrun/keeper/torsh-keeper"}
+        | {"torshrun/keeper/torsh-keeper", SHIM}
     )
     assert {name for name in names if not MADE_BY.search(name)} == wanted
     assert {f"{package}/py.typed" for package in PACKAGES} <= names
