@@ -41,8 +41,8 @@ class Requirement(NamedTuple):
     def _unavailable(self, why: str) -> BackendUnavailable:
         return BackendUnavailable(
             f"the {self.extra} integration",
-            f"{self.distribution} {why}. Install it: `pip install 'torshrun[{self.extra}]'` "
-            f"({self.least} or later; tried with {' and '.join(self.tried)}).",
+            f"{self.distribution} {why}. Install it: `pip install '.[{self.extra}]'` in torshrun's "
+            f"checkout ({self.least} or later; tried with {' and '.join(self.tried)}).",
         )
 
 

@@ -16,7 +16,7 @@ TRIED = ("1.5", "2.0")
 def refusal(distribution: str, least: str, *modules: str) -> str:
     with pytest.raises(BackendUnavailable) as caught:
         Requirement(distribution, "ray", least, TRIED, modules).check()
-    assert "pip install 'torshrun[ray]'" in caught.value.remedy
+    assert "pip install '.[ray]'" in caught.value.remedy
     assert "tried with 1.5 and 2.0" in caught.value.remedy
     return caught.value.remedy
 
@@ -39,5 +39,5 @@ def test_versions_are_compared_by_their_numbers() -> None:
 def test_an_integration_without_its_framework(framework: str, module: str, extra: str) -> None:
     if find_spec(framework) is not None:
         pytest.skip(f"{framework} is installed")
-    with pytest.raises(BackendUnavailable, match=rf"pip install 'torshrun\[{extra}\]'"):
+    with pytest.raises(BackendUnavailable, match=rf"pip install '\.\[{extra}\]'"):
         __import__(f"torsh_runtime.integrations.{module}")
