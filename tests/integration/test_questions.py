@@ -97,7 +97,7 @@ def test_all_agents_of_a_run_are_asked(site: Site) -> None:
         nodes = start(job, site.launcher.script(TRAINING))
         told = site.told("flight", "job")
         assert [*told["ranks"]] == ["0", "1", "2", "3"]
-        assert {*map(tuple, (each["ranks"] for each in told["suspicions"]))} <= {(3,)}  # after 5 s
+        assert all(each["ranks"] == [3] for each in told["suspicions"])  # or none, before 5 s
         assert told["silent"] == []
         *_, first, _, _, last = site.ctl("top", "job").splitlines()
         assert "waits for rank 3 in all_reduce #4" in first
