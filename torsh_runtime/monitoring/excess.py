@@ -21,14 +21,14 @@ _HELD = 64
 """Looks that are remembered."""
 _FEWEST = 2
 """Looks that it takes at least."""
-_SURE = 5.0
+_SURE = 4.5
 """So many times as large as its standard error an excess has to be. There are many looks and ranks:
 less would often be exceeded by chance."""
 _MOST_DIFFERENCE = 0.7
 """More than that, of two looks, is a hiccup, which says little of how much they vary."""
 _LARGEST = 1e6
 """Of a ratio, which may be nonsense."""
-_USUAL, _WEIGHT = 0.05, 4
+_USUAL, _WEIGHT = 0.03, 4
 """Standard deviation of a look that is supposed before any is seen, and for how many it counts."""
 _COMMON_WEIGHT = 8
 """For how many of its own looks that of all ranks counts."""
@@ -75,14 +75,21 @@ class Excess:
     def spread(self) -> Spread:
         return Spread(max(self._sum, 0.0), len(self._squares))
 
+    def _spread_without(self, looks: int) -> Spread:
+        """But for the step up to the last looks, which would be the change and no noise."""
+        squares, count = self.spread
+        if count < looks:
+            return self.spread
+        return Spread(max(squares - self._squares[-looks], 0.0), count - 1)
+
     def looks_above(self, ratio: float, steps: int, common: float) -> int:
         """How many of the last looks, which saw `steps` steps at least, prove that the rank takes
         `ratio` times as long; 0 is none. common: as common_variance() gives it."""
         looks, enough = self._fewest(steps), log(ratio)
         if not looks or self._middle(looks) < enough / 2:
             return 0
-        noise = sqrt(self.spread.variance(common, _COMMON_WEIGHT))
         while looks <= len(self._looks):
+            noise = sqrt(self._spread_without(looks).variance(common, _COMMON_WEIGHT))
             is_much = self._middle(looks) >= enough
             if is_much and self._mean(looks) >= _SURE * noise / sqrt(looks - 1):
                 return looks
