@@ -55,7 +55,7 @@ def test_what_takes_too_long_is_killed_with_all_that_it_started(
     start: Start, tmp_path: Path, complaints: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notifier, "RUN_SECONDS", 0.2)
-    monkeypatch.setattr(notifier, "CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr(notifier, "CLOSE_SECONDS", 1.0)
     file = tmp_path / "late"
     telling = start(f"cat > {tmp_path}/in; (sleep 30; touch {file}) & wait")
     began = time.monotonic()
