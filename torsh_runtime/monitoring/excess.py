@@ -19,11 +19,13 @@ from typing import NamedTuple
 
 _HELD = 64
 """Looks that are remembered."""
-_FEWEST = 2
-"""Looks that it takes at least."""
-_SURE = 4.5
-"""So many times as large as its standard error an excess has to be. There are many looks and ranks:
-less would often be exceeded by chance."""
+_LONE = log(2)
+"""More than that, in a single look, may be a hiccup: it takes another look."""
+_SURE, _SURER = 3.5, 5.0
+"""So many times as large as its standard error an excess has to be, and where looks vary much: few
+of them are extreme there, and these very. There are many looks and ranks."""
+_MUCH = 0.08
+"""Standard deviation of a look from which on they do."""
 _MOST_DIFFERENCE = 0.7
 """More than that, of two looks, is a hiccup, which says little of how much they vary."""
 _LARGEST = 1e6
@@ -90,8 +92,9 @@ class Excess:
             return 0
         while looks <= len(self._looks):
             noise = sqrt(self._spread_without(looks).variance(common, _COMMON_WEIGHT))
-            is_much = self._middle(looks) >= enough
-            if is_much and self._mean(looks) >= _SURE * noise / sqrt(looks - 1):
+            is_much = self._middle(looks) >= enough and (looks > 1 or self._mean(1) <= _LONE)
+            sure = _SURER if noise > _MUCH else _SURE
+            if is_much and self._mean(looks) >= sure * noise / sqrt(max(looks - 1, 0.5)):
                 return looks
             looks *= 2
         return 0
@@ -105,7 +108,7 @@ class Excess:
         """How many of the last looks saw so many steps; 0 if all did not."""
         for count, (seen, _) in enumerate(reversed(self._looks), 1):
             steps -= seen
-            if steps <= 0 and count >= _FEWEST:
+            if steps <= 0:
                 return count
         return 0
 

@@ -209,7 +209,7 @@ class Judge:
         if standing.is_slow:
             is_well = excess.is_below(self._well, ENOUGH, standing.looks)
             return self._while_slow(standing, now.steps, is_well=is_well)
-        is_known = past is not None and past.steps >= SURE
+        is_known = past is not None and past.steps >= ENOUGH
         has_grown = past is None or now.own >= self._well * past.summary.own
         steps = ENOUGH if is_known and has_grown else SURE
         looks = excess.looks_above(self._threshold, steps, self._common)
