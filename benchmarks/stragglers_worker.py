@@ -21,7 +21,7 @@ import torsh_runtime as tr
 from torsh_runtime.monitoring.analysis import Analysis
 from torsh_runtime.monitoring.joining import Held
 
-STEPS, SLOW_FROM = 48, 18
+STEPS, SLOW_FROM = 96, 60
 _FIRST = 6
 """Steps before that are no measure: the program warms up."""
 _DATA, _WORK = 0.005, 0.025  # seconds of a step
