@@ -189,6 +189,7 @@ if TYPE_CHECKING:
         context_shard as context_shard,
         register_context_attention as register_context_attention,
     )
+    from torsh_runtime.parallel.automatic import plan_of as plan_of
     from torsh_runtime.parallel.ddp.config import (
         BucketConfig as BucketConfig,
     )
@@ -440,6 +441,7 @@ _HOMES = {
         "fsdp_wrap",
         "register_fsdp_forward_method",
     ),
+    "torsh_runtime.parallel.automatic": ("plan_of",),
     "torsh_runtime.parallel.initial": ("init_parameters",),
     "torsh_runtime.parallel.layouts": ("layouts_of",),
     "torsh_runtime.parallel.optimizer": ("DistributedOptimizer",),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.modules import ModuleAdapter
 from torsh_runtime.modules.parts import Same
+from torsh_runtime.parallel import automatic
 from torsh_runtime.parallel.agreement import check_agreed
 from torsh_runtime.parallel.layouts import sharded_by_id
 from torsh_runtime.parallel.tensor.axis import Axis, axis_of
@@ -25,7 +26,7 @@ from torsh_runtime.parallel.tensor.plan import Attention, Block, Entry, Row, mat
 Model = TypeVar("Model")
 
 
-def parallelize(model: Model, mesh: Any, plan: Mapping[str, Entry]) -> Model:
+def parallelize(model: Model, mesh: Any, plan: Mapping[str, Entry] | Literal["auto"]) -> Model:
     """Let each rank of an axis have its part of a model of torch or of torsh_runtime.nn, in place.
 
     model: the same on all ranks, with the same values; its parameters stay the objects that they
@@ -33,6 +34,7 @@ def parallelize(model: Model, mesh: Any, plan: Mapping[str, Entry]) -> Model:
     mesh: one with one axis, or with one called "tp", or a group; None: the default group.
     plan: what to do with which modules: {"blocks.*.mlp.up": Column(), "blocks.*.mlp.down": Row()}.
         Names are those of named_modules(), in which * and ? stand for what is between two dots.
+        "auto": that of plan_of(), for models of transformers.
 
     Returns the model. Raises ConfigError on all ranks, with nothing changed: for patterns that
     match no module, or one that another one matches; entries that are not for a layer of that kind;
@@ -42,7 +44,7 @@ def parallelize(model: Model, mesh: Any, plan: Mapping[str, Entry]) -> Model:
     axis, adapter = axis_of(mesh), adapted(model)
     tasks: list[_Task] = []
     try:
-        tasks = [*_tasks(adapter, plan, axis)]
+        tasks = [*_tasks(adapter, automatic.resolved(plan, model, axis.size), axis)]
         _check_tied(adapter, tasks)
         said = "; ".join(f"{task.where}: {task.entry}" for task in tasks)
     except ConfigError as error:

@@ -1,0 +1,145 @@
+"""How layers of families of models may be cut, by model type: data.
+
+What models of transformers say of themselves (`_tp_plan`) is in the same words; what is here goes
+before it. Patterns are names as they end, in which * and ? stand for what is between two dots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_BERT = {
+    "embeddings.word_embeddings": "embedding_rowwise",
+    "attention.self.query": "colwise",
+    "attention.self.key": "colwise",
+    "attention.self.value": "colwise",
+    "attention.output.dense": "rowwise",
+    "intermediate.dense": "colwise",
+    "output.dense": "rowwise",
+}
+_BART_LAYERS = {
+    "*_attn.[qkv]_proj": "colwise",
+    "*_attn.out_proj": "rowwise",
+    "layers.*.fc1": "colwise",
+    "layers.*.fc2": "rowwise",
+}
+_BART = {
+    "embed_tokens": "embedding_rowwise",
+    "shared": "embedding_rowwise",
+    "lm_head": "colwise_gather_output",
+    **_BART_LAYERS,
+}
+_T5 = {
+    "shared": "embedding_rowwise",
+    "embed_tokens": "embedding_rowwise",
+    "lm_head": "colwise_gather_output",
+    "*Attention.[qkv]": "colwise_gather_output",
+    "*Attention.o": "rowwise_split_input",
+    "DenseReluDense.wi": "colwise",
+    "DenseReluDense.wi_?": "colwise",
+    "DenseReluDense.wo": "rowwise",
+}
+_BLOOM = {
+    "word_embeddings": "embedding_rowwise",
+    "self_attention.query_key_value": "colwise_gather_output",
+    "self_attention.dense": "rowwise_split_input",
+    "mlp.dense_h_to_4h": "colwise",
+    "mlp.dense_4h_to_h": "rowwise",
+    "lm_head": "colwise_gather_output",
+}
+_CLIP = {
+    "token_embedding": "embedding_rowwise",
+    "self_attn.[qkv]_proj": "colwise",
+    "self_attn.out_proj": "rowwise",
+    "mlp.fc1": "colwise",
+    "mlp.fc2": "rowwise",
+}
+_DEEPSEEK = {
+    "self_attn.q_proj": "colwise",
+    "self_attn.q_b_proj": "colwise",
+    "self_attn.kv_a_proj_with_mqa": "mla_kv_a_proj",
+    "self_attn.kv_b_proj": "colwise",
+    "self_attn.o_proj": "rowwise",
+}
+_LLAMA_ATTENTION = {
+    "self_attn.[qkv]_proj": "colwise",
+    "self_attn.o_proj": "rowwise",
+}
+
+FAMILIES: Mapping[str, Mapping[str, str]] = {
+    "bart": _BART,
+    "bert": {
+        **_BERT,
+        "cls.predictions.decoder": "colwise_gather_output",
+    },
+    "bloom": _BLOOM,
+    "clip": _CLIP,
+    "deberta": {
+        **_BERT,
+        "attention.self.in_proj": "colwise_gather_output",
+        "attention.output.dense": "rowwise_split_input",
+        "cls.predictions.decoder": "colwise_gather_output",
+    },
+    "deberta-v2": {
+        **_BERT,
+        "attention.self.*_proj": "colwise_gather_output",
+        "attention.output.dense": "rowwise_split_input",
+        "cls.predictions.decoder": "colwise_gather_output",
+    },
+    "deepseek_v3": _DEEPSEEK,
+    "falcon": _BLOOM,
+    "gpt2": {
+        "wte": "embedding_rowwise",
+        "attn.c_attn": "colwise_gather_output",
+        "attn.c_proj": "rowwise_split_input",
+        "mlp.c_fc": "colwise",
+        "mlp.c_proj": "rowwise",
+        "lm_head": "colwise_gather_output",
+    },
+    "gpt_oss": _LLAMA_ATTENTION,
+    "mamba": {
+        "embeddings": "embedding_rowwise",
+        "mixer.in_proj": "colwise_gather_output",
+        "mixer.out_proj": "rowwise_split_input",
+        "lm_head": "colwise_gather_output",
+    },
+    "modernbert": {
+        "tok_embeddings": "embedding_rowwise",
+        "attn.Wqkv": "packed_heads",
+        "attn.Wo": "rowwise",
+        "mlp.Wi": "packed_colwise",
+        "mlp.Wo": "rowwise",
+        "decoder": "colwise_gather_output",
+    },
+    "opt": {
+        "embed_tokens": "embedding_rowwise",
+        "self_attn.[qkv]_proj": "colwise_gather_output",
+        "self_attn.out_proj": "rowwise_split_input",
+        "layers.*.fc1": "colwise",
+        "layers.*.fc2": "rowwise",
+        "lm_head": "colwise_gather_output",
+    },
+    "phi3": {
+        "mlp.gate_up_proj": "packed_colwise",
+        "mlp.down_proj": "rowwise",
+    },
+    "roberta": {
+        **_BERT,
+        "lm_head.decoder": "colwise_gather_output",
+    },
+    "t5": _T5,
+    "vit": {
+        "attention.[qkv]_proj": "colwise",
+        "attention.o_proj": "rowwise",
+        "mlp.fc1": "colwise",
+        "mlp.fc2": "rowwise",
+        "classifier": "colwise_gather_output",
+    },
+    "whisper": {
+        **_BART_LAYERS,
+        "*_attn.[qkv]_proj": "colwise_gather_output",
+        "*_attn.out_proj": "rowwise_split_input",
+        "embed_tokens": "embedding_rowwise",
+        "proj_out": "colwise_gather_output",
+    },
+}

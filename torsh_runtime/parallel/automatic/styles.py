@@ -1,0 +1,107 @@
+"""How layers may be cut, in the words that models of transformers use for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from typing import Any
+
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.parallel.automatic.families import FAMILIES
+
+
+class Style(Enum):
+    """What becomes of a module or a parameter."""
+
+    COLUMN = "its output features are cut"
+    ROW = "its input features are cut, as the columns before it left them"
+    GATHERED = "its output features are cut, and all ranks get all of them"
+    SPLIT = "its input features are cut, and all ranks have all of them"
+    PACKED = "as COLUMN, for layers that are one after the other in one weight"
+    PACKED_HEADS = "as PACKED, for those of queries, keys and values"
+    VOCABULARY = "its rows are cut"
+    SHARED = "whole, and used for the own heads"
+    WHOLE = "whole"
+    EXPERTS = "the layers of experts that it holds are cut"
+
+
+_STYLES = {
+    "colwise": Style.COLUMN,
+    "local_colwise": Style.COLUMN,
+    "rowwise": Style.ROW,
+    "local_rowwise": Style.ROW,
+    "colwise_rep": Style.GATHERED,
+    "colwise_gather_output": Style.GATHERED,
+    "rowwise_rep": Style.SPLIT,
+    "rowwise_split_input": Style.SPLIT,
+    "packed_colwise": Style.PACKED,
+    "local_packed_rowwise": Style.PACKED,
+    "packed_rowwise": Style.PACKED,
+    "packed_heads": Style.PACKED_HEADS,
+    "embedding_rowwise": Style.VOCABULARY,
+    "replicated_with_grad_allreduce": Style.SHARED,
+    "mla_kv_a_proj": Style.SHARED,
+    "replicate": Style.WHOLE,
+    "sequence_parallel": Style.WHOLE,
+    "gather": Style.WHOLE,
+    "local": Style.WHOLE,
+    "all_reduce": Style.WHOLE,
+    "moe_tp_experts": Style.EXPERTS,
+}
+"""By their names in `_tp_plan`, `base_model_tp_plan` and FAMILIES."""
+
+
+def styles_of(model: Any) -> dict[tuple[str, str], Style]:
+    """By the name of a part of the model, and a pattern of names as they end below it. The last one
+    that a name matches holds: what the model carries comes before what is known of the families of
+    its parts, and short patterns before long ones. ConfigError for styles that nothing is known of,
+    and where there is nothing.
+    """
+    told = {("", pattern): _style(pattern, name) for pattern, name in _longest_last(_carried(model))}
+    for prefix, family in _families(model):
+        for pattern, name in _longest_last(FAMILIES.get(family, {})):
+            told[prefix, pattern] = _style(pattern, name)
+    if not told:
+        kinds = ", ".join(dict.fromkeys(family for _, family in _families(model)))
+        raise ConfigError(
+            f"{type(model).__name__} carries no plan of transformers (`_tp_plan`), and none is "
+            f"known for {f'the model type {kinds}' if kinds else 'its kind'}: give a plan, as "
+            f'{{"layers.*.up": tr.Column(), "layers.*.down": tr.Row()}}'
+        )
+    return told
+
+
+def _longest_last(told: Mapping[str, str]) -> list[tuple[str, str]]:
+    return sorted(told.items(), key=lambda each: each[0].count("."))
+
+
+def _style(pattern: str, name: str) -> Style:
+    if name not in _STYLES:
+        raise ConfigError(
+            f"{pattern!r} of the model's plan is {name!r}, which is not known here: give a plan "
+            f"that says what becomes of it, as Column(), Row() or Vocabulary(). Known are "
+            f"{', '.join(_STYLES)}"
+        )
+    return _STYLES[name]
+
+
+def _carried(model: Any) -> Mapping[str, str]:
+    """A model's own plan, by patterns of names from its beginning."""
+    own = getattr(model, "_tp_plan", None)
+    if own:
+        return dict(own)
+    found: dict[str, str] = {}
+    config = getattr(model, "config", None)
+    below = getattr(model, "base_model_prefix", "")
+    prefix = f"{below}." if below and hasattr(model, below) else ""
+    for pattern, name in (getattr(config, "base_model_tp_plan", None) or {}).items():
+        found[prefix + pattern] = name
+    return found
+
+
+def _families(model: Any) -> Iterator[tuple[str, str]]:
+    """The parts of a model that are models, with their types."""
+    for name, module in model.named_modules():
+        family = getattr(getattr(module, "config", None), "model_type", None)
+        if family and hasattr(module, "base_model_prefix"):
+            yield name, family
