@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -13,6 +13,8 @@ from torsh_runtime.parallel.automatic.styles import Style, styles_of
 from torsh_runtime.parallel.tensor.plan import Column, Entry, Row, Vocabulary, matched
 
 AUTOMATIC = "auto"
+_BY_ALL = (Style.GATHERED, Style.SPLIT, Style.SHARED)
+"""Layers of attentions whose heads all ranks compute."""
 
 
 def resolved(plan: Mapping[str, Entry] | str, model: Any, ranks: int) -> Mapping[str, Entry]:
@@ -35,8 +37,9 @@ def plan_of(model: Any, ranks: int) -> dict[str, Entry]:
     modules = dict(model.named_modules())
     styles = _styles_by_module(modules, styles_of(model))
     attentions = attentions_of(modules)
-    for attention in {id(each): each for each in attentions.values()}.values():
-        _settle(attention, attentions, styles, ranks)
+    for attention in dict.fromkeys(attentions.values()):
+        names = [name for name, each in attentions.items() if each is attention]
+        _settle(attention, names, modules, styles, ranks)
     _leave_whole(modules, styles)
     found = {
         name: entry
@@ -67,15 +70,18 @@ def _ends(name: str, prefix: str, pattern: str) -> bool:
 
 
 def _settle(
-    attention: Attention, attentions: Mapping[str, Attention], styles: dict[str, Style], ranks: int
+    attention: Attention,
+    names: Iterable[str],
+    modules: Mapping[str, Any],
+    styles: dict[str, Style],
+    ranks: int,
 ) -> None:
     """Let all layers of an attention be cut by heads, or each for itself."""
-    own = [name for name, each in attentions.items() if each is attention and name in styles]
-    is_whole = any(
-        styles.get(name) in _BY_ALL or modules[name]._parameters and name not in styles
-        for name in own
-    )
-    if not is_whole and attention.key_value_heads >= ranks:
+    own = [name for name in names if name in styles]
+    by_heads = attention.key_value_heads >= ranks
+    by_heads &= not any(styles[name] in _BY_ALL for name in own)
+    by_heads &= not any(_has_own_parameters(modules[name]) for name in _around(own))
+    if by_heads:
         return
     for name in own:
         if styles[name] in (Style.COLUMN, Style.PACKED_HEADS):
@@ -84,6 +90,14 @@ def _settle(
             styles[name] = Style.SPLIT
         elif styles[name] is Style.SHARED:
             styles[name] = Style.WHOLE
+
+
+def _around(names: Iterable[str]) -> set[str]:
+    return {name.rpartition(".")[0] for name in names}
+
+
+def _has_own_parameters(module: Any) -> bool:
+    return any(each is not None for each in module._parameters.values())
 
 
 def _leave_whole(modules: Mapping[str, Any], styles: dict[str, Style]) -> None:

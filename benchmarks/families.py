@@ -1,0 +1,155 @@
+"""Models of transformers, cut: `python benchmarks/families.py --help`.
+
+Each family is trained for 10 steps of AdamW with clipping, in float64, once whole in one process
+and once by each kind of parallelism. Losses, norms of gradients and parameters have to be the same
+to 1e-9 ("right"), or the model is refused by name before the first step ("refused"); the rest is
+"WRONG". `--write` makes docs/support.md of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[0] = str(HERE.parent)
+
+from benchmarks.family_columns import COLUMNS, NOT_TRIED, REFUSED, RIGHT, SENSELESS, WRONG  # noqa: E402
+from benchmarks.family_models import FAMILIES  # noqa: E402
+
+PAGE = HERE.parent / "docs" / "support.md"
+BAR = 0.8
+_SECONDS = 60
+"""For each cell, with what it takes to start."""
+Cells = dict[tuple[str, str], str]
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    add = parser.add_argument
+    add("--only", type=_listed, default=list(FAMILIES), help="families, with commas between them")
+    add("--columns", type=_listed, default=list(COLUMNS), help=", ".join(COLUMNS))
+    add("--bars", action="store_true", help="end with 1 for any that is wrong or too few right")
+    add("--write", action="store_true", help=f"write {PAGE.name}; cells not run stay as they are")
+    add("--each", type=int, default=9, help="families in one launch")
+    return parser.parse_args(arguments)
+
+
+def _listed(text: str) -> list[str]:
+    return text.split(",")
+
+
+def run(families: Sequence[str], columns: Sequence[str], each: int) -> Cells:
+    """The verdict of each cell, by family and column."""
+    found: Cells = {}
+    for ranks in dict.fromkeys(COLUMNS[column].ranks for column in columns):
+        alike = [column for column in columns if COLUMNS[column].ranks == ranks]
+        left = [name for name in families if any(COLUMNS[column].run for column in alike)]
+        while left:
+            some, left = left[:each], left[each:]
+            told = _launched(ranks, some, alike)
+            found |= told
+            left = [name for name in some if (name, alike[-1]) not in told][1:] + left
+    for name in families:
+        for column in columns:
+            default = f"{WRONG}: a rank died" if COLUMNS[column].run else NOT_TRIED
+            found.setdefault((name, column), default)
+    return found
+
+
+def _launched(ranks: int, families: Sequence[str], columns: Sequence[str]) -> Cells:
+    """What one launch said of its cells; those after the first one that ended it are left out."""
+    with tempfile.TemporaryDirectory() as folder:
+        told = Path(folder) / "cells"
+        told.touch()
+        command = [sys.executable, "-m", "torshrun", "--nproc-per-node", str(ranks)]
+        command += [str(HERE / "families_worker.py"), "--to", str(told)]
+        command += ["--only", ",".join(families), "--columns", ",".join(columns)]
+        seconds = _SECONDS * (1 + len(families) * len(columns))
+        variables = {**os.environ, "OMP_NUM_THREADS": "1"}
+        with (Path(folder) / "output").open("w+") as output:
+            try:
+                subprocess.run(
+                    command, stdout=output, stderr=output, env=variables, timeout=seconds
+                )
+            except subprocess.TimeoutExpired:
+                pass  # its cells are missing
+        found: Cells = {}
+        for line in told.read_text().splitlines():
+            name, column, verdict = json.loads(line)
+            found[name, column] = verdict
+            print(f"{name:12} {column:12} {verdict[:200]}", flush=True)
+    return found
+
+
+def share_right(cells: Iterable[str]) -> float:
+    """Of those that make sense and were tried."""
+    tried = [each for each in cells if each not in (SENSELESS, NOT_TRIED)]
+    return sum(each == RIGHT for each in tried) / max(1, len(tried))
+
+
+def page(cells: Mapping[tuple[str, str], str]) -> str:
+    """docs/support.md."""
+    columns = [column for column in COLUMNS if any(key[1] == column for key in cells)]
+    rows = [["Family", *columns], ["---"] * (1 + len(columns))]
+    reasons: dict[str, list[str]] = {}
+    for name, family in FAMILIES.items():
+        row = [family.title]
+        for column in columns:
+            verdict, _, reason = cells.get((name, column), NOT_TRIED).partition(": ")
+            if reason:
+                reasons.setdefault(reason, []).append(f"{family.title}, {column}")
+            row.append(verdict)
+        rows.append(row)
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    lines = [f"- {'; '.join(where)}: {reason}" for reason, where in reasons.items()]
+    refused = "\n".join(["", "## Refused", "", *lines, ""]) if lines else ""
+    return f"{_HEADER}\n{table}\n\n{_FOOTER}{refused}"
+
+
+_HEADER = """# Models of transformers
+
+Made by `python benchmarks/families.py --write`: small models of each family, trained for 10 steps of
+AdamW with clipping, in float64, whole in one process and spread over ranks.
+"""
+_FOOTER = f"""- **{RIGHT}**: losses, norms of gradients and parameters are those of one process, to 1e-9; and so are the tokens
+  that it generates with a cache: the likeliest ones, drawn ones and those of beams.
+- **{REFUSED}**: a ConfigError on all ranks, before the first step.
+- **{SENSELESS}**: there is no such thing, as of texts out of a model that writes none. **{NOT_TRIED}**: nothing is known.
+
+TP is `tr.parallelize(model, mesh, "auto")`, see [tensor parallelism](tensor-parallel.md#models-of-transformers).
+"""
+
+
+def read(text: str) -> Cells:
+    """The table of a page, without reasons."""
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    table = [[each.strip() for each in line.strip("|").split("|")] for line in lines]
+    titles = {family.title: name for name, family in FAMILIES.items()}
+    return {
+        (titles[row[0]], column): verdict
+        for row in table[2:]
+        for column, verdict in zip(table[0][1:], row[1:], strict=True)
+    }
+
+
+def main() -> int:
+    options = parse()
+    cells = run(options.only, options.columns, options.each)
+    right = share_right(cells.values())
+    wrong = [key for key, verdict in cells.items() if verdict.startswith(WRONG)]
+    print(f"{right:.0%} right, {len(wrong)} wrong")
+    if options.write:
+        known = read(PAGE.read_text()) if PAGE.exists() else {}
+        PAGE.write_text(page({**known, **cells}))
+    return int(options.bars and (bool(wrong) or right < BAR))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
