@@ -8,17 +8,34 @@ from torsh_runtime.parallel.tensor.layers import (
     VocabParallelEmbedding,
 )
 from torsh_runtime.parallel.tensor.loss import vocab_parallel_cross_entropy
-from torsh_runtime.parallel.tensor.plan import Attention, Block, Column, Part, Row, Vocabulary
+from torsh_runtime.parallel.tensor.plan import (
+    Attention,
+    Block,
+    Column,
+    Cut,
+    Heads,
+    Part,
+    Row,
+    Scatter,
+    Shared,
+    Summed,
+    Vocabulary,
+)
 
 __all__ = [
     "Attention",
     "Block",
     "Column",
     "ColumnParallelLinear",
+    "Cut",
+    "Heads",
     "ParallelAttention",
     "Part",
     "Row",
     "RowParallelLinear",
+    "Scatter",
+    "Shared",
+    "Summed",
     "VocabParallelEmbedding",
     "Vocabulary",
     "parallelize",

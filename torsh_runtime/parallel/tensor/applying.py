@@ -21,7 +21,16 @@ from torsh_runtime.parallel.tensor.parts import (
     keep_part,
     layouts,
 )
-from torsh_runtime.parallel.tensor.plan import Attention, Block, Entry, Row, matched
+from torsh_runtime.parallel.tensor.plan import (
+    Attention,
+    Block,
+    Cut,
+    Entry,
+    Own,
+    Row,
+    Shared,
+    matched,
+)
 
 Model = TypeVar("Model")
 
@@ -69,37 +78,52 @@ class _Task:
 
     where: str
     module: Any
-    entry: Entry
+    entry: Any
     kind: type[Layer]
     lie: Layouts
 
 
 def _tasks(adapter: ModuleAdapter[Any], plan: Mapping[str, Entry], axis: Axis) -> Iterator[_Task]:
-    modules, known = dict(adapter.modules()), set[str]()
-    layers = layers_of(adapter.framework)
-    for name, entry in matched(modules, plan).items():
+    modules, layers = dict(adapter.modules()), layers_of(adapter.framework)
+    owners = {
+        ".".join(filter(None, (where, name))): (where, name)
+        for where, module in modules.items()
+        for name, _ in adapter.own_parameters(module)
+    }
+    entries: dict[str, Entry] = {}
+    own: dict[str, dict[str, Cut | Shared]] = {}
+    for name, entry in matched(modules, plan, owners).items():
+        if name in owners and isinstance(entry, Cut | Shared):
+            where, parameter = owners[name]
+            own.setdefault(where, {})[parameter] = entry
+            continue
         for below, each in _expanded(layers, name, modules[name], entry, axis).items():
             where = ".".join(filter(None, (name, below)))
-            if where in known:
+            if where in entries:
                 raise ConfigError(f"the plan says twice what becomes of {where!r}")
-            known.add(where)
-            yield _task(layers, where, modules[where], each, axis)
+            entries[where] = each
+    for where, module in modules.items():
+        if where in entries or where in own:
+            entry = _joined(layers, where, module, entries.get(where), own.get(where, {}))
+            yield _task(layers, where, module, entry, axis)
 
 
-def _task(layers: Any, where: str, module: Any, entry: Entry, axis: Axis) -> _Task:
-    plain = {kind.__name__: kind for kind in layers.LAYERS[type(entry)]}
-    found = next((kind for kind in plain.values() if isinstance(module, kind)), None)
-    if found is None or isinstance(module, Layer):
+def _joined(
+    layers: Any, where: str, module: Any, entry: Entry | None, own: dict[str, Cut | Shared]
+) -> Any:
+    """What the plan says of a module and of parameters of its own."""
+    if entry is None or layers.is_around(module, entry):
+        return Own(entry, own)
+    if own:
         raise ConfigError(
-            f"{where!r} is a {type(module).__name__}, and {type(entry).__name__}() is for "
-            f"{', '.join(plain)}"
+            f"the plan says {type(entry).__name__}() of {where!r}, and something else of its "
+            f"{', '.join(own)}"
         )
-    if type(module).forward is not found.forward or "forward" in vars(module):
-        raise ConfigError(
-            f"{where!r} is a {type(module).__name__} with a forward() of its own, which would not "
-            f"know that it has a part: use a plain {found.__name__}"
-        )
-    parallel: type[Layer] = layers.LAYERS[type(entry)][found]
+    return entry
+
+
+def _task(layers: Any, where: str, module: Any, entry: Any, axis: Axis) -> _Task:
+    parallel: type[Layer] = layers.kind_of(where, module, entry)
     try:
         shards = parallel.shards(module, entry, axis)
     except ConfigError as error:
@@ -111,7 +135,7 @@ def _task(layers: Any, where: str, module: Any, entry: Entry, axis: Axis) -> _Ta
 def _check_own(where: str, module: Any, names: Iterable[str]) -> None:
     """ConfigError for what is cut, and is computed of other parameters."""
     own = dict(adapted(module).own_parameters(module))
-    made = [name for name in names if name not in own and getattr(module, name) is not None]
+    made = [name for name in names if name not in own and getattr(module, name, None) is not None]
     if made:
         raise ConfigError(
             f"{where!r} cannot be cut: its {made[0]} is no parameter, but computed of others, "

@@ -7,12 +7,11 @@ from typing import Any
 
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.layout import Shard
-from torsh_runtime.parallel import regions
 from torsh_runtime.parallel.tensor.axis import Axis, axis_of
-from torsh_runtime.parallel.tensor.cuts import cuts, sharded
+from torsh_runtime.parallel.tensor.cuts import QueryHeads, cuts, sharded
 from torsh_runtime.parallel.tensor.layers import Layer, layers_of
 from torsh_runtime.parallel.tensor.parts import Layouts
-from torsh_runtime.parallel.tensor.plan import Attention, Column
+from torsh_runtime.parallel.tensor.plan import Attention
 from torsh_runtime.parallel.tensor.streams import drawing_part
 
 
@@ -74,42 +73,6 @@ class MultiheadAttention(_Heads):
         return width
 
 
-class ReplicatedColumns(Layer):
-    """A Linear layer that all ranks have, of which each computes some output features."""
-
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        bias: bool,
-        *,
-        mesh: Axis,
-        start: int,
-        end: int,
-        sequence_dim: int | None = None,
-        dtype: Any = None,
-        framework: str | None = None,
-    ) -> None:
-        """start, end: of this rank's features."""
-        super().__init__(in_features, out_features, bias, dtype=dtype)  # type: ignore[call-arg]
-        self.own = slice(start, end)
-        self._divide(Column(sequence_dim=sequence_dim), mesh)
-
-    @classmethod
-    def shards(cls, plain: Any, entry: Column, axis: Axis) -> dict[str, Shard]:
-        """See Layer."""
-        return {}
-
-    def forward(self, input: Any) -> Any:
-        """input: (…, in_features)."""
-        self._check(input, self.in_features, "all input features")
-        entered = self._entered(input, self.entry.sequence_dim)
-        group = self.axis.group
-        weight = regions.copy(self.weight, group)[self.own]
-        bias = None if self.bias is None else regions.copy(self.bias, group)[self.own]
-        return self.functional.linear(entered, weight, bias)
-
-
 class ParallelAttention(_Heads):
     """Self-attention of several heads (Vaswani et al., "Attention Is All You Need", 2017), of which
     each rank has some; several of them may look at one head of keys and values (Ainslie et al.,
@@ -142,34 +105,30 @@ class ParallelAttention(_Heads):
         self.head_dim, self.dropout = embed_dim // num_heads, dropout
         axis = axis_of(mesh)
         self.become(Attention(sequence_dim), axis, type(self).__name__, {})
-        share = num_heads // kv_heads
-        is_cut = kv_heads >= axis.size
-        unit = self.head_dim * (share if is_cut else 1)
-        self.head_cuts = tuple(at // self.head_dim for at in cuts(embed_dim, axis.size, unit))
-        heads = range(num_heads)[self.own_heads]
-        first, last = heads[0] // share, heads[-1] // share
-        self.looks_at = None if share == 1 else [head // share - first for head in heads]
-        self._add_layers(bias, unit, None if is_cut else (first, last + 1), dtype)
+        heads = QueryHeads(num_heads, kv_heads)
+        width = self.head_dim
+        found = cuts(embed_dim, axis.size, width * heads.unit(axis.size))
+        self.head_cuts = tuple(at // width for at in found)
+        keys = heads.own_keys(axis.size, axis.index)
+        own = range(num_heads)[self.own_heads]
+        is_one_each = len(keys) == len(own)
+        self.looks_at = None if is_one_each else [keys.index(each // heads.share) for each in own]
+        self._add_layers(bias, dtype)
 
-    def _add_layers(
-        self, bias: bool, unit: int, kv_heads: tuple[int, int] | None, dtype: Any
-    ) -> None:
-        """unit: of features of queries. kv_heads: first and last (exclusive) that this rank uses;
-        None if they are cut as well."""
+    def _add_layers(self, bias: bool, dtype: Any) -> None:
         layers, width, embed = layers_of(self.framework), self.head_dim, self.embed_dim
-        dim = self.entry.sequence_dim
-        named: dict[str, Any] = {"mesh": self.axis, "sequence_dim": dim, "dtype": dtype}
-        column, row = layers.ColumnParallelLinear, layers.RowParallelLinear
-        self.q_proj = column(embed, embed, bias, False, unit=unit, **named)
-        out = width * self.num_kv_heads
+        named: dict[str, Any] = {
+            "unit": width,
+            "mesh": self.axis,
+            "sequence_dim": self.entry.sequence_dim,
+            "dtype": dtype,
+        }
+        column, row, keys = layers.ColumnParallelLinear, layers.RowParallelLinear, self.num_kv_heads
+        self.q_proj = column(embed, embed, bias, False, key_value_heads=keys, **named)
         for name in ("k_proj", "v_proj"):
-            if kv_heads is None:
-                made = column(embed, out, bias, False, unit=width, **named)
-            else:
-                first, last = (width * each for each in kv_heads)
-                made = layers.ReplicatedColumns(embed, out, bias, start=first, end=last, **named)
+            made = column(embed, width * keys, bias, False, query_heads=self.num_heads, **named)
             setattr(self, name, made)
-        self.out_proj = row(embed, embed, bias, unit=unit, **named)
+        self.out_proj = row(embed, embed, bias, key_value_heads=keys, **named)
 
     def forward(self, input: Any, attn_mask: Any = None, is_causal: bool = False) -> Any:
         """input: (…, L, embed_dim), to the same. attn_mask: booleans (False is not looked at) or

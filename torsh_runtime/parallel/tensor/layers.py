@@ -8,7 +8,10 @@ Parallelism", 2019, and, where each rank has a part of the sequence only, Korthi
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from importlib import import_module
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torsh_runtime.comm.agreement import check_same
@@ -19,7 +22,14 @@ from torsh_runtime.parallel import regions
 from torsh_runtime.parallel.operations import is_recorded
 from torsh_runtime.parallel.parts_of_state import refusing
 from torsh_runtime.parallel.tensor.axis import Axis, axis_of
-from torsh_runtime.parallel.tensor.cuts import cuts, sharded, sizes
+from torsh_runtime.parallel.tensor.cuts import (
+    QueryHeads,
+    cuts,
+    sharded,
+    sharded_heads,
+    sizes,
+    unit_of,
+)
 from torsh_runtime.parallel.tensor.parts import (
     Layouts,
     adapted,
@@ -27,8 +37,7 @@ from torsh_runtime.parallel.tensor.parts import (
     keep_part,
     layouts,
 )
-from torsh_runtime.parallel.tensor.plan import Column, Part, Row, Vocabulary
-from torsh_runtime.parallel.tensor.streams import drawing_part
+from torsh_runtime.parallel.tensor.plan import Column, Row, Vocabulary
 
 _STATE_OF_PARTS = (
     "the state of a model has this rank's part of {!r} only, which is not to be taken for a whole "
@@ -47,6 +56,40 @@ def layers_of(framework: str | None) -> Any:
     return import_module(f"{_HOME}.{found}")
 
 
+def plain_kind(kinds: Mapping[type, type[Layer]], module: Any) -> type | None:
+    """Of classes of the framework's that an entry is for, the one that a module is of."""
+    return next((kind for kind in kinds if isinstance(module, kind)), None)
+
+
+def unfit(where: str, module: Any, entry: Any, kinds: Mapping[type, type[Layer]]) -> ConfigError:
+    """What there is to say of a module that an entry is not for."""
+    kind, found = type(module).__name__, plain_kind(kinds, module)
+    if found is not None and not isinstance(module, Layer):
+        return ConfigError(
+            f"{where!r} is a {kind} with a forward() of its own, which would not know that it has "
+            f"a part: use a plain {found.__name__}"
+        )
+    if not kinds:
+        return ConfigError(f"{where!r} is a {kind}, and {type(entry).__name__}() is for torch's")
+    names = ", ".join(each.__name__ for each in kinds)
+    return ConfigError(
+        f"{where!r} is a {kind}, and {type(entry).__name__}() is for {names}{_instead(module)}"
+    )
+
+
+def _instead(module: Any) -> str:
+    """Which entries would do for a module of torch."""
+    if not hasattr(module, "register_parameter") or isinstance(module, Layer):
+        return ""
+    own = dict(module.named_parameters())
+    if any(each.ndim > 1 for each in own.values()):
+        return (
+            f": if it computes a part of a sum from parts of {', '.join(own)}, say Summed() of it, "
+            f"and of these Cut() or Shared()"
+        )
+    return ": if each rank uses it on its own heads or tokens, say Part(dim) or Shared() of it"
+
+
 class Layer:
     """What they have in common.
 
@@ -63,6 +106,8 @@ class Layer:
     """A sum that nobody else has, and a bias: both together, in place where that can be."""
     communicates_in_backward = True
     """See DistributedDataParallel."""
+    output_dim: ClassVar[int] = 0
+    """Of the weight of a linear layer, along which its output features lie."""
     axis: Axis
     where: str
     parameter_layouts: Layouts
@@ -185,39 +230,95 @@ class ColumnParallelLinear(Layer):
         mesh: Any = None,
         unit: int = 1,
         sequence_dim: int | None = None,
+        query_heads: int | None = None,
+        key_value_heads: int | None = None,
         dtype: Any = None,
         framework: str | None = None,
     ) -> None:
         """mesh: one with one axis, or with one called "tp", or a group; None: the default group.
-        unit, sequence_dim: see Column. framework: "torch" or "nn"; None: torch if it is loaded.
+        unit, sequence_dim, query_heads, key_value_heads: see Column. framework: "torch" or "nn";
+        None: torch if it is loaded.
 
         All ranks make the whole first and keep their parts, so they are seeded alike; ConfigError
         on all of them if they were not, and for features that cannot be cut.
         """
         super().__init__(in_features, out_features, bias, dtype=dtype)  # type: ignore[call-arg]
-        self._divide(Column(gather_output, unit, sequence_dim=sequence_dim), mesh)
+        entry = Column(gather_output, unit, (), sequence_dim, query_heads, key_value_heads)
+        self._divide(entry, mesh)
 
     @classmethod
     def shards(cls, plain: Any, entry: Column, axis: Axis) -> dict[str, Shard]:
         """See Layer."""
-        if entry.sections and entry.gather_output:
-            raise ConfigError("outputs that are cut in sections cannot be gathered")
-        found = sharded(plain.out_features, axis.size, entry.unit, entry.sections)
-        return {"weight": found, "bias": found}
+        size = plain.weight.shape[cls.output_dim]
+        heads = _query_heads(entry, size)
+        if entry.gather_output and (entry.sections or heads):
+            raise ConfigError("outputs that are cut in sections or by heads cannot be gathered")
+        if heads is None:
+            unit = unit_of(entry, size, axis.size)
+            found = sharded(size, axis.size, unit, entry.sections)
+        elif heads.are_cut(axis.size):
+            found = sharded_heads(size, axis.size, heads, entry.sections)
+        else:
+            return {}
+        return {"weight": replace(found, dim=cls.output_dim), "bias": found}
 
     def become(self, entry: Column, axis: Axis, where: str, lie: Layouts) -> None:
         """See Layer."""
         super().become(entry, axis, where, lie)
-        self.sizes = sizes(self.shards(self, entry, axis)["weight"])
+        whole = lie["weight"].shape if lie else tuple(self.weight.shape)
+        self.in_features, self.out_features = whole[1 - self.output_dim], whole[self.output_dim]
+        self.bias = getattr(self, "bias", None)
+        heads = _query_heads(entry, self.out_features)
+        self.own = None if lie or heads is None else _own_features(heads, entry, axis)
+        shard: Any = lie["weight"].axes[0][2] if lie else None
+        self.sizes = sizes(shard) if lie else ()
 
     def forward(self, input: Any) -> Any:
         """input: (…, in_features)."""
         self._check(input, self.in_features, "all input features")
         entered = self._entered(input, self.entry.sequence_dim)
-        result = self.functional.linear(entered, self.weight, self.bias)
+        weight = self.weight if self.output_dim == 0 else self.weight.T
+        bias = self.bias
+        if self.own is not None:
+            weight = regions.copy(weight, self.axis.group)[self.own]
+            bias = None if bias is None else regions.copy(bias, self.axis.group)[self.own]
+        result = self.functional.linear(entered, weight, bias)
         if not self.entry.gather_output:
             return result
         return regions.gather(result, self.axis.group, -1, self.sizes)
+
+
+def _query_heads(entry: Column, size: int) -> QueryHeads | None:
+    """Those of a layer for keys and values."""
+    if entry.query_heads is None:
+        return None
+    width = entry.unit
+    keys = entry.sections[-1] if entry.sections else size
+    if entry.sections and (len(entry.sections) < 2 or len({*entry.sections[1:]}) > 1):
+        raise ConfigError(f"sections of {entry.sections} are not those of queries, keys and values")
+    if keys % width:
+        raise ConfigError(f"{keys} features are no whole number of heads of {width} each")
+    if entry.sections and entry.sections[0] != entry.query_heads * width:
+        raise ConfigError(
+            f"a first section of {entry.sections[0]} is not {entry.query_heads} heads of {width}"
+        )
+    return QueryHeads(entry.query_heads, keys // width, width)
+
+
+def _own_features(heads: QueryHeads, entry: Column, axis: Axis) -> slice | list[int]:
+    """Which of all output features this rank computes, of fewer heads of keys than ranks."""
+    found = [*heads.own_keys(axis.size, axis.index)]
+    own = [found] * max(1, len(entry.sections) - 1)
+    if entry.sections:
+        own = [[*heads.own_queries(axis.size, axis.index)], *own]
+    starts = accumulate(entry.sections or (0,), initial=0)
+    at = [
+        start + head * heads.width + each
+        for start, section in zip(starts, own, strict=False)
+        for head in section
+        for each in range(heads.width)
+    ]
+    return slice(at[0], at[-1] + 1) if at == [*range(at[0], at[-1] + 1)] else at
 
 
 class RowParallelLinear(Layer):
@@ -237,22 +338,30 @@ class RowParallelLinear(Layer):
         mesh: Any = None,
         unit: int = 1,
         sequence_dim: int | None = None,
+        key_value_heads: int | None = None,
         dtype: Any = None,
         framework: str | None = None,
     ) -> None:
         """As ColumnParallelLinear."""
         super().__init__(in_features, out_features, bias, dtype=dtype)  # type: ignore[call-arg]
-        self._divide(Row(input_is_parallel, unit, sequence_dim), mesh)
+        self._divide(Row(input_is_parallel, unit, sequence_dim, key_value_heads), mesh)
 
     @classmethod
     def shards(cls, plain: Any, entry: Row, axis: Axis) -> dict[str, Shard]:
         """See Layer."""
-        return {"weight": sharded(plain.in_features, axis.size, entry.unit, dim=1)}
+        dim = 1 - cls.output_dim
+        size = plain.weight.shape[dim]
+        unit = unit_of(entry, size, axis.size)
+        return {"weight": sharded(size, axis.size, unit, dim=dim)}
 
     def become(self, entry: Row, axis: Axis, where: str, lie: Layouts) -> None:
         """See Layer."""
         super().become(entry, axis, where, lie)
-        self.sizes = sizes(self.shards(self, entry, axis)["weight"])
+        whole = lie["weight"].shape
+        self.in_features, self.out_features = whole[1 - self.output_dim], whole[self.output_dim]
+        self.bias = getattr(self, "bias", None)
+        shard: Any = lie["weight"].axes[0][2]
+        self.sizes = sizes(shard)
 
     def forward(self, input: Any) -> Any:
         """input: (…, own features)."""
@@ -260,8 +369,9 @@ class RowParallelLinear(Layer):
             self._check(input, self.in_features, "all input features")
             input = regions.scatter(input, self.axis.group, -1, self.sizes)
         self._check(input, self.sizes[self.axis.index], "this rank's features")
+        weight = self.weight if self.output_dim == 0 else self.weight.T
         dim, bias = self.entry.sequence_dim, self.bias
-        summed = self._summed(self.functional.linear(input, self.weight), dim)
+        summed = self._summed(self.functional.linear(input, weight), dim)
         if bias is None:
             return summed
         if dim is not None:
@@ -269,6 +379,29 @@ class RowParallelLinear(Layer):
         if bias.dtype != summed.dtype:
             bias = bias.to(summed.dtype)
         return self.added(summed, bias) if dim is None else summed + bias
+
+
+class ColumnParallelEmbedding(Layer):
+    """An Embedding of which each rank has some columns, as biases of its own heads."""
+
+    @classmethod
+    def shards(cls, plain: Any, entry: Column, axis: Axis) -> dict[str, Shard]:
+        """See Layer."""
+        check_embedding(plain)
+        if entry.sequence_dim is not None or entry.query_heads is not None:
+            raise ConfigError("an Embedding has no sequence_dim and no query_heads")
+        size = plain.weight.shape[1]
+        unit = unit_of(entry, size, axis.size)
+        return {"weight": sharded(size, axis.size, unit, entry.sections, 1)}
+
+    def forward(self, indices: Any) -> Any:
+        """indices: integers of any shape, the same on all ranks."""
+        self._compare_first(indices)
+        found = self.functional.embedding(indices, self.weight, self.padding_idx)
+        if not self.entry.gather_output:
+            return found
+        shard: Any = self.parameter_layouts["weight"].axes[0][2]
+        return regions.gather(found, self.axis.group, -1, sizes(shard))
 
 
 class VocabParallelEmbedding(Layer):
@@ -295,9 +428,7 @@ class VocabParallelEmbedding(Layer):
     @classmethod
     def shards(cls, plain: Any, entry: Vocabulary, axis: Axis) -> dict[str, Shard]:
         """See Layer."""
-        for option in ("max_norm", "scale_grad_by_freq", "sparse"):
-            if getattr(plain, option, None):
-                raise ConfigError(f"an Embedding with {option} cannot be cut")
+        check_embedding(plain)
         return {"weight": sharded(plain.weight.shape[0], axis.size)}
 
     def become(self, entry: Vocabulary, axis: Axis, where: str, lie: Layouts) -> None:
@@ -327,60 +458,8 @@ class VocabParallelEmbedding(Layer):
             )
 
 
-class _OnPart(Layer):
-    """A layer on a part of its input, which does the same on all of them."""
-
-    def _shared(self, parameter: Any) -> Any:
-        """A parameter that each rank uses for its part."""
-        return None if parameter is None else regions.copy(parameter, self.axis.group)
-
-
-class NormOnPart(_OnPart):
-    """LayerNorm or RMSNorm of a part of the sequence."""
-
-    @classmethod
-    def shards(cls, plain: Any, entry: Part, axis: Axis) -> dict[str, Shard]:
-        """See Layer."""
-        if -len(plain.normalized_shape) <= entry.dim < 0:
-            raise ConfigError(f"dimension {entry.dim} is normalised")
-        return {}
-
-
-class LayerNormOnPart(NormOnPart):
-    """See NormOnPart."""
-
-    def forward(self, input: Any) -> Any:
-        """input: (…, *normalized_shape)."""
-        weight, bias = self._shared(self.weight), self._shared(self.bias)
-        return self.functional.layer_norm(input, self.normalized_shape, weight, bias, self.eps)
-
-
-class RMSNormOnPart(NormOnPart):
-    """See NormOnPart."""
-
-    def forward(self, input: Any) -> Any:
-        """input: (…, *normalized_shape)."""
-        weight = self._shared(self.weight)
-        return self.functional.rms_norm(input, self.normalized_shape, weight, self.eps)
-
-
-class EmbeddingOnPart(_OnPart):
-    """An Embedding of which each rank gets a part of the results, as those of positions."""
-
-    def forward(self, indices: Any) -> Any:
-        """indices: integers of any shape, the same on all ranks."""
-        found = self.functional.embedding(indices, self.weight, self.padding_idx)
-        length = self._equal_part(found, self.entry.dim)
-        parts = [length] * self.axis.size
-        return regions.scatter(found, self.axis.group, self.entry.dim, parts)
-
-
-class DropoutOnPart(_OnPart):
-    """Dropout of a part of what it is for."""
-
-    def forward(self, input: Any) -> Any:
-        """input: of any shape."""
-        if not self.training or not self.p:
-            return input
-        with drawing_part(input, self.axis, self.entry.dim, self.entry.cuts):
-            return self.functional.dropout(input, self.p, True)
+def check_embedding(plain: Any) -> None:
+    """ConfigError for an Embedding that cannot be cut."""
+    for option in ("max_norm", "scale_grad_by_freq", "sparse"):
+        if getattr(plain, option, None):
+            raise ConfigError(f"an Embedding with {option} cannot be cut")

@@ -9,7 +9,7 @@ from torsh_runtime import nn
 from torsh_runtime.nn import functional
 from torsh_runtime.nn.arrays import array_module
 from torsh_runtime.nn.graph import operand
-from torsh_runtime.parallel.tensor import attention, layers
+from torsh_runtime.parallel.tensor import attention, layers, on_part
 from torsh_runtime.parallel.tensor.axis import Axis
 from torsh_runtime.parallel.tensor.parts import Layouts, check_same_input
 from torsh_runtime.parallel.tensor.plan import (
@@ -42,27 +42,23 @@ class RowParallelLinear(_OfNn, layers.RowParallelLinear, nn.Linear):
     """See layers."""
 
 
-class ReplicatedColumns(_OfNn, attention.ReplicatedColumns, nn.Linear):
-    """See attention."""
-
-
 class ParallelAttention(_OfNn, attention.ParallelAttention, nn.Module):
     """See attention."""
 
 
-class LayerNormOnPart(_OfNn, layers.LayerNormOnPart, nn.LayerNorm):
+class LayerNormOnPart(_OfNn, on_part.LayerNormOnPart, nn.LayerNorm):
     """See layers."""
 
 
-class RMSNormOnPart(_OfNn, layers.RMSNormOnPart, nn.RMSNorm):
+class RMSNormOnPart(_OfNn, on_part.RMSNormOnPart, nn.RMSNorm):
     """See layers."""
 
 
-class EmbeddingOnPart(_OfNn, layers.EmbeddingOnPart, nn.Embedding):
+class EmbeddingOnPart(_OfNn, on_part.EmbeddingOnPart, nn.Embedding):
     """See layers."""
 
 
-class DropoutOnPart(_OfNn, layers.DropoutOnPart, nn.Dropout):
+class DropoutOnPart(_OfNn, on_part.DropoutOnPart, nn.Dropout):
     """See layers."""
 
 
@@ -116,6 +112,21 @@ def within_block(module: Any, entry: Block, ranks: int) -> dict[str, Entry]:
     if dim is not None:
         found |= {name: Part(dim) for name in ("norm1", "norm2", "dropout")}
     return found
+
+
+def kind_of(where: str, module: Any, entry: Any) -> type[layers.Layer]:
+    """What a module becomes: see applying. ConfigError for an entry that is not for it."""
+    plain = LAYERS.get(type(entry), {})
+    found = layers.plain_kind(plain, module)
+    is_own = found is None or type(module).forward is not found.forward
+    if isinstance(module, layers.Layer) or is_own or "forward" in vars(module):
+        raise layers.unfit(where, module, entry, plain)
+    return plain[found]
+
+
+def is_around(module: Any, entry: Entry) -> bool:
+    """Whether an entry is carried out around the forward() that a module has: never in nn."""
+    return False
 
 
 LAYERS: dict[type[Entry], dict[type, type[layers.Layer]]] = {

@@ -32,7 +32,7 @@ def layouts(module: Any, shards: Mapping[str, Shard], axis: Axis) -> Layouts:
     return {
         name: TensorLayout(tuple(getattr(module, name).shape), ((axis.name, axis.size, each),))
         for name, each in shards.items()
-        if getattr(module, name) is not None
+        if getattr(module, name, None) is not None
     }
 
 

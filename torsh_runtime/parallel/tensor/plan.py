@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from typing import Any
 
 from torsh_runtime.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A Linear layer whose output features are cut: each rank computes some of them."""
+    """A Linear layer whose output features are cut: each rank computes some of them; or an
+    Embedding whose columns are, as biases by head."""
 
     gather_output: bool = False
     """Whether all ranks get all outputs."""
@@ -23,6 +25,13 @@ class Column:
     that is all outputs together."""
     sequence_dim: int | None = None
     """The dimension of the input of which each rank has an equal part; None if all have all."""
+    query_heads: int | None = None
+    """Of a layer for keys and values of `unit` features a head: how many heads of queries look at
+    them. Where there are fewer heads than ranks, all ranks have all weights, and each computes the
+    heads that its own queries look at. With sections the first one is of the queries themselves."""
+    key_value_heads: int | None = None
+    """Of a layer for queries of `unit` features a head: how many heads of keys and values they look
+    at. Queries that look at the same stay together, unless there are more ranks than these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +44,8 @@ class Row:
     """As the Column layer's."""
     sequence_dim: int | None = None
     """The dimension of the output of which each rank gets an equal part; None if all get all."""
+    key_value_heads: int | None = None
+    """As the Column layer's for queries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,31 +75,120 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A LayerNorm, RMSNorm or Dropout that is given a part of what it is for; or an Embedding of
-    which each rank gets a part of the results, as those of positions."""
+    """A module that is given a part of what it is for, and does the same to each token, as norms
+    and dropout do; or an Embedding of which each rank gets a part of the results, as those of
+    positions. All ranks have its parameters, of which gradients are summed."""
 
     dim: int
     """Of which each rank has its part; the one that is normalised is whole."""
     cuts: tuple[int, ...] = ()
     """Where it is cut, from 0 to its size; none if the parts are equal."""
+    gather_output: bool = False
+    """Whether all ranks get all of its output."""
 
 
-Entry = Column | Row | Vocabulary | Attention | Block | Part
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """A module or a parameter that all ranks have and each uses in its own way, such as a norm of
+    its own heads: gradients are summed."""
+
+    divided: bool = False
+    """Whether each rank adds it to a sum over all ranks, where it has to count once."""
 
 
-def matched(names: Iterable[str], plan: Mapping[str, Entry]) -> dict[str, Entry]:
-    """What is to be done with which module. A pattern is a module's name, in which * and ? stand
-    for what is between two dots. ConfigError for patterns that match none, or what another one
-    does.
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A parameter of which each rank has a part, of a module whose forward() takes it as it is."""
+
+    dim: int = 0
+    unit: int = 1
+    """Indices that stay together."""
+    sections: tuple[int, ...] = ()
+    """As Column's."""
+    key_value_heads: int | None = None
+    """As Column's, of what there is for each head of queries."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summed:
+    """A module of any kind which on each rank computes a part of a sum, as experts whose inner
+    features are cut: its inputs are the same on all ranks, and all get the sum. The plan says of
+    each of its parameters whether it is Cut() or Shared()."""
+
+    sequence_dim: int | None = None
+    """The dimension of all inputs and of the output of which each rank has an equal part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """An attention module of any kind, whose heads are cut by the entries of its layers: what it
+    counts heads by, and what it is given for all of them.
+
+    An attribute is named as `num_heads`, or `config.num_heads`.
     """
-    known, found = list(names), dict[str, tuple[str, Entry]]()
+
+    query_heads: int
+    key_value_heads: int | None = None
+    """None: as many."""
+    cut: tuple[str, ...] = ()
+    """Attributes with the number of heads of queries, or a multiple, as of their features."""
+    key_value_cut: tuple[str, ...] = ()
+    """The same of keys and values."""
+    groups: tuple[str, ...] = ()
+    """Attributes with the number of heads of queries for each one of keys and values."""
+    inputs: Mapping[str, int] = field(default_factory=dict)
+    """Arguments of forward() that are for all heads, and the dimension along which these lie, as
+    {"alibi": 0, "attention_mask": 1}; it may be of size 1, or have batches in front of heads."""
+    sequence_dim: int | None = None
+    """The dimension of the input of which each rank has an equal part; None if all have all."""
+    sequence_inputs: tuple[str, ...] = ()
+    """Arguments of forward() of which each rank has an equal part so; none: the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter:
+    """A module whose first input all ranks have, and of which each takes its equal part, as the
+    first block before which there is no other layer of the plan."""
+
+    dim: int
+
+
+Entry = (
+    Column | Row | Vocabulary | Attention | Block | Part | Shared | Cut | Summed | Heads | Scatter
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """What the plan says of a module, and of its own parameters by their names."""
+
+    entry: Any = None
+    parameters: Mapping[str, Cut | Shared] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """As ranks tell each other."""
+        told = [f"{name} {entry}" for name, entry in sorted(self.parameters.items())]
+        return ", ".join([str(self.entry), *told])
+
+
+def matched(
+    modules: Iterable[str], plan: Mapping[str, Entry], parameters: Iterable[str] = ()
+) -> dict[str, Entry]:
+    """What is to be done with which module or parameter. A pattern is a name of one, in which * and
+    ? stand for what is between two dots. ConfigError for patterns that match none that the entry is
+    for, or one that another one matches.
+    """
+    found = dict[str, tuple[str, Entry]]()
+    known = {False: list(modules), True: list(parameters)}
     for pattern, entry in plan.items():
         if not isinstance(entry, Entry):
             raise ConfigError(f"the plan has {entry!r} for {pattern!r}: give Column(), Row() etc.")
-        hits = [name for name in known if _matches(name, pattern)]
+        names = [] if isinstance(entry, Cut) else known[False]
+        if isinstance(entry, Cut | Shared):
+            names = names + known[True]
+        hits = [name for name in names if _matches(name, pattern)]
         if not hits:
-            near = ", ".join(get_close_matches(pattern, known, 3, 0.3)) or "none like it"
-            raise ConfigError(f"{pattern!r} in the plan matches no module; there are: {near}")
+            raise _unmatched(pattern, entry, names, known[True])
         for name in hits:
             if name in found:
                 raise ConfigError(
@@ -96,7 +196,18 @@ def matched(names: Iterable[str], plan: Mapping[str, Entry]) -> dict[str, Entry]
                     f"module may be matched once"
                 )
             found[name] = pattern, entry
-    return {name: found[name][1] for name in known if name in found}
+    return {name: entry for name, (_, entry) in found.items()}
+
+
+def _unmatched(pattern: str, entry: Entry, names: list[str], parameters: list[str]) -> ConfigError:
+    what = "parameter" if isinstance(entry, Cut) else "module"
+    if what == "module" and any(_matches(name, pattern) for name in parameters):
+        return ConfigError(
+            f"{pattern!r} in the plan matches a parameter, and {type(entry).__name__}() is for "
+            f"modules: give Cut() or Shared()"
+        )
+    near = ", ".join(get_close_matches(pattern, names, 3, 0.3)) or "none like it"
+    return ConfigError(f"{pattern!r} in the plan matches no {what}; there are: {near}")
 
 
 def _matches(name: str, pattern: str) -> bool:

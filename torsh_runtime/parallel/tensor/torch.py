@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from types import NoneType
 from typing import Any
 
 import torch
@@ -14,18 +15,24 @@ from torsh_runtime.integrations.torch.compiling import leave_alone
 from torsh_runtime.integrations.torch.modes import has_modes
 from torsh_runtime.layout import Shard
 from torsh_runtime.parallel import regions
-from torsh_runtime.parallel.tensor import attention, layers
+from torsh_runtime.parallel.tensor import anyone, attention, heads, layers, on_part
 from torsh_runtime.parallel.tensor.attention import heads_first, joined
 from torsh_runtime.parallel.tensor.axis import Axis
 from torsh_runtime.parallel.tensor.cuts import cuts
+from torsh_runtime.parallel.tensor.kinds import calls_forward, joined_class, output_dim
 from torsh_runtime.parallel.tensor.parts import Layouts, check_same_input
 from torsh_runtime.parallel.tensor.plan import (
     Attention,
     Block,
     Column,
     Entry,
+    Heads,
+    Own,
     Part,
     Row,
+    Scatter,
+    Shared,
+    Summed,
     Vocabulary,
 )
 
@@ -56,27 +63,67 @@ class RowParallelLinear(_OfTorch, layers.RowParallelLinear, nn.Linear):
     """See layers."""
 
 
-class ReplicatedColumns(_OfTorch, attention.ReplicatedColumns, nn.Linear):
-    """See attention."""
+class ColumnOfAny(_OfTorch, layers.ColumnParallelLinear):
+    """Of a class that computes what Linear does."""
+
+
+class RowOfAny(_OfTorch, layers.RowParallelLinear):
+    """Of a class that computes what Linear does."""
+
+
+class ColumnOfAnyTransposed(ColumnOfAny):
+    """With its weight transposed."""
+
+    output_dim = 1
+
+
+class RowOfAnyTransposed(RowOfAny):
+    """With its weight transposed."""
+
+    output_dim = 1
+
+
+class ColumnParallelEmbedding(_OfTorch, layers.ColumnParallelEmbedding, nn.Embedding):
+    """See layers."""
+
+
+class OfAny(_OfTorch, anyone.AnyLayer):
+    """See anyone."""
+
+
+class PartOfAny(_OfTorch, anyone.PartOfAny):
+    """See anyone."""
+
+
+class SummedOfAny(_OfTorch, anyone.SummedLayer):
+    """See anyone."""
+
+
+class ScatteredOfAny(_OfTorch, anyone.ScatteredLayer):
+    """See anyone."""
+
+
+class AttentionOfAny(_OfTorch, heads.AttentionOfAny):
+    """See heads."""
 
 
 class ParallelAttention(_OfTorch, attention.ParallelAttention, nn.Module):
     """See attention."""
 
 
-class LayerNormOnPart(_OfTorch, layers.LayerNormOnPart, nn.LayerNorm):
+class LayerNormOnPart(_OfTorch, on_part.LayerNormOnPart, nn.LayerNorm):
     """See layers."""
 
 
-class RMSNormOnPart(_OfTorch, layers.RMSNormOnPart, nn.RMSNorm):
+class RMSNormOnPart(_OfTorch, on_part.RMSNormOnPart, nn.RMSNorm):
     """See layers."""
 
 
-class EmbeddingOnPart(_OfTorch, layers.EmbeddingOnPart, nn.Embedding):
+class EmbeddingOnPart(_OfTorch, on_part.EmbeddingOnPart, nn.Embedding):
     """See layers."""
 
 
-class DropoutOnPart(_OfTorch, layers.DropoutOnPart, nn.Dropout):
+class DropoutOnPart(_OfTorch, on_part.DropoutOnPart, nn.Dropout):
     """See layers."""
 
 
@@ -219,8 +266,41 @@ def within_block(module: Any, entry: Block, ranks: int) -> dict[str, Entry]:
     return found
 
 
+def kind_of(where: str, module: Any, entry: Any) -> type[layers.Layer]:
+    """What a module becomes: see applying. ConfigError for an entry that is not for it."""
+    if isinstance(module, layers.Layer):
+        raise ConfigError(f"{where!r} is a {type(module).__name__} that has its part already")
+    if isinstance(entry, Own):
+        if "forward" in vars(module):
+            raise ConfigError(f"{where!r} has a forward() of its own beside its class's")
+        return joined_class(_OF_ANY[type(entry.entry)], type(module))
+    plain = LAYERS.get(type(entry), {})
+    found = layers.plain_kind(plain, module)
+    if isinstance(module, layers.Layer) or "forward" in vars(module):
+        raise layers.unfit(where, module, entry, plain)
+    is_own = found is not None and type(module).forward is not found.forward
+    if found is not None and not is_own:
+        return plain[found]
+    if isinstance(entry, Column | Row):
+        dim = output_dim(module)
+        if dim is not None:
+            return joined_class(_LINEAR[type(entry), dim], type(module))
+    if found is not None and not isinstance(entry, Attention) and calls_forward(module):
+        return joined_class(plain[found], type(module), is_below=True)
+    raise layers.unfit(where, module, entry, plain)
+
+
+def is_around(module: Any, entry: Entry) -> bool:
+    """Whether an entry is carried out around the forward() that a module has."""
+    if not isinstance(entry, Part):
+        return isinstance(entry, Shared | Summed | Heads | Scatter)
+    plain = layers.plain_kind(LAYERS[Part], module)
+    is_plain = plain is not None and type(module).forward is plain.forward
+    return entry.gather_output or not (is_plain or isinstance(module, nn.Embedding))
+
+
 LAYERS: dict[type[Entry], dict[type, type[layers.Layer]]] = {
-    Column: {nn.Linear: ColumnParallelLinear},
+    Column: {nn.Linear: ColumnParallelLinear, nn.Embedding: ColumnParallelEmbedding},
     Row: {nn.Linear: RowParallelLinear},
     Vocabulary: {nn.Embedding: VocabParallelEmbedding},
     Attention: {nn.MultiheadAttention: MultiheadAttention},
@@ -230,5 +310,19 @@ LAYERS: dict[type[Entry], dict[type, type[layers.Layer]]] = {
         nn.Dropout: DropoutOnPart,
         nn.Embedding: EmbeddingOnPart,
     },
+}
+_LINEAR = {
+    (Column, 0): ColumnOfAny,
+    (Column, 1): ColumnOfAnyTransposed,
+    (Row, 0): RowOfAny,
+    (Row, 1): RowOfAnyTransposed,
+}
+_OF_ANY = {
+    NoneType: OfAny,
+    Shared: OfAny,
+    Part: PartOfAny,
+    Summed: SummedOfAny,
+    Scatter: ScatteredOfAny,
+    Heads: AttentionOfAny,
 }
 BLOCKS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)

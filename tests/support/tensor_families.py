@@ -1,0 +1,362 @@
+"""Models of transformers of which ranks have parts, by plans written by hand, beside one process;
+each function is one rank's part."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import torsh_runtime as tr
+from torsh_runtime.parallel.layouts import cut, layouts_of
+from torsh_runtime.parallel.tensor import Column, Cut, Heads, Part, Row, Scatter, Shared, Summed
+
+sys.modules.setdefault("torchvision", None)  # type: ignore[arg-type]  # nothing here needs it
+import transformers as hf  # noqa: E402
+
+VOCABULARY, WIDTH, INNER, HEAD, LENGTH, ROWS, STEPS = 43, 32, 24, 8, 10, 2, 10
+Plan = dict[str, Any]
+
+
+def _sizes(heads: int, keys: int) -> dict[str, Any]:
+    return {
+        "vocab_size": VOCABULARY,
+        "hidden_size": WIDTH,
+        "intermediate_size": INNER,
+        "num_hidden_layers": 2,
+        "num_attention_heads": heads,
+        "num_key_value_heads": keys,
+        "head_dim": HEAD,
+        "max_position_embeddings": 16,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+
+
+def decoder(name: str, heads: int = 4, keys: int = 2, attention: str = "sdpa", **other: Any) -> Any:
+    config = getattr(hf, f"{name}Config")
+    kind = getattr(hf, f"{name.removesuffix('Text')}ForCausalLM")
+    made = config(**(_sizes(heads, keys) | other))
+    made._attn_implementation = attention
+    return kind(made)
+
+
+def attention_plan(heads: int = 4, keys: int = 2, at: str = "model.layers.*.self_attn") -> Plan:
+    return {
+        f"{at}": Heads(heads, keys, groups=("num_key_value_groups",)),
+        f"{at}.q_proj": Column(unit=HEAD, key_value_heads=keys),
+        f"{at}.[kv]_proj": Column(unit=HEAD, query_heads=heads),
+        f"{at}.o_proj": Row(unit=HEAD, key_value_heads=keys),
+    }
+
+
+MLP: Plan = {
+    "model.layers.*.mlp.gate_proj": Column(),
+    "model.layers.*.mlp.up_proj": Column(),
+    "model.layers.*.mlp.down_proj": Row(),
+}
+ENDS: Plan = {"model.embed_tokens": tr.Vocabulary(), "lm_head": Column(gather_output=True)}
+NORMS: Plan = {"model.layers.*.self_attn.[qk]_norm": Shared()}
+DECODER: Plan = ENDS | attention_plan() | MLP
+
+
+def sequence(plan: Plan, norms: str) -> Plan:
+    """The same with parts of sequences between layers."""
+    found: Plan = {}
+    for name, entry in plan.items():
+        if isinstance(entry, Heads):
+            found[name] = Heads(4, 2, groups=entry.groups, sequence_dim=1)
+        elif name.startswith("model.layers") and isinstance(entry, Column):
+            found[name] = Column(
+                unit=entry.unit,
+                sequence_dim=1,
+                query_heads=entry.query_heads,
+                key_value_heads=entry.key_value_heads,
+            )
+        elif isinstance(entry, Row):
+            found[name] = Row(True, entry.unit, 1, entry.key_value_heads)
+        else:
+            found[name] = entry
+    found |= {
+        "model.layers.0": Scatter(1),
+        norms: Part(1),
+        "model.norm": Part(1),
+        "lm_head": Column(gather_output=True, sequence_dim=1),
+    }
+    return found
+
+
+def experts(inner: int = INNER) -> Plan:
+    at = "model.layers.*.mlp.experts"
+    return {
+        at: Summed(),
+        f"{at}.gate_up_proj": Cut(1, sections=(inner, inner)),
+        f"{at}.down_proj": Cut(2),
+    }
+
+
+def gpt2(**other: Any) -> Any:
+    sizes = {"vocab_size": VOCABULARY, "n_positions": 16, "n_embd": WIDTH, "n_layer": 2}
+    drops = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    return hf.GPT2LMHeadModel(hf.GPT2Config(**sizes, n_head=4, **(drops | other)))
+
+
+GPT2: Plan = {
+    "transformer.wte": tr.Vocabulary(),
+    "transformer.h.*.attn": Heads(4, cut=("num_heads", "split_size", "embed_dim")),
+    "transformer.h.*.attn.c_attn": Column(sections=(WIDTH,) * 3, unit=HEAD),
+    "transformer.h.*.attn.c_proj": Row(unit=HEAD),
+    "transformer.h.*.mlp.c_fc": Column(),
+    "transformer.h.*.mlp.c_proj": Row(),
+    "lm_head": Column(gather_output=True),
+}
+
+
+def neox() -> Any:
+    sizes = _sizes(4, 4)
+    return hf.GPTNeoXForCausalLM(hf.GPTNeoXConfig(**sizes, hidden_dropout=0.0))
+
+
+NEOX: Plan = {
+    "gpt_neox.embed_in": tr.Vocabulary(),
+    "gpt_neox.layers.*.attention.query_key_value": Column(unit=3 * HEAD),
+    "gpt_neox.layers.*.attention.dense": Row(unit=HEAD),
+    "gpt_neox.layers.*.mlp.dense_h_to_4h": Column(),
+    "gpt_neox.layers.*.mlp.dense_4h_to_h": Row(),
+    "embed_out": Column(gather_output=True),
+}
+
+
+def bloom() -> Any:
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "n_layer": 2, "n_head": 4}
+    return hf.BloomForCausalLM(hf.BloomConfig(**sizes))
+
+
+BLOOM: Plan = {
+    "transformer.word_embeddings": tr.Vocabulary(),
+    "transformer.h.*.self_attention": Heads(4, cut=("num_heads",), inputs={"alibi": 0}),
+    "transformer.h.*.self_attention.query_key_value": Column(unit=3 * HEAD),
+    "transformer.h.*.self_attention.dense": Row(unit=HEAD),
+    "transformer.h.*.mlp.dense_h_to_4h": Column(),
+    "transformer.h.*.mlp.dense_4h_to_h": Row(),
+    "lm_head": Column(gather_output=True),
+}
+
+
+def falcon(keys: int, **other: Any) -> Any:
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": 2}
+    config = hf.FalconConfig(**sizes, num_attention_heads=4, num_kv_heads=keys, **other)
+    return hf.FalconForCausalLM(config)
+
+
+def falcon_plan(keys: int, **query_key_value: Any) -> Plan:
+    at = "transformer.h.*.self_attention"
+    inputs = {"alibi": 0, "attention_mask": 1}
+    return {
+        "transformer.word_embeddings": tr.Vocabulary(),
+        at: Heads(4, keys, cut=("num_heads",), key_value_cut=("num_kv_heads",), inputs=inputs),
+        f"{at}.query_key_value": Column(**query_key_value),
+        f"{at}.dense": Row(unit=HEAD, key_value_heads=keys),
+        "transformer.h.*.mlp.dense_h_to_4h": Column(),
+        "transformer.h.*.mlp.dense_4h_to_h": Row(),
+        "lm_head": Column(gather_output=True),
+    }
+
+
+def phi3_plan(keys: int) -> Plan:
+    at = "model.layers.*.self_attn"
+    sections = (4 * HEAD, keys * HEAD, keys * HEAD)
+    return {
+        **ENDS,
+        at: Heads(
+            4,
+            keys,
+            cut=("config.num_attention_heads",),
+            key_value_cut=("num_key_value_heads",),
+            groups=("num_key_value_groups",),
+        ),
+        f"{at}.qkv_proj": Column(sections=sections, unit=HEAD, query_heads=4),
+        f"{at}.o_proj": Row(unit=HEAD, key_value_heads=keys),
+        "model.layers.*.mlp.gate_up_proj": Column(sections=(INNER, INNER)),
+        "model.layers.*.mlp.down_proj": Row(),
+    }
+
+
+def opt() -> Any:
+    sizes = _sizes(4, 4) | {"ffn_dim": INNER, "dropout": 0.0, "word_embed_proj_dim": WIDTH}
+    return hf.OPTForCausalLM(hf.OPTConfig(**sizes))
+
+
+OPT: Plan = {
+    "model.decoder.embed_tokens": tr.Vocabulary(),
+    "model.decoder.layers.*.self_attn": Heads(4, cut=("num_heads",)),
+    "model.decoder.layers.*.self_attn.[qkv]_proj": Column(unit=HEAD),
+    "model.decoder.layers.*.self_attn.out_proj": Row(unit=HEAD),
+    "model.decoder.layers.*.fc1": Column(),
+    "model.decoder.layers.*.fc2": Row(),
+    "lm_head": Column(gather_output=True),
+}
+
+
+def bert() -> Any:
+    drops = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    return hf.BertForMaskedLM(hf.BertConfig(**_sizes(4, 4), **drops))
+
+
+BERT: Plan = {
+    "bert.embeddings.word_embeddings": tr.Vocabulary(),
+    "bert.encoder.layer.*.attention.self.query": Column(unit=HEAD),
+    "bert.encoder.layer.*.attention.self.key": Column(unit=HEAD),
+    "bert.encoder.layer.*.attention.self.value": Column(unit=HEAD),
+    "bert.encoder.layer.*.attention.output.dense": Row(unit=HEAD),
+    "bert.encoder.layer.*.intermediate.dense": Column(),
+    "bert.encoder.layer.*.output.dense": Row(),
+    "cls.predictions": None,
+    "cls.predictions.bias": Cut(),
+    "cls.predictions.decoder": Column(gather_output=True),
+}
+del BERT["cls.predictions"]
+
+
+def t5() -> Any:
+    sizes = {"vocab_size": VOCABULARY, "d_model": WIDTH, "d_kv": HEAD, "d_ff": INNER}
+    made = hf.T5Config(**sizes, num_layers=2, num_heads=4, dropout_rate=0.0, pad_token_id=0)
+    made.decoder_start_token_id = 0
+    return hf.T5ForConditionalGeneration(made)
+
+
+def t5_plan() -> Plan:
+    found: Plan = {}
+    for stack, attentions in (
+        ("encoder", ("0.SelfAttention",)),
+        ("decoder", ("0.SelfAttention", "1.EncDecAttention")),
+    ):
+        for name in attentions:
+            at = f"{stack}.block.*.layer.{name}"
+            found[at] = Heads(4, cut=("n_heads", "inner_dim"))
+            found[f"{at}.[qkv]"] = Column(unit=HEAD)
+            found[f"{at}.o"] = Row(unit=HEAD)
+        found[f"{stack}.block.*.layer.0.SelfAttention.relative_attention_bias"] = Column()
+        at = f"{stack}.block.*.layer.{len(attentions)}.DenseReluDense"
+        found |= {f"{at}.wi": Column(), f"{at}.wo": Row()}
+    return found
+
+
+OSS = attention_plan() | {
+    **ENDS,
+    "model.layers.*.self_attn.sinks": Cut(key_value_heads=2),
+    "model.layers.*.mlp.experts": Summed(),
+    "model.layers.*.mlp.experts.gate_up_proj*": Cut(-1, unit=2),
+    "model.layers.*.mlp.experts.down_proj": Cut(1),
+    "model.layers.*.mlp.experts.down_proj_bias": Shared(divided=True),
+}
+MOE = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2}
+QWEN_MOE = MOE | {
+    "moe_intermediate_size": INNER,
+    "shared_expert_intermediate_size": INNER,
+    "decoder_sparse_step": 1,
+}
+SHARED_EXPERT: Plan = {
+    "model.layers.*.mlp.shared_expert.gate_proj": Column(),
+    "model.layers.*.mlp.shared_expert.up_proj": Column(),
+    "model.layers.*.mlp.shared_expert.down_proj": Row(),
+}
+EAGER = {"attention": "eager", "sliding_window": 6, "query_pre_attn_scalar": 8}
+QWEN3 = DECODER | NORMS
+FAMILIES: dict[str, tuple[Callable[[], Any], Plan]] = {
+    "llama": (lambda: decoder("Llama"), DECODER),
+    "llama few keys": (lambda: decoder("Llama", 6, 1, hidden_size=48), DECODER | attention_plan(6, 1)),
+    "llama odd keys": (
+        lambda: decoder("Llama", 6, 3, "eager", attention_bias=True, hidden_size=48),
+        DECODER | attention_plan(6, 3),
+    ),
+    "llama sequence": (
+        lambda: decoder("Llama"),
+        sequence(DECODER, "model.layers.*.*_layernorm"),
+    ),
+    "qwen3": (lambda: decoder("Qwen3", tie_word_embeddings=True), QWEN3),
+    "qwen3 sequence": (
+        lambda: decoder("Qwen3"),
+        sequence(QWEN3, "model.layers.*.*_layernorm"),
+    ),
+    "gemma2": (lambda: decoder("Gemma2", **EAGER), DECODER),
+    "gemma3": (lambda: decoder("Gemma3Text", **EAGER), QWEN3),
+    "mixtral": (lambda: decoder("Mixtral", **MOE), ENDS | attention_plan() | experts()),
+    "qwen2 moe": (
+        lambda: decoder("Qwen2Moe", **QWEN_MOE),
+        ENDS | attention_plan() | experts() | SHARED_EXPERT,
+    ),
+    "gpt oss": (lambda: decoder("GptOss", attention="eager", **MOE), OSS),
+    "phi3": (lambda: decoder("Phi3"), phi3_plan(2)),
+    "phi3 few keys": (lambda: decoder("Phi3", 4, 1), phi3_plan(1)),
+    "gpt2": (gpt2, GPT2),
+    "gpt neox": (neox, NEOX),
+    "bloom": (bloom, BLOOM),
+    "falcon alibi": (
+        lambda: falcon(4, alibi=True, multi_query=False),
+        falcon_plan(4, unit=3 * HEAD),
+    ),
+    "falcon new": (
+        lambda: falcon(2, new_decoder_architecture=True),
+        falcon_plan(2, unit=4 * HEAD),
+    ),
+    "falcon one": (
+        lambda: falcon(1, multi_query=True, parallel_attn=True),
+        falcon_plan(1, sections=(4 * HEAD, HEAD, HEAD), unit=HEAD, query_heads=4),
+    ),
+    "opt": (opt, OPT),
+    "bert": (bert, BERT),
+    "t5": (t5, t5_plan()),
+}
+
+
+def built(name: str) -> Any:
+    torch.manual_seed(0)
+    model = FAMILIES[name][0]().double()
+    with torch.no_grad():
+        for each in model.parameters():
+            each.add_(torch.randn_like(each), alpha=0.05)  # none is zeros, or ones
+    return model
+
+
+def loss_of(model: Any, step: int) -> Any:
+    generator = torch.Generator().manual_seed(step)
+    tokens = torch.randint(3, VOCABULARY, (ROWS, LENGTH), generator=generator)
+    given = {"decoder_input_ids": tokens} if model.config.is_encoder_decoder else {}
+    logits = model(input_ids=tokens, use_cache=False, **given).logits
+    return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def beside_one_process(name: str, rank: int) -> dict[str, float]:
+    """How far losses, norms and parameters are from one process's after some steps."""
+    whole, model = built(name), built(name)
+    mesh = tr.init_device_mesh({"tp": tr.get_world_size()})
+    tr.parallelize(model, mesh, FAMILIES[name][1])
+    apart = {"loss": 0.0, "norm": 0.0}
+    optimizers = [torch.optim.AdamW(each.parameters(), lr=3e-3) for each in (whole, model)]
+    for step in range(STEPS):
+        for each in optimizers:
+            each.zero_grad()
+        losses = [loss_of(each, step) for each in (whole, model)]
+        for each in losses:
+            each.backward()
+        norms = [
+            torch.nn.utils.clip_grad_norm_(whole.parameters(), 0.5),
+            tr.clip_grad_norm_(model, 0.5, mesh),
+        ]
+        for each in optimizers:
+            each.step()
+        for key, (one, other) in {"loss": losses, "norm": norms}.items():
+            apart[key] = max(apart[key], abs(float(one) - float(other)))
+    told = layouts_of(model)
+    for (path, one), (_, own) in zip(
+        whole.named_parameters(), model.named_parameters(), strict=True
+    ):
+        expected = one.detach()
+        if path in told:
+            expected = cut(expected, told[path].piece({"tp": rank}))
+        apart[path] = float((expected - own.detach()).abs().max())
+    return apart

@@ -1,0 +1,184 @@
+"""Modules of torch of any class, whose own forward() runs within what the plan's entry says."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from torch import Tensor, nn
+
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.layout import Shard
+from torsh_runtime.modules.base import leaves, mapped
+from torsh_runtime.parallel import regions
+from torsh_runtime.parallel.tensor.axis import Axis
+from torsh_runtime.parallel.tensor.cuts import sharded, unit_of
+from torsh_runtime.parallel.tensor.kinds import replaced
+from torsh_runtime.parallel.tensor.layers import Layer
+from torsh_runtime.parallel.tensor.parts import Layouts
+from torsh_runtime.parallel.tensor.plan import Cut, Own, Part, Scatter, Shared, Summed
+from torsh_runtime.parallel.tensor.streams import drawing_part
+
+
+class AnyLayer(Layer):
+    """A module with the forward() that it had. Before its class there is the model's own."""
+
+    own: Own
+
+    @classmethod
+    def shards(cls, plain: Any, entry: Own, axis: Axis) -> dict[str, Shard]:
+        """See Layer."""
+        return {
+            name: _shard(getattr(plain, name), each, axis)
+            for name, each in entry.parameters.items()
+            if isinstance(each, Cut)
+        }
+
+    def become(self, entry: Own, axis: Axis, where: str, lie: Layouts) -> None:
+        """See Layer."""
+        super().become(entry.entry, axis, where, lie)
+        self.own = entry
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """As the module's own."""
+        with self._with_shared():
+            return super().forward(*inputs, **named)
+
+    @property
+    def _shares_all(self) -> bool:
+        """Whether all parameters at or below it are shared."""
+        return isinstance(self.entry, Shared | Part)
+
+    def _with_shared(self) -> AbstractContextManager[None]:
+        """A block in which the gradients of what is shared are summed."""
+        found: dict[nn.Module, dict[str, Any]] = {}
+        known: dict[int, Any] = {}
+        for module, name, parameter, entry in self._shared():
+            if id(parameter) not in known:
+                copied = regions.copy(parameter, self.axis.group)
+                known[id(parameter)] = copied / self.axis.size if entry.divided else copied
+            found.setdefault(module, {})[name] = known[id(parameter)]
+        return replaced(found) if found else nullcontext()
+
+    def _shared(self) -> Iterator[tuple[Any, str, Any, Shared]]:
+        told = self.own.parameters
+        entry = self.entry if isinstance(self.entry, Shared) else Shared()
+        for module in _without_layers(self) if self._shares_all else (self,):
+            for name, parameter in module._parameters.items():
+                each = told.get(name) if module is self else None
+                if parameter is None or isinstance(each, Cut):
+                    continue
+                if each is not None or self._shares_all:
+                    yield module, name, parameter, each or entry
+
+
+class PartOfAny(AnyLayer):
+    """One that is given a part."""
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """As the module's own, of a part."""
+        with self._drawing(inputs, named):
+            found = super().forward(*inputs, **named)
+        if not self.entry.gather_output:
+            return found
+        return _of_first(found, lambda each: regions.gather(each, self.axis.group, self.entry.dim))
+
+    def _drawing(self, inputs: Any, named: Any) -> AbstractContextManager[None]:
+        """A block in which dropout draws for this rank's part."""
+        if not self.training or not any(map(_drops, self.modules())):
+            return nullcontext()
+        tensor = next(each for each in leaves((inputs, named)) if isinstance(each, Tensor))
+        return drawing_part(tensor, self.axis, self.entry.dim, self.entry.cuts)
+
+
+class SummedLayer(AnyLayer):
+    """One that computes a part of a sum."""
+
+    entry: Summed
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """As the module's own; to the sum."""
+        dim = self.entry.sequence_dim
+
+        def enter(value: Any) -> Any:
+            return self._entered(value, dim) if isinstance(value, Tensor) else value
+
+        entered = mapped(enter, (inputs, named))
+        found = super().forward(*entered[0], **entered[1])
+        if dim is None:
+            return _of_first(found, lambda each: regions.reduce(each, self.axis.group))
+        return _of_first(found, lambda each: self._summed(each, dim))
+
+
+class ScatteredLayer(AnyLayer):
+    """One that is given all, and goes on with a part."""
+
+    entry: Scatter
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """As the module's own, of a part."""
+        inputs, named = on_argument(self, "", inputs, named, self._part)
+        return super().forward(*inputs, **named)
+
+    def _part(self, tensor: Any) -> Any:
+        length = self._equal_part(tensor, self.entry.dim)
+        return regions.scatter(tensor, self.axis.group, self.entry.dim, [length] * self.axis.size)
+
+
+def on_argument(
+    module: Any, name: str, inputs: Any, named: Any, call: Callable[[Any], Any]
+) -> tuple[Any, Any]:
+    """The arguments of a module's forward(), with what a call makes of the tensor of this name;
+    "": of the first."""
+    names = argument_names(type(module))
+    found = name or names[0]
+    if found in named:
+        return inputs, _changed(named, found, call)
+    place = names.index(found) if found in names else len(inputs)
+    if place >= len(inputs):
+        return inputs, named
+    given = dict(enumerate(inputs))
+    return tuple(_changed(given, place, call).values()), named
+
+
+def _changed(given: dict[Any, Any], key: Any, call: Callable[[Any], Any]) -> dict[Any, Any]:
+    is_tensor = isinstance(given[key], Tensor)
+    return given | {key: call(given[key])} if is_tensor else given
+
+
+def argument_names(kind: Any) -> list[str]:
+    """Those of the forward() that a model's own class has."""
+    parameters = inspect.signature(kind.theirs.forward).parameters
+    return [name for name in parameters if name != "self"]
+
+
+def _of_first(outputs: Any, call: Callable[[Any], Any]) -> Any:
+    """Of a tensor, or the first one of several."""
+    if isinstance(outputs, Tensor):
+        return call(outputs)
+    if isinstance(outputs, tuple) and outputs and isinstance(outputs[0], Tensor):
+        return type(outputs)((call(outputs[0]), *outputs[1:]))
+    raise ConfigError(f"forward() returned a {type(outputs).__name__}, and no tensor")
+
+
+def _shard(parameter: Any, entry: Cut, axis: Axis) -> Shard:
+    dims = parameter.dim()
+    if not -dims <= entry.dim < dims:
+        raise ConfigError(f"it has no dimension {entry.dim}, of shape {tuple(parameter.shape)}")
+    dim = entry.dim % dims
+    size = parameter.shape[dim]
+    return sharded(size, axis.size, unit_of(entry, size, axis.size), entry.sections, dim)
+
+
+def _without_layers(module: Any) -> Iterator[Any]:
+    """A module, and those below it that are no layers with an entry of their own."""
+    yield module
+    for child in module.children():
+        if not isinstance(child, Layer):
+            yield from _without_layers(child)
+
+
+def _drops(module: Any) -> bool:
+    return isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0

@@ -1,0 +1,146 @@
+"""Which class a module of torch becomes, whatever its own is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.parallel.tensor.layers import Layer
+
+
+class Joined:
+    """What classes have in common that are made of one of ours and one of a model's."""
+
+    ours: type
+    theirs: type
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """As any object's; the class is made again."""
+        rest = super().__reduce_ex__(2)[2:]
+        return (_remade, (self.ours, self.theirs, self.is_below), *rest)
+
+    is_below = False
+    """Whether ours takes the place of what theirs is made of."""
+
+
+def _remade(ours: type, theirs: type, is_below: bool) -> Any:
+    kind = joined_class(ours, theirs, is_below)
+    return kind.__new__(kind)
+
+
+@cache
+def joined_class(ours: type[Layer], theirs: type, is_below: bool = False) -> type[Layer]:
+    """A class of both, under the name of theirs, whose forward() is ours, which calls theirs where
+    it calls super(). is_below: whose forward() is theirs, which has to call ours so."""
+    bases = (Joined, ours, theirs)
+    if is_below:
+        bases = (_Outer, Joined, theirs, _below(ours))
+    told = {
+        "ours": ours,
+        "theirs": theirs,
+        "is_below": is_below,
+        "__module__": theirs.__module__,
+        "__qualname__": theirs.__qualname__,
+        "__doc__": theirs.__doc__,
+    }
+    return type(theirs.__name__, bases, told)
+
+
+@cache
+def _below(ours: type) -> type:
+    return type(ours.__name__, (_Inner, ours), {"__module__": ours.__module__})
+
+
+class _Outer:
+    """A forward() that ends up in our own, which is seen to in its first call."""
+
+    _is_reached = False
+    _is_known = False
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """Theirs. ConfigError if it computes without what it inherits."""
+        found = super().forward(*inputs, **named)
+        if not self._is_known:
+            if not self._is_reached:
+                raise ConfigError(
+                    f"{self.where}: the forward() of a {type(self).__name__} does not call that of "
+                    f"the {self.ours.__mro__[-3].__name__} that it is made of, and so does not "
+                    f"know that this rank has a part: leave it out of the plan, or cut its "
+                    f"parameters by Cut() within a module that is Summed()"
+                )
+            self._is_known = True
+        return found
+
+
+class _Inner:
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """Ours."""
+        if not self._is_reached:
+            self._is_reached = True
+        return super().forward(*inputs, **named)
+
+
+def calls_forward(module: nn.Module) -> bool:
+    """Whether the forward() of a module's class may call that of the class that it is made of."""
+    code = getattr(type(module).forward, "__code__", None)
+    return code is None or "forward" in code.co_names
+
+
+def output_dim(module: nn.Module) -> int | None:
+    """The dimension of its weight along which outputs lie, if a module computes what Linear does,
+    whatever its class: 0 as in torch's, 1 as in transformers' Conv1D. It is tried out, with other
+    numbers in the place of its parameters."""
+    if "forward" in vars(module):
+        return None
+    own = dict(module.named_parameters())
+    weight = own.get("weight")
+    if weight is None or weight.dim() != 2 or not own.keys() <= {"weight", "bias"}:
+        return None
+    rows, columns = weight.shape
+    for dim, inputs, outputs in ((0, columns, rows), (1, rows, columns)):
+        bias = own.get("bias")
+        if bias is not None and tuple(bias.shape) != (outputs,):
+            continue
+        if _computes(module, dim, inputs, outputs, bias is not None):
+            return dim
+    return None
+
+
+def _computes(module: nn.Module, dim: int, inputs: int, outputs: int, has_bias: bool) -> bool:
+    weight = _numbers(*((outputs, inputs) if dim == 0 else (inputs, outputs)))
+    given = {"weight": weight} | ({"bias": _numbers(outputs)} if has_bias else {})
+    tried = _numbers(2, 2, inputs)
+    expected = nn.functional.linear(tried, weight if dim == 0 else weight.T, given.get("bias"))
+    forward: Any = type(module).forward
+    try:
+        with torch.no_grad(), torch.random.fork_rng([]), replaced({module: given}):
+            found = forward(module, tried)
+    except Exception:  # of whatever a stranger's code makes of another dtype or shape
+        return False
+    is_alike = isinstance(found, torch.Tensor) and found.shape == expected.shape
+    return is_alike and torch.allclose(found.float(), expected, rtol=1e-3, atol=1e-3)
+
+
+def _numbers(*shape: int) -> torch.Tensor:
+    """The same on all ranks, without a generator."""
+    size = torch.Size(shape).numel()
+    return torch.arange(size).remainder_(9973).mul(12.9898).sin_().view(shape)
+
+
+@contextmanager
+def replaced(tensors: Mapping[nn.Module, Mapping[str, Any]]) -> Iterator[None]:
+    """A block in which modules have these in the place of parameters of their own."""
+    kept = [(module, dict(module._parameters)) for module in tensors]
+    try:
+        for module, given in tensors.items():
+            module._parameters.update(given)
+        yield
+    finally:
+        for module, own in kept:
+            module._parameters.update(own)
