@@ -7,6 +7,19 @@ before it. Patterns are names as they end, in which * and ? stand for what is be
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What attentions of a family count their heads by, as Heads() takes it. Not every version of
+    transformers has all of it."""
+
+    cut: tuple[str, ...] = ()
+    key_value_cut: tuple[str, ...] = ()
+    inputs: Mapping[str, int] = field(default_factory=dict)
+
+
 
 _BERT = {
     "embeddings.word_embeddings": "embedding_rowwise",
@@ -33,16 +46,17 @@ _T5 = {
     "shared": "embedding_rowwise",
     "embed_tokens": "embedding_rowwise",
     "lm_head": "colwise_gather_output",
-    "*Attention.[qkv]": "colwise_gather_output",
-    "*Attention.o": "rowwise_split_input",
+    "*Attention.[qkv]": "colwise",
+    "*Attention.o": "rowwise",
+    "*Attention.relative_attention_bias": "embedding_colwise",
     "DenseReluDense.wi": "colwise",
     "DenseReluDense.wi_?": "colwise",
     "DenseReluDense.wo": "rowwise",
 }
 _BLOOM = {
     "word_embeddings": "embedding_rowwise",
-    "self_attention.query_key_value": "colwise_gather_output",
-    "self_attention.dense": "rowwise_split_input",
+    "self_attention.query_key_value": "colwise",
+    "self_attention.dense": "rowwise",
     "mlp.dense_h_to_4h": "colwise",
     "mlp.dense_4h_to_h": "rowwise",
     "lm_head": "colwise_gather_output",
@@ -61,16 +75,12 @@ _DEEPSEEK = {
     "self_attn.kv_b_proj": "colwise",
     "self_attn.o_proj": "rowwise",
 }
-_LLAMA_ATTENTION = {
-    "self_attn.[qkv]_proj": "colwise",
-    "self_attn.o_proj": "rowwise",
-}
-
 FAMILIES: Mapping[str, Mapping[str, str]] = {
     "bart": _BART,
     "bert": {
         **_BERT,
         "cls.predictions.decoder": "colwise_gather_output",
+        "cls.predictions.bias": "colwise_gather_output",
     },
     "bloom": _BLOOM,
     "clip": _CLIP,
@@ -79,24 +89,38 @@ FAMILIES: Mapping[str, Mapping[str, str]] = {
         "attention.self.in_proj": "colwise_gather_output",
         "attention.output.dense": "rowwise_split_input",
         "cls.predictions.decoder": "colwise_gather_output",
+        "cls.predictions.bias": "colwise_gather_output",
     },
     "deberta-v2": {
         **_BERT,
-        "attention.self.*_proj": "colwise_gather_output",
-        "attention.output.dense": "rowwise_split_input",
+        "attention.self.*_proj": "colwise",
+        "attention.output.dense": "rowwise",
         "cls.predictions.decoder": "colwise_gather_output",
+        "cls.predictions.bias": "colwise_gather_output",
     },
     "deepseek_v3": _DEEPSEEK,
     "falcon": _BLOOM,
     "gpt2": {
         "wte": "embedding_rowwise",
-        "attn.c_attn": "colwise_gather_output",
-        "attn.c_proj": "rowwise_split_input",
+        "attn.c_attn": "packed_heads",
+        "attn.c_proj": "rowwise",
+        "crossattention.c_attn": "colwise_gather_output",
+        "crossattention.q_attn": "colwise_gather_output",
+        "crossattention.c_proj": "rowwise_split_input",
         "mlp.c_fc": "colwise",
         "mlp.c_proj": "rowwise",
         "lm_head": "colwise_gather_output",
     },
-    "gpt_oss": _LLAMA_ATTENTION,
+    "gpt_oss": {
+        "self_attn.[qkv]_proj": "colwise",
+        "self_attn.o_proj": "rowwise",
+        "self_attn.sinks": "colwise",
+        "mlp.experts": "moe_tp_experts",
+        "experts.gate_up_proj": "interleaved_rowwise",
+        "experts.gate_up_proj_bias": "interleaved_rowwise",
+        "experts.down_proj": "colwise",
+        "experts.down_proj_bias": "added_once",
+    },
     "mamba": {
         "embeddings": "embedding_rowwise",
         "mixer.in_proj": "colwise_gather_output",
@@ -113,19 +137,22 @@ FAMILIES: Mapping[str, Mapping[str, str]] = {
     },
     "opt": {
         "embed_tokens": "embedding_rowwise",
-        "self_attn.[qkv]_proj": "colwise_gather_output",
-        "self_attn.out_proj": "rowwise_split_input",
+        "self_attn.[qkv]_proj": "colwise",
+        "self_attn.out_proj": "rowwise",
         "layers.*.fc1": "colwise",
         "layers.*.fc2": "rowwise",
         "lm_head": "colwise_gather_output",
     },
     "phi3": {
+        "self_attn.qkv_proj": "packed_heads",
+        "self_attn.o_proj": "rowwise",
         "mlp.gate_up_proj": "packed_colwise",
         "mlp.down_proj": "rowwise",
     },
     "roberta": {
         **_BERT,
         "lm_head.decoder": "colwise_gather_output",
+        "lm_head.bias": "colwise_gather_output",
     },
     "t5": _T5,
     "vit": {
@@ -137,9 +164,26 @@ FAMILIES: Mapping[str, Mapping[str, str]] = {
     },
     "whisper": {
         **_BART_LAYERS,
-        "*_attn.[qkv]_proj": "colwise_gather_output",
-        "*_attn.out_proj": "rowwise_split_input",
         "embed_tokens": "embedding_rowwise",
         "proj_out": "colwise_gather_output",
     },
+}
+
+_HEADS = Counts(("num_heads", "embed_dim"))
+_BERT_HEADS = Counts(("num_attention_heads", "all_head_size"))
+
+COUNTS: Mapping[str, Counts] = {
+    "bart": _HEADS,
+    "bert": _BERT_HEADS,
+    "bloom": Counts(("num_heads",), inputs={"alibi": 0}),
+    "clip": _HEADS,
+    "deberta-v2": _BERT_HEADS,
+    "falcon": Counts(("num_heads",), ("num_kv_heads",), {"alibi": 0, "attention_mask": 1}),
+    "gpt2": Counts(("num_heads", "split_size", "embed_dim")),
+    "opt": _HEADS,
+    "phi3": Counts(("config.num_attention_heads",), ("num_key_value_heads",)),
+    "roberta": _BERT_HEADS,
+    "t5": Counts(("n_heads", "inner_dim")),
+    "vit": _BERT_HEADS,
+    "whisper": _HEADS,
 }

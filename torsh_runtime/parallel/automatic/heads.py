@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torsh_runtime.parallel.automatic.families import COUNTS
+
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
 _KEY_VALUE_HEADS = ("num_key_value_heads", "num_kv_heads")
 
@@ -18,6 +20,8 @@ class Attention:
     heads: int
     """Of queries."""
     key_value_heads: int
+    family: str
+    """The model type."""
 
 
 def attentions_of(modules: Mapping[str, Any]) -> dict[str, Attention]:
@@ -54,7 +58,19 @@ def _read(where: str, modules: Mapping[str, Any]) -> Attention | None:
     heads = _first([*inner, config], _HEADS)
     if heads is None:
         return None
-    return Attention(where, heads, _first([*inner, config], _KEY_VALUE_HEADS) or heads)
+    keys = _first([*inner, config], _KEY_VALUE_HEADS) or heads
+    return Attention(where, heads, keys, _family(where, modules))
+
+
+def _family(where: str, modules: Mapping[str, Any]) -> str:
+    """The type of the outermost model that is known, or of the innermost one."""
+    parts, found = where.split("."), ""
+    for end in range(len(parts)):
+        config = getattr(modules[".".join(parts[:end])], "config", None)
+        found = getattr(config, "model_type", found)
+        if found in COUNTS:
+            break
+    return found
 
 
 def _config(where: str, modules: Mapping[str, Any]) -> Any:

@@ -8,13 +8,27 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.parallel.automatic.heads import Attention, attentions_of
+from torsh_runtime.parallel.automatic.entries import (
+    entries_by_heads,
+    entry_of_module,
+    entry_of_parameter,
+)
+from torsh_runtime.parallel.automatic.heads import attentions_of
 from torsh_runtime.parallel.automatic.styles import Style, styles_of
-from torsh_runtime.parallel.tensor.plan import Column, Entry, Row, Vocabulary, matched
+from torsh_runtime.parallel.tensor.layers import layers_of
+from torsh_runtime.parallel.tensor.plan import Entry, Vocabulary, matched
 
 AUTOMATIC = "auto"
-_BY_ALL = (Style.GATHERED, Style.SPLIT, Style.SHARED)
-"""Layers of attentions whose heads all ranks compute."""
+_ALONE = (Style.VOCABULARY, Style.GATHERED)
+"""Layers that may stay whole whatever becomes of others."""
+_BY_ALL = {
+    Style.COLUMN: Style.GATHERED,
+    Style.PACKED_HEADS: Style.GATHERED,
+    Style.ROW: Style.SPLIT,
+    Style.SHARED: Style.WHOLE,
+    Style.LATENT: Style.WHOLE,
+}
+"""What becomes of layers of an attention whose heads all ranks compute."""
 
 
 def resolved(plan: Mapping[str, Entry] | str, model: Any, ranks: int) -> Mapping[str, Entry]:
@@ -31,34 +45,37 @@ def plan_of(model: Any, ranks: int) -> dict[str, Entry]:
     ranks: data, to be printed, changed and passed.
 
     It is that of the model (`_tp_plan`) or of its family. Heads stay whole. Where there are fewer
-    of them than ranks, or the attention counts them itself, weights are cut and each rank computes
-    all heads. ConfigError for what cannot be read.
+    of them than ranks, or it is not known how an attention uses them, its weights are cut and each
+    rank computes all heads. ConfigError for what cannot be read.
     """
     modules = dict(model.named_modules())
-    styles = _styles_by_module(modules, styles_of(model))
-    attentions = attentions_of(modules)
-    for attention in dict.fromkeys(attentions.values()):
-        names = [name for name, each in attentions.items() if each is attention]
-        _settle(attention, names, modules, styles, ranks)
-    _leave_whole(modules, styles)
-    found = {
-        name: entry
-        for name, style in styles.items()
-        if (entry := _entry(modules[name], style, attentions.get(name))) is not None
-    }
-    return _shortened(found, modules)
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    styles = _styles_by_name([*modules, *parameters], styles_of(model))
+    _leave_whole(modules, parameters, styles)
+    found = _of_attentions(modules, styles, ranks)
+    for name, style in styles.items():
+        if name not in found:
+            is_module = name in modules
+            entry = (
+                entry_of_module(name, modules[name], style)
+                if is_module
+                else entry_of_parameter(name, parameters[name], style)
+            )
+            found |= {name: entry} if entry is not None else {}
+    order = [*modules, *parameters]
+    return _shortened({name: found[name] for name in order if name in found}, modules, parameters)
 
 
-def _styles_by_module(
-    modules: Mapping[str, Any], told: Mapping[tuple[str, str], Style]
+def _styles_by_name(
+    names: Iterable[str], told: Mapping[tuple[str, str], Style]
 ) -> dict[str, Style]:
-    """Of each module that has one; what is told last goes before."""
+    """Of each module and parameter that has one; what is told last goes before."""
     found: dict[str, Style] = {}
-    for (prefix, pattern), style in told.items():
-        for name in modules:
+    for name in names:
+        for (prefix, pattern), style in told.items():
             if _ends(name, prefix, pattern):
                 found[name] = style
-    return {name: found[name] for name in modules if name in found}
+    return found
 
 
 def _ends(name: str, prefix: str, pattern: str) -> bool:
@@ -69,91 +86,75 @@ def _ends(name: str, prefix: str, pattern: str) -> bool:
     return len(parts) >= len(wanted) and all(map(fnmatchcase, parts[-len(wanted) :], wanted))
 
 
-def _settle(
-    attention: Attention,
-    names: Iterable[str],
-    modules: Mapping[str, Any],
-    styles: dict[str, Style],
-    ranks: int,
+def _of_attentions(
+    modules: Mapping[str, Any], styles: dict[str, Style], ranks: int
+) -> dict[str, Entry]:
+    """Entries of attentions whose heads are cut; styles of the others change."""
+    attentions, found = attentions_of(modules), dict[str, Entry]()
+    for attention in dict.fromkeys(attentions.values()):
+        own = [
+            name
+            for name in styles
+            if attentions.get(name if name in modules else name.rpartition(".")[0]) is attention
+        ]
+        entries = entries_by_heads(attention, modules, styles, ranks, own)
+        if entries is not None and not _owns_others(modules, styles, own):
+            found |= entries
+            continue
+        for name in own:
+            can_gather = name in modules and hasattr(modules[name], "weight")
+            is_table = "Embedding" in {each.__name__ for each in type(modules.get(name)).__mro__}
+            styles[name] = _BY_ALL.get(styles[name], styles[name])
+            if styles[name] is Style.GATHERED and (is_table or not can_gather):
+                styles[name] = Style.WHOLE
+    return found
+
+
+def _owns_others(modules: Mapping[str, Any], styles: Mapping[str, Style], own: list[str]) -> bool:
+    """Whether modules around the layers of an attention have parameters that nothing is said of."""
+    around = {name.rpartition(".")[0] for name in own if name in modules}
+    return any(
+        each is not None and f"{name}.{parameter}" not in styles
+        for name in around
+        for parameter, each in modules[name]._parameters.items()
+    )
+
+
+def _leave_whole(
+    modules: Mapping[str, Any], parameters: Mapping[str, Any], styles: dict[str, Style]
 ) -> None:
-    """Let all layers of an attention be cut by heads, or each for itself."""
-    own = [name for name in names if name in styles]
-    by_heads = attention.key_value_heads >= ranks
-    by_heads &= not any(styles[name] in _BY_ALL for name in own)
-    by_heads &= not any(_has_own_parameters(modules[name]) for name in _around(own))
-    if by_heads:
-        return
-    for name in own:
-        if styles[name] in (Style.COLUMN, Style.PACKED_HEADS):
-            styles[name] = Style.GATHERED
-        elif styles[name] is Style.ROW:
-            styles[name] = Style.SPLIT
-        elif styles[name] is Style.SHARED:
-            styles[name] = Style.WHOLE
-
-
-def _around(names: Iterable[str]) -> set[str]:
-    return {name.rpartition(".")[0] for name in names}
-
-
-def _has_own_parameters(module: Any) -> bool:
-    return any(each is not None for each in module._parameters.values())
-
-
-def _leave_whole(modules: Mapping[str, Any], styles: dict[str, Style]) -> None:
     """Let what stands alone be whole where it cannot be cut, or what it is tied to cannot be."""
     for name, style in styles.items():
-        if style is Style.VOCABULARY and not _is_plain(modules[name], "Embedding"):
+        if style is Style.VOCABULARY and not _can_be_cut(name, modules[name]):
             styles[name] = Style.WHOLE
-    alone, tied = (Style.VOCABULARY, Style.GATHERED), _tied(modules)
+    tied = _tied(parameters, styles)
     for _ in tied:  # what one leaves whole others may be tied to
         for owners in tied:
-            if not all(styles.get(name) in alone for name in owners):
-                styles |= {name: Style.WHOLE for name in owners if styles.get(name) in alone}
+            if not all(styles.get(name) in _ALONE for name in owners):
+                styles |= {name: Style.WHOLE for name in owners if styles.get(name) in _ALONE}
 
 
-def _is_plain(module: Any, kind: str) -> bool:
-    plain = next((each for each in type(module).__mro__ if each.__name__ == kind), None)
-    return plain is not None and type(module).forward is plain.forward  # type: ignore[attr-defined]
+def _can_be_cut(name: str, table: Any) -> bool:
+    try:
+        layers_of("torch").kind_of(name, table, Vocabulary())
+    except ConfigError:
+        return False
+    return True
 
 
-def _tied(modules: Mapping[str, Any]) -> list[list[str]]:
-    """Names of modules that have one parameter together."""
+def _tied(parameters: Mapping[str, Any], styles: Mapping[str, Style]) -> list[list[str]]:
+    """Names of what says what becomes of a parameter that several have together: its own, or its
+    module's."""
     owners: dict[int, list[str]] = {}
-    for name, module in modules.items():
-        for parameter in module._parameters.values():
-            if parameter is not None:
-                owners.setdefault(id(parameter), []).append(name)
+    for name, parameter in parameters.items():
+        where = name if name in styles else name.rpartition(".")[0]
+        owners.setdefault(id(parameter), []).append(where)
     return [names for names in owners.values() if len(names) > 1]
 
 
-def _entry(module: Any, style: Style, attention: Attention | None) -> Entry | None:
-    """What becomes of a module; None if it stays as it is."""
-    heads = attention.key_value_heads if attention else 0
-    if style is Style.VOCABULARY:
-        return Vocabulary()
-    if style is Style.GATHERED:
-        return Column(gather_output=True)
-    if style is Style.SPLIT:
-        return Row(input_is_parallel=False)
-    if style is Style.ROW:
-        return Row(unit=_unit(module, "in_features", heads))
-    if style is Style.COLUMN:
-        return Column(unit=_unit(module, "out_features", heads))
-    if style in (Style.PACKED, Style.PACKED_HEADS):
-        count = 2 if style is Style.PACKED else 3
-        size = module.out_features // count
-        return Column(unit=_unit(module, "out_features", heads * count), sections=(size,) * count)
-    return None
-
-
-def _unit(module: Any, name: str, heads: int) -> int:
-    """Features that stay together."""
-    features = getattr(module, name, 0)
-    return features // heads if heads and not features % heads else 1
-
-
-def _shortened(plan: dict[str, Entry], modules: Mapping[str, Any]) -> dict[str, Entry]:
+def _shortened(
+    plan: dict[str, Entry], modules: Mapping[str, Any], parameters: Mapping[str, Any]
+) -> dict[str, Entry]:
     """With one pattern for layers of a list that are treated alike."""
     groups: dict[str, list[str]] = {}
     for name in plan:
@@ -162,7 +163,7 @@ def _shortened(plan: dict[str, Entry], modules: Mapping[str, Any]) -> dict[str, 
     for pattern, names in groups.items():
         entry = plan[names[0]]
         alike = all(plan[name] == entry for name in names)
-        if alike and len(matched(modules, {pattern: entry})) == len(names):
+        if alike and len(matched(modules, {pattern: entry}, parameters)) == len(names):
             found[pattern] = entry
         else:
             found |= {name: plan[name] for name in names}

@@ -17,17 +17,22 @@ class Style(Enum):
     ROW = "its input features are cut, as the columns before it left them"
     GATHERED = "its output features are cut, and all ranks get all of them"
     SPLIT = "its input features are cut, and all ranks have all of them"
-    PACKED = "as COLUMN, for layers that are one after the other in one weight"
-    PACKED_HEADS = "as PACKED, for those of queries, keys and values"
+    PACKED = "as COLUMN, for two layers that are one after the other in one weight"
+    PACKED_HEADS = "as COLUMN, for those of queries, keys and values in one weight"
+    PACKED_ROW = "a parameter whose last dimension is cut in two halves, each for itself"
+    INTERLEAVED_ROW = "a parameter whose last dimension is cut, of pairs"
     VOCABULARY = "its rows are cut"
     SHARED = "whole, and used for the own heads"
+    LATENT = "whole, and one part of it is used for the own heads"
+    ONCE = "whole, and added to a sum over ranks"
     WHOLE = "whole"
-    EXPERTS = "the layers of experts that it holds are cut"
+    EXPERTS = "gives a part of a sum, for its parameters are cut"
 
 
 _STYLES = {
     "colwise": Style.COLUMN,
     "local_colwise": Style.COLUMN,
+    "embedding_colwise": Style.COLUMN,
     "rowwise": Style.ROW,
     "local_rowwise": Style.ROW,
     "colwise_rep": Style.GATHERED,
@@ -35,12 +40,14 @@ _STYLES = {
     "rowwise_rep": Style.SPLIT,
     "rowwise_split_input": Style.SPLIT,
     "packed_colwise": Style.PACKED,
-    "local_packed_rowwise": Style.PACKED,
-    "packed_rowwise": Style.PACKED,
     "packed_heads": Style.PACKED_HEADS,
+    "packed_rowwise": Style.PACKED_ROW,
+    "local_packed_rowwise": Style.PACKED_ROW,
+    "interleaved_rowwise": Style.INTERLEAVED_ROW,
     "embedding_rowwise": Style.VOCABULARY,
     "replicated_with_grad_allreduce": Style.SHARED,
-    "mla_kv_a_proj": Style.SHARED,
+    "mla_kv_a_proj": Style.LATENT,
+    "added_once": Style.ONCE,
     "replicate": Style.WHOLE,
     "sequence_parallel": Style.WHOLE,
     "gather": Style.WHOLE,

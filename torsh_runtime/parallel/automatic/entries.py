@@ -1,0 +1,173 @@
+"""What plans say, for styles of layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.parallel.automatic.families import COUNTS, Counts
+from torsh_runtime.parallel.automatic.heads import Attention
+from torsh_runtime.parallel.automatic.styles import Style
+from torsh_runtime.parallel.tensor.plan import (
+    Column,
+    Cut,
+    Entry,
+    Heads,
+    Row,
+    Shared,
+    Summed,
+    Vocabulary,
+)
+
+_GROUPS = "num_key_value_groups"
+
+
+def entry_of_module(name: str, module: Any, style: Style) -> Entry | None:
+    """Of what is in no attention whose heads are cut; None if it stays as it is."""
+    match style:
+        case Style.VOCABULARY:
+            return Vocabulary()
+        case Style.GATHERED:
+            return Column(gather_output=True)
+        case Style.SPLIT:
+            return Row(input_is_parallel=False)
+        case Style.COLUMN:
+            return Column()
+        case Style.ROW:
+            return Row()
+        case Style.PACKED:
+            half = _outputs(name, module) // 2
+            return Column(sections=(half, half))
+        case Style.EXPERTS:
+            return Summed()
+        case Style.SHARED | Style.LATENT | Style.WHOLE:
+            return None
+    raise ConfigError(
+        f"{name!r} is a {type(module).__name__}, of which {style.value}: that is for "
+        f"parameters, so give a plan that says what becomes of it"
+    )
+
+
+def entry_of_parameter(name: str, parameter: Any, style: Style) -> Entry | None:
+    """Of a parameter that is named itself."""
+    match style:
+        case Style.COLUMN | Style.GATHERED:
+            return Cut(-2 if parameter.dim() > 1 else 0)
+        case Style.ROW:
+            return Cut(-1)
+        case Style.PACKED:
+            return Cut(-2, sections=(parameter.shape[-2] // 2,) * 2)
+        case Style.PACKED_ROW:
+            return Cut(-1, sections=(parameter.shape[-1] // 2,) * 2)
+        case Style.INTERLEAVED_ROW:
+            return Cut(-1, unit=2)
+        case Style.ONCE:
+            return Shared(divided=True)
+        case Style.SHARED:
+            return Shared()
+        case Style.WHOLE:
+            return None
+    raise ConfigError(
+        f"{name!r} is a parameter, of which {style.value}: that is for modules, so give a plan "
+        f"that says what becomes of it"
+    )
+
+
+def entries_by_heads(
+    attention: Attention,
+    modules: Mapping[str, Any],
+    styles: Mapping[str, Style],
+    ranks: int,
+    own: Iterable[str],
+) -> dict[str, Entry] | None:
+    """Of an attention, whose heads are cut; None if they cannot be. own: names of its modules and
+    parameters that have a style."""
+    names = [name for name in own if styles[name] is not Style.WHOLE]
+    heads, keys = attention.heads, attention.key_value_heads
+    rows = [name for name in names if styles[name] is Style.ROW]
+    if heads < ranks or heads % keys or not rows:
+        return None
+    width, rest = divmod(_inputs(rows[0], modules[rows[0]]), heads)
+    found: dict[str, Entry] = {}
+    for name in names:
+        entry = _by_heads(name, modules.get(name), styles[name], attention, width, ranks)
+        if entry is None or rest:
+            return None
+        found[name] = entry
+    columns = [name for name in names if isinstance(found[name], Column)]
+    where = min((name.rpartition(".")[0] for name in columns), key=len, default=attention.where)
+    counted = _counted(attention, modules[where])
+    return {where: counted, **found} if counted is not None else found
+
+
+def _by_heads(
+    name: str, module: Any, style: Style, attention: Attention, width: int, ranks: int
+) -> Entry | None:
+    heads, keys = attention.heads, attention.key_value_heads
+    grouped = keys if keys != heads else None
+    if style is Style.SHARED:
+        return Shared()
+    if module is None:
+        return Cut(key_value_heads=grouped) if style is Style.COLUMN else None
+    if style is Style.ROW:
+        return Row(unit=width, key_value_heads=grouped)
+    if style is Style.PACKED_HEADS:
+        sections = (heads * width, keys * width, keys * width)
+        if sum(sections) != _outputs(name, module):
+            return None
+        return Column(unit=width, sections=sections, query_heads=heads if grouped else None)
+    if style is not Style.COLUMN:
+        return None
+    outputs = _outputs(name, module)
+    if keys == 1 != heads and outputs == (heads + 2) * width:
+        return Column(unit=width, sections=(heads * width, width, width), query_heads=heads)
+    if grouped and outputs == heads * width:
+        return Column(unit=width, key_value_heads=keys)
+    if grouped and outputs == keys * width:
+        return Column(unit=width, query_heads=heads)
+    return Column(unit=outputs // keys) if keys >= ranks and not outputs % keys else None
+
+
+def _counted(attention: Attention, module: Any) -> Heads | None:
+    """What a module counts its heads by."""
+    heads, keys = attention.heads, attention.key_value_heads
+    told = COUNTS.get(attention.family, Counts())
+    groups = (_GROUPS,) if getattr(module, _GROUPS, None) == heads // keys != 1 else ()
+    cut = tuple(name for name in told.cut if _has(module, name))
+    key_value_cut = tuple(name for name in told.key_value_cut if _has(module, name))
+    if not (groups or cut or key_value_cut or told.inputs):
+        return None
+    return Heads(heads, keys, cut, key_value_cut, groups, told.inputs)
+
+
+def _has(module: Any, name: str) -> bool:
+    for part in name.split("."):
+        if not hasattr(module, part):
+            return False
+        module = getattr(module, part)
+    return True
+
+
+def _outputs(name: str, module: Any) -> int:
+    """How many features it gives."""
+    for each in ("out_features", "nf", "embedding_dim"):
+        if isinstance(getattr(module, each, None), int):
+            return int(getattr(module, each))
+    raise _unknown(name, module)
+
+
+def _inputs(name: str, module: Any) -> int:
+    """How many features it takes."""
+    for each in ("in_features", "nx"):
+        if isinstance(getattr(module, each, None), int):
+            return int(getattr(module, each))
+    raise _unknown(name, module)
+
+
+def _unknown(name: str, module: Any) -> ConfigError:
+    return ConfigError(
+        f"{name!r} is a {type(module).__name__}, of which the model's plan says that its features "
+        f"are cut, and it does not tell how many it has: give a plan that says what becomes of it, "
+        f"as Column(), Row() or, for its parameters, Cut()"
+    )
