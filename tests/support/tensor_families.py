@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -41,6 +43,7 @@ def decoder(name: str, heads: int = 4, keys: int = 2, attention: str = "sdpa", *
     kind = getattr(hf, f"{name.removesuffix('Text')}ForCausalLM")
     made = config(**(_sizes(heads, keys) | other))
     made._attn_implementation = attention
+    made._experts_implementation = "eager"
     return kind(made)
 
 
@@ -126,7 +129,7 @@ NEOX: Plan = {
     "gpt_neox.layers.*.attention.dense": Row(unit=HEAD),
     "gpt_neox.layers.*.mlp.dense_h_to_4h": Column(),
     "gpt_neox.layers.*.mlp.dense_4h_to_h": Row(),
-    "embed_out": Column(gather_output=True),
+    "lm_head": Column(gather_output=True),
 }
 
 
@@ -154,7 +157,7 @@ def falcon(keys: int, **other: Any) -> Any:
 
 def falcon_plan(keys: int, **query_key_value: Any) -> Plan:
     at = "transformer.h.*.self_attention"
-    inputs = {"alibi": 0, "attention_mask": 1}
+    inputs = {"alibi": -3, "attention_mask": -3}
     return {
         "transformer.word_embeddings": tr.Vocabulary(),
         at: Heads(4, keys, cut=("num_heads",), key_value_cut=("num_kv_heads",), inputs=inputs),
@@ -268,7 +271,10 @@ EAGER = {"attention": "eager", "sliding_window": 6, "query_pre_attn_scalar": 8}
 QWEN3 = DECODER | NORMS
 FAMILIES: dict[str, tuple[Callable[[], Any], Plan]] = {
     "llama": (lambda: decoder("Llama"), DECODER),
-    "llama few keys": (lambda: decoder("Llama", 6, 1, hidden_size=48), DECODER | attention_plan(6, 1)),
+    "llama few keys": (
+        lambda: decoder("Llama", 6, 1, hidden_size=48),
+        DECODER | attention_plan(6, 1),
+    ),
     "llama odd keys": (
         lambda: decoder("Llama", 6, 3, "eager", attention_bias=True, hidden_size=48),
         DECODER | attention_plan(6, 3),
@@ -313,6 +319,20 @@ FAMILIES: dict[str, tuple[Callable[[], Any], Plan]] = {
 }
 
 
+def in_double() -> AbstractContextManager[None]:
+    """A block in which models compute in 64 bits that ask for 32."""
+    held = ExitStack()
+    for name in ("softmax", "log_softmax"):
+        theirs = getattr(torch.nn.functional, name)
+
+        def double(*given: Any, theirs: Any = theirs, dtype: Any = None, **named: Any) -> Any:
+            return theirs(*given, **named)
+
+        held.enter_context(patch.object(torch.nn.functional, name, double))
+    held.enter_context(patch.object(torch.Tensor, "float", torch.Tensor.double))
+    return held
+
+
 def built(name: str) -> Any:
     torch.manual_seed(0)
     model = FAMILIES[name][0]().double()
@@ -340,9 +360,10 @@ def beside_one_process(name: str, rank: int) -> dict[str, float]:
     for step in range(STEPS):
         for each in optimizers:
             each.zero_grad()
-        losses = [loss_of(each, step) for each in (whole, model)]
-        for each in losses:
-            each.backward()
+        with in_double():
+            losses = [loss_of(each, step) for each in (whole, model)]
+            for each in losses:
+                each.backward()
         norms = [
             torch.nn.utils.clip_grad_norm_(whole.parameters(), 0.5),
             tr.clip_grad_norm_(model, 0.5, mesh),

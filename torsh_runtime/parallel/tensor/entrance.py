@@ -16,14 +16,16 @@ class Entrance:
     """Lets a tensor that several layers are given one after the other, as those of queries, keys
     and values are, enter them together: one collective instead of one for each.
 
-    It holds on to what it let in last until something else enters, or, where what it let in does
-    not hold the tensor itself, as a view does, until nobody else has that.
+    What a module gathered of a sequence for the layers below it enters these as it is. It holds on
+    to what it let in last until something else enters, or, where what it let in does not hold the
+    tensor itself, as a view does, until nobody else has that.
     """
 
     def __init__(self) -> None:
-        self._known: Callable[[], Any] = lambda: None
+        self._known: Callable[[], Any] = _nothing
         self._state: object = None
         self._entered: Any = None
+        self._whole: Callable[[], Any] = _nothing
         self.has_compared = False
         """Whether ranks know that what came first is the same on all."""
 
@@ -35,10 +37,13 @@ class Entrance:
         state = (sequence_dim, _state(tensor))
         if self._known() is tensor and self._state == state:
             return self._entered
+        if tensor is self._whole():
+            return tensor
         if sequence_dim is None:
             entered = regions.copy(tensor, group)
         else:
             entered = regions.all_gather(tensor, group, sequence_dim)
+        self._whole = weakref.ref(entered) if sequence_dim is not None else _nothing
         if entered is not tensor and state[1] is not None:
             self._known, self._state = weakref.ref(tensor, self._forget), state
             self._entered = entered
@@ -47,6 +52,10 @@ class Entrance:
     def _forget(self, known: object) -> None:
         if known is self._known:
             self._entered = None
+
+
+def _nothing() -> None:
+    """What there is of no tensor."""
 
 
 def _state(tensor: Any) -> object:

@@ -49,7 +49,7 @@ class AttentionOfAny(AnyLayer):
     def _of_own(self, name: str, dim: int, tensor: Any) -> Any:
         """This rank's heads of an input."""
         own, heads = self._heads.own_queries(self.axis.size, self.axis.index), self._heads.queries
-        if tensor.dim() <= dim or tensor.shape[dim] == 1:
+        if not -tensor.dim() <= dim < tensor.dim() or tensor.shape[dim] == 1:
             return tensor
         if tensor.shape[dim] % heads:
             raise ConfigError(

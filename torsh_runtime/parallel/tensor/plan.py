@@ -138,7 +138,7 @@ class Heads:
     """Attributes with the number of heads of queries for each one of keys and values."""
     inputs: Mapping[str, int] = field(default_factory=dict)
     """Arguments of forward() that are for all heads, and the dimension along which these lie, as
-    {"alibi": 0, "attention_mask": 1}; it may be of size 1, or have batches in front of heads."""
+    {"alibi": -3, "attention_mask": 1}; it may be of size 1, or have batches in front of heads."""
     sequence_dim: int | None = None
     """The dimension of the input of which each rank has an equal part; None if all have all."""
     sequence_inputs: tuple[str, ...] = ()
