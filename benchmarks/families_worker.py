@@ -33,13 +33,6 @@ def cell(name: str, title: str) -> str:
     return said if said == SENSELESS else f"{WRONG}: {said}" if said else RIGHT
 
 
-def in_float64() -> None:
-    """Let models have all their numbers in float64, also those that they compute in float32 whatever
-    they are given, whose rounding would be another one where a sum is."""
-    torch.float = torch.float32 = torch.float64
-    torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", type=lambda text: text.split(","), required=True)
@@ -49,7 +42,6 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     hf.logging.set_verbosity_error()
     torch.set_num_threads(1)
-    in_float64()
     tr.init_process_group()
     for name in options.only:
         for column in options.columns:

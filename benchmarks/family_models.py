@@ -56,7 +56,7 @@ _IMAGES = {
     "intermediate_size": 48,
     "num_hidden_layers": 2,
     "num_attention_heads": HEADS,
-    "image_size": 16,
+    "image_size": 12,
     "patch_size": 4,
 }
 _DROPOUTS = (
@@ -102,7 +102,7 @@ def translated(step: int) -> Batch:
 
 def pictures(step: int) -> Batch:
     """Pictures with a class."""
-    shape = (ROWS, 3, 16, 16)
+    shape = (ROWS, 3, 12, 12)
     found = torch.randn(shape, generator=_numbers(step), dtype=torch.float64)
     return {"pixel_values": found, "labels": torch.arange(ROWS)}
 

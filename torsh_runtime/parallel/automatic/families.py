@@ -187,3 +187,11 @@ COUNTS: Mapping[str, Counts] = {
     "vit": _BERT_HEADS,
     "whisper": _HEADS,
 }
+
+OTHER_INPUTS = ("EncDecAttention", "encoder_attn", "crossattention", "pos_key_proj", "pos_query_proj")
+"""Names, or parts of them, of layers of attentions that are given something else than the hidden
+states of their stack; the queries of attentions are not meant."""
+MIXERS = ("mixer",)
+"""Names of modules that mix tokens, and are no attentions."""
+FLAT: Mapping[str, tuple[str, ...]] = {"opt": ("fc1", "fc2")}
+"""Names of layers that are given rows and their tokens as one dimension, by model type."""

@@ -13,7 +13,8 @@ from torsh_runtime.parallel.automatic.entries import (
     entry_of_module,
     entry_of_parameter,
 )
-from torsh_runtime.parallel.automatic.heads import attentions_of
+from torsh_runtime.parallel.automatic.heads import Attention, attentions_of
+from torsh_runtime.parallel.automatic.sequence import with_sequences
 from torsh_runtime.parallel.automatic.styles import Style, styles_of
 from torsh_runtime.parallel.tensor.layers import layers_of
 from torsh_runtime.parallel.tensor.plan import Entry, Vocabulary, matched
@@ -40,19 +41,23 @@ def resolved(plan: Mapping[str, Entry] | str, model: Any, ranks: int) -> Mapping
     return plan_of(model, ranks)
 
 
-def plan_of(model: Any, ranks: int) -> dict[str, Entry]:
+def plan_of(model: Any, ranks: int, *, sequence: bool = False) -> dict[str, Entry]:
     """The plan by which parallelize(model, mesh, "auto") cuts a model of transformers on so many
     ranks: data, to be printed, changed and passed.
 
     It is that of the model (`_tp_plan`) or of its family. Heads stay whole. Where there are fewer
     of them than ranks, or it is not known how an attention uses them, its weights are cut and each
     rank computes all heads. ConfigError for what cannot be read.
+
+    sequence: whether ranks have parts of the sequence between layers, each with its share of norms
+        and dropout. ConfigError where that cannot be.
     """
     modules = dict(model.named_modules())
     parameters = dict(model.named_parameters(remove_duplicate=False))
     styles = _styles_by_name([*modules, *parameters], styles_of(model))
     _leave_whole(modules, parameters, styles)
-    found = _of_attentions(modules, styles, ranks)
+    attentions = attentions_of(modules)
+    found = _of_attentions(modules, attentions, styles, ranks)
     for name, style in styles.items():
         if name not in found:
             is_module = name in modules
@@ -62,6 +67,8 @@ def plan_of(model: Any, ranks: int) -> dict[str, Entry]:
                 else entry_of_parameter(name, parameters[name], style)
             )
             found |= {name: entry} if entry is not None else {}
+    if sequence:
+        found = with_sequences(found, modules, attentions, ranks)
     order = [*modules, *parameters]
     return _shortened({name: found[name] for name in order if name in found}, modules, parameters)
 
@@ -87,10 +94,13 @@ def _ends(name: str, prefix: str, pattern: str) -> bool:
 
 
 def _of_attentions(
-    modules: Mapping[str, Any], styles: dict[str, Style], ranks: int
+    modules: Mapping[str, Any],
+    attentions: Mapping[str, Attention],
+    styles: dict[str, Style],
+    ranks: int,
 ) -> dict[str, Entry]:
     """Entries of attentions whose heads are cut; styles of the others change."""
-    attentions, found = attentions_of(modules), dict[str, Entry]()
+    found: dict[str, Entry] = {}
     for attention in dict.fromkeys(attentions.values()):
         own = [
             name

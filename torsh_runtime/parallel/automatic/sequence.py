@@ -1,0 +1,144 @@
+"""Plans in which ranks have parts of the sequence between layers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.parallel.automatic.families import FLAT, MIXERS, OTHER_INPUTS
+from torsh_runtime.parallel.automatic.heads import Attention
+from torsh_runtime.parallel.tensor.plan import (
+    Column,
+    Entry,
+    Heads,
+    Part,
+    Row,
+    Scatter,
+    Summed,
+)
+
+DIM = 1
+"""Of the sequence, behind that of rows."""
+_LAYER = re.compile(r"(?P<stack>(?:[^.\d][^.]*\.)*[^.\d][^.]*)\.\d+(?=\.)")
+
+
+@dataclass(frozen=True, slots=True)
+class _Stack:
+    """A list of layers, one after the other."""
+
+    where: str
+    size: int
+
+    def layer(self, index: int) -> str:
+        return f"{self.where}.{index % self.size}"
+
+
+def with_sequences(
+    plan: Mapping[str, Entry],
+    modules: Mapping[str, Any],
+    attentions: Mapping[str, Attention],
+    ranks: int,
+) -> dict[str, Entry]:
+    """The plan, by names, in which each stack of layers begins by cutting the sequence and ends by
+    gathering it. ConfigError where layers have what does not compute for each token alone."""
+    found = dict(plan)
+    _refuse_experts(plan)
+    for stack in _stacks(plan, modules):
+        flat = _flat(stack, attentions)
+        whole = _gathering(stack, plan, attentions, ranks)
+        found |= whole
+        regions = [where for where in whole if _is_gathered(where, plan)]
+        for name, module in modules.items():
+            if not name.startswith(f"{stack.where}."):
+                continue
+            if name in plan:
+                found[name] = _of_part(name, module, plan[name], flat)
+            elif not any(f"{name}.".startswith(f"{where}.") for where in regions):
+                found |= _alone(name, module)
+        found[stack.layer(0)] = Scatter(DIM)
+        found[stack.layer(-1)] = Part(DIM, gather_output=True)
+    if found == plan:
+        raise ConfigError("the model has no list of layers between which sequences could be cut")
+    return found
+
+
+def _is_gathered(where: str, plan: Mapping[str, Entry]) -> bool:
+    """Whether all ranks compute all of what a module does."""
+    return any(
+        isinstance(entry, Column) and entry.gather_output and name.startswith(f"{where}.")
+        for name, entry in plan.items()
+    )
+
+
+def _stacks(plan: Mapping[str, Entry], modules: Mapping[str, Any]) -> Iterator[_Stack]:
+    names = [match["stack"] for match in map(_LAYER.match, plan) if match]
+    for name in dict.fromkeys(names):
+        size = len(modules[name])
+        if size < 2:
+            raise ConfigError(
+                f"{name!r} has one layer, and sequences are cut before the first one and gathered "
+                f"behind the last one: leave out sequence=True"
+            )
+        yield _Stack(name, size)
+
+
+def _refuse_experts(plan: Mapping[str, Entry]) -> None:
+    for name, entry in plan.items():
+        if isinstance(entry, Summed):
+            raise ConfigError(
+                f"{name!r} holds experts, and which tokens come to them is for a router to say that "
+                f"looks at the whole sequence: leave out sequence=True"
+            )
+
+
+def _flat(stack: _Stack, attentions: Mapping[str, Attention]) -> tuple[str, ...]:
+    """Names of layers to which rows and sequence are one dimension."""
+    inside = (each for name, each in attentions.items() if name.startswith(f"{stack.where}."))
+    return next((FLAT.get(each.family, ()) for each in inside), ())
+
+
+def _of_part(name: str, module: Any, entry: Entry, flat: tuple[str, ...]) -> Entry:
+    """What a layer's entry becomes where its input is a part of the sequence."""
+    last = name.rpartition(".")[2]
+    dim = 0 if last in flat else DIM
+    if isinstance(entry, Row | Heads):
+        return replace(entry, sequence_dim=dim)
+    is_query = last in ("q", "q_proj", "q_attn", "query")
+    is_given_others = any(each in name for each in OTHER_INPUTS) and not is_query
+    if isinstance(entry, Column) and not is_given_others and not hasattr(module, "num_embeddings"):
+        return replace(entry, sequence_dim=dim)
+    return entry
+
+
+def _alone(name: str, module: Any) -> dict[str, Entry]:
+    """The entry of what has none yet, by its name."""
+    kind = type(module).__name__.lower()
+    if "dropout" in kind and getattr(module, "p", 0):
+        return {name: Part(DIM)}
+    if not any(each is not None for each in module._parameters.values()):
+        return {}
+    if "norm" in kind:
+        return {name: Part(DIM)}
+    raise ConfigError(
+        f"{name!r} is a {type(module).__name__} with parameters that the plan says nothing of, and "
+        f"it is not known whether it computes for each token alone: leave out sequence=True, or "
+        f"give a plan in which it is Part({DIM})"
+    )
+
+
+def _gathering(
+    stack: _Stack, plan: Mapping[str, Entry], attentions: Mapping[str, Attention], ranks: int
+) -> dict[str, Entry]:
+    """Entries of attentions that have none yet, and need the whole sequence."""
+    found: dict[str, Entry] = {}
+    for name, entry in plan.items():
+        where = name.rpartition(".")[0]
+        is_mixer = where.rpartition(".")[2] in MIXERS
+        if not name.startswith(f"{stack.where}.") or not isinstance(entry, Column):
+            continue
+        if (name in attentions or is_mixer) and where not in plan:
+            found[where] = Heads(ranks, sequence_dim=DIM)
+    return found
