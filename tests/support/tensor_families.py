@@ -18,7 +18,7 @@ from torsh_runtime.parallel.tensor import Column, Cut, Heads, Part, Row, Scatter
 sys.modules.setdefault("torchvision", None)  # type: ignore[arg-type]  # nothing here needs it
 import transformers as hf  # noqa: E402
 
-VOCABULARY, WIDTH, INNER, HEAD, LENGTH, ROWS, STEPS = 43, 32, 24, 8, 10, 2, 10
+VOCABULARY, WIDTH, INNER, HEAD, LENGTH, ROWS, STEPS = 43, 32, 24, 8, 12, 2, 10
 Plan = dict[str, Any]
 
 
