@@ -104,7 +104,7 @@ def experts(inner: int = INNER) -> Plan:
 def gpt2(**other: Any) -> Any:
     sizes = {"vocab_size": VOCABULARY, "n_positions": 16, "n_embd": WIDTH, "n_layer": 2}
     drops = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    return hf.GPT2LMHeadModel(hf.GPT2Config(**sizes, n_head=4, **(drops | other)))
+    return hf.GPT2LMHeadModel(hf.GPT2Config(**({"n_head": 4} | sizes | drops | other)))
 
 
 GPT2: Plan = {
