@@ -18,7 +18,7 @@ from torsh_runtime.parallel.tensor import Column, Cut, Heads, Part, Row, Scatter
 sys.modules.setdefault("torchvision", None)  # type: ignore[arg-type]  # nothing here needs it
 import transformers as hf  # noqa: E402
 
-VOCABULARY, WIDTH, INNER, HEAD, LENGTH, ROWS, STEPS = 43, 32, 24, 8, 10, 2, 10
+VOCABULARY, WIDTH, INNER, HEAD, LENGTH, ROWS, STEPS = 43, 32, 24, 8, 12, 2, 10
 Plan = dict[str, Any]
 
 
@@ -104,7 +104,7 @@ def experts(inner: int = INNER) -> Plan:
 def gpt2(**other: Any) -> Any:
     sizes = {"vocab_size": VOCABULARY, "n_positions": 16, "n_embd": WIDTH, "n_layer": 2}
     drops = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    return hf.GPT2LMHeadModel(hf.GPT2Config(**sizes, n_head=4, **(drops | other)))
+    return hf.GPT2LMHeadModel(hf.GPT2Config(**({"n_head": 4} | sizes | drops | other)))
 
 
 GPT2: Plan = {

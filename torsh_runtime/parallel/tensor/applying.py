@@ -13,6 +13,7 @@ from torsh_runtime.parallel import automatic
 from torsh_runtime.parallel.agreement import check_agreed
 from torsh_runtime.parallel.layouts import sharded_by_id
 from torsh_runtime.parallel.tensor.axis import Axis, axis_of
+from torsh_runtime.parallel.tensor.checks import check_plan
 from torsh_runtime.parallel.tensor.layers import Layer, layers_of
 from torsh_runtime.parallel.tensor.parts import (
     Layouts,
@@ -102,10 +103,15 @@ def _tasks(adapter: ModuleAdapter[Any], plan: Mapping[str, Entry], axis: Axis) -
             if where in entries:
                 raise ConfigError(f"the plan says twice what becomes of {where!r}")
             entries[where] = each
-    for where, module in modules.items():
-        if where in entries or where in own:
-            entry = _joined(layers, where, module, entries.get(where), own.get(where, {}))
-            yield _task(layers, where, module, entry, axis)
+    said = {
+        where: _joined(layers, where, module, entries.get(where), own.get(where, {}))
+        for where, module in modules.items()
+        if where in entries or where in own
+    }
+    for where, entry in said.items():
+        yield _task(layers, where, modules[where], entry, axis)
+    if axis.size > 1:
+        check_plan(adapter, said)
 
 
 def _joined(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from torsh_runtime.comm.group import ProcessGroup
@@ -26,6 +27,8 @@ class Entrance:
         self._state: object = None
         self._entered: Any = None
         self._whole: Callable[[], Any] = _nothing
+        self.drawing: list[ExitStack] = []
+        """Blocks in which what is drawn is of this rank's own, until a Row layer sums."""
         self.has_compared = False
         """Whether ranks know that what came first is the same on all."""
 
@@ -48,6 +51,11 @@ class Entrance:
             self._known, self._state = weakref.ref(tensor, self._forget), state
             self._entered = entered
         return entered
+
+    def end_drawing(self) -> None:
+        """What follows is drawn for what all ranks have."""
+        if self.drawing:
+            self.drawing.pop().close()
 
     def _forget(self, known: object) -> None:
         if known is self._known:

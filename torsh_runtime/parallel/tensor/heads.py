@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
+import torch
+from torch import nn
+
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.layout import Shard
+from torsh_runtime.parallel.streams import random_stream
 from torsh_runtime.parallel.tensor.anyone import AnyLayer, on_argument
 from torsh_runtime.parallel.tensor.axis import Axis
 from torsh_runtime.parallel.tensor.cuts import QueryHeads
@@ -32,6 +38,7 @@ class AttentionOfAny(AnyLayer):
         super().become(entry, axis, where, lie)
         for name, number in numbers:
             _set(self, name, number)
+        self._dropouts = [*_dropouts(self)]
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """As the module's own, for this rank's heads."""
@@ -41,7 +48,25 @@ class AttentionOfAny(AnyLayer):
         if entry.sequence_dim is not None:
             for name in entry.sequence_inputs or ("",):
                 inputs, named = on_argument(self, name, inputs, named, self._gathered)
-        return super().forward(*inputs, **named)
+        with self._drawing():
+            return super().forward(*inputs, **named)
+
+    @contextmanager
+    def _drawing(self) -> Iterator[None]:
+        """A block in which dropout draws for this rank's heads, until these are summed."""
+        if not self.training or not any(getattr(*place) for place in self._dropouts):
+            yield
+            return
+        number = int(torch.randint(1 << 62, ()))  # which checkpointing draws again
+        with ExitStack() as held:
+            held.enter_context(random_stream(number, self.axis.index))
+            drawing = self.axis.enter.drawing
+            drawing.append(held)
+            try:
+                yield
+            finally:
+                if held in drawing:
+                    drawing.remove(held)
 
     def _gathered(self, tensor: Any) -> Any:
         return self._entered(tensor, self.entry.sequence_dim)
@@ -63,6 +88,18 @@ class AttentionOfAny(AnyLayer):
     @property
     def _heads(self) -> QueryHeads:
         return _query_heads(self.entry)
+
+
+def _dropouts(module: Any) -> Iterator[tuple[Any, str]]:
+    """Where a module has probabilities with which something is dropped."""
+    for each in module.children():
+        if isinstance(each, nn.modules.dropout._DropoutNd):
+            yield each, "p"
+    config = getattr(module, "config", None)
+    for holder in (module, config._told if isinstance(config, OtherAttributes) else config):
+        for name, value in vars(holder).items() if hasattr(holder, "__dict__") else ():
+            if "drop" in name and isinstance(value, float):
+                yield holder, name
 
 
 class OtherAttributes:

@@ -365,6 +365,7 @@ class RowParallelLinear(Layer):
 
     def forward(self, input: Any) -> Any:
         """input: (…, own features)."""
+        self.axis.enter.end_drawing()
         if not self.entry.input_is_parallel:
             self._check(input, self.in_features, "all input features")
             input = regions.scatter(input, self.axis.group, -1, self.sizes)

@@ -1,0 +1,129 @@
+"""Plans that would compute something else without a word, found before anything is changed."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from types import CodeType
+from typing import Any
+
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.modules import ModuleAdapter
+from torsh_runtime.parallel.tensor.plan import Column, Heads, Own, Part, Shared, Summed
+
+_COUNTS = re.compile(r"(num|n)_?(\w+_)?heads?$")
+_BEFORE = ("__init__", "_init_weights", "reset_parameters", "_reset_parameters", "extra_repr")
+"""Methods that make a module, and compute nothing."""
+
+
+def check_plan(adapter: ModuleAdapter[Any], entries: Mapping[str, Any]) -> None:
+    """entries: of modules by their names. ConfigError for those that do not go together."""
+    modules = dict(adapter.modules())
+    for where, entry in entries.items():
+        above = entry.entry if isinstance(entry, Own) else None
+        if isinstance(above, Summed):
+            _check_summed(adapter, where, modules, entries)
+        if isinstance(above, Heads) and above.sequence_dim is not None:
+            _check_gathered(where, above, entries)
+    for where, module in modules.items():
+        _check_counts(where, module, entries)
+
+
+def _check_summed(
+    adapter: ModuleAdapter[Any], where: str, modules: Mapping[str, Any], entries: Mapping[str, Any]
+) -> None:
+    """Whatever is used within such a module counts once for each rank, unless that is said."""
+    shared: list[str] = []
+    for name in (each for each in modules if _is_below(each, where)):
+        entry = entries.get(name)
+        if entry is not None and not isinstance(entry, Own):
+            raise ConfigError(
+                f"the plan says Summed() of {where!r} and {type(entry).__name__}() of {name!r} "
+                f"below it, which would be summed twice: say Cut() of its parameters"
+            )
+        if isinstance(entry, Own) and isinstance(entry.entry, Shared | Part):
+            shared.append(name)
+        told = entry.parameters if isinstance(entry, Own) else {}
+        for parameter, _ in adapter.own_parameters(modules[name]):
+            if parameter not in told and not any(_is_below(name, each) for each in shared):
+                raise ConfigError(
+                    f"{where!r} is Summed(), and each rank would add its "
+                    f"{'.'.join(filter(None, (name, parameter)))!r} once more: say in the plan "
+                    f"that it is Cut(), or Shared(divided=True) if it is added to the sum as a "
+                    f"bias is, or Shared() if it is within a part of the sum"
+                )
+
+
+def _check_gathered(where: str, heads: Heads, entries: Mapping[str, Any]) -> None:
+    for name, entry in entries.items():
+        if not _is_below(name, where) or not isinstance(entry, Column):
+            continue
+        if entry.sequence_dim != heads.sequence_dim:
+            raise ConfigError(
+                f"the plan says sequence_dim={heads.sequence_dim} of {where!r} and "
+                f"{entry.sequence_dim} of {name!r} below it: say the same of both"
+            )
+
+
+def _check_counts(where: str, module: Any, entries: Mapping[str, Any]) -> None:
+    """ConfigError for a module that counts heads which its plan cuts, and is not told so."""
+    sizes = _cut_sizes(where, module, entries)
+    if not sizes:
+        return
+    entry = entries.get(where)
+    heads = entry.entry if isinstance(entry, Own) else None
+    told = (*heads.cut, *heads.key_value_cut) if isinstance(heads, Heads) else ()
+    for name, count in _counts(module):
+        if name not in told and any(size % count == 0 for size in sizes):
+            raise ConfigError(
+                f"{where!r} is a {type(module).__name__}, whose forward() counts heads by its "
+                f"{name}, which is {count}, and each rank has some of them: say "
+                f"Heads({count}, cut=({name!r},)) of it in the plan"
+            )
+
+
+def _cut_sizes(where: str, module: Any, entries: Mapping[str, Any]) -> list[int]:
+    """Of the outputs of which each rank has a part, of layers right below a module."""
+    found: list[int] = []
+    for name, entry in entries.items():
+        parent, _, last = name.rpartition(".")
+        if parent != where or not isinstance(entry, Column) or entry.gather_output:
+            continue
+        layer = getattr(module, last)
+        found += entry.sections or [getattr(layer, "out_features", max(layer.weight.shape))]
+    return found
+
+
+def _counts(module: Any) -> Iterator[tuple[str, int]]:
+    """Attributes by which the module's methods count heads, and how many."""
+    used = _used_names(type(module))
+    for name in sorted(filter(_COUNTS.match, used)):
+        for path, held in ((name, module), (f"config.{name}", getattr(module, "config", None))):
+            count = getattr(held, name, None)
+            is_used = held is module or "config" in used
+            if is_used and isinstance(count, int) and count > 1:
+                yield path, count
+                break
+
+
+def _used_names(kind: type) -> set[str]:
+    """Those of attributes that methods of a model's class ask for."""
+    found = set[str]()
+    for each in kind.__mro__:
+        if each.__module__.partition(".")[0] in ("torch", "torsh_runtime", "builtins"):
+            continue
+        for name, method in vars(each).items():
+            code = getattr(inspect.unwrap(method), "__code__", None) if callable(method) else None
+            if code is not None and name not in _BEFORE:
+                found |= _names(code)
+    return found
+
+
+def _names(code: CodeType) -> set[str]:
+    within = (_names(each) for each in code.co_consts if isinstance(each, CodeType))
+    return {*code.co_names}.union(*within)
+
+
+def _is_below(name: str, above: str) -> bool:
+    return not above or name == above or name.startswith(f"{above}.")
