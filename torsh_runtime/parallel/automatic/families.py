@@ -178,7 +178,11 @@ COUNTS: Mapping[str, Counts] = {
     "bloom": Counts(("num_heads",), inputs={"alibi": 0}),
     "clip": _HEADS,
     "deberta-v2": _BERT_HEADS,
-    "falcon": Counts(("num_heads",), ("num_kv_heads",), {"alibi": 0, "attention_mask": 1}),
+    "falcon": Counts(
+        ("num_heads",),
+        ("num_kv_heads", "config.num_kv_heads"),
+        {"alibi": 0, "attention_mask": 1},
+    ),
     "gpt2": Counts(("num_heads", "split_size", "embed_dim")),
     "opt": _HEADS,
     "phi3": Counts(("config.num_attention_heads",), ("num_key_value_heads",)),

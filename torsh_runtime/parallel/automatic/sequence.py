@@ -22,6 +22,8 @@ from torsh_runtime.parallel.tensor.plan import (
 
 DIM = 1
 """Of the sequence, behind that of rows."""
+_INPUTS = ("",)
+"""The first one of forward()."""
 _LAYER = re.compile(r"(?P<stack>(?:[^.\d][^.]*\.)*[^.\d][^.]*)\.\d+(?=\.)")
 
 
@@ -104,7 +106,9 @@ def _of_part(name: str, module: Any, entry: Entry, flat: tuple[str, ...]) -> Ent
     """What a layer's entry becomes where its input is a part of the sequence."""
     last = name.rpartition(".")[2]
     dim = 0 if last in flat else DIM
-    if isinstance(entry, Row | Heads):
+    if isinstance(entry, Heads):
+        return replace(entry, sequence_dim=dim, sequence_inputs=_INPUTS)
+    if isinstance(entry, Row):
         return replace(entry, sequence_dim=dim)
     is_query = last in ("q", "q_proj", "q_attn", "query")
     is_given_others = any(each in name for each in OTHER_INPUTS) and not is_query
@@ -140,5 +144,5 @@ def _gathering(
         if not name.startswith(f"{stack.where}.") or not isinstance(entry, Column):
             continue
         if (name in attentions or is_mixer) and where not in plan:
-            found[where] = Heads(ranks, sequence_dim=DIM)
+            found[where] = Heads(ranks, sequence_dim=DIM, sequence_inputs=_INPUTS)
     return found

@@ -59,7 +59,8 @@ def _check_gathered(where: str, heads: Heads, entries: Mapping[str, Any]) -> Non
     for name, entry in entries.items():
         if not _is_below(name, where) or not isinstance(entry, Column):
             continue
-        if entry.sequence_dim != heads.sequence_dim:
+        is_given_others = bool(heads.sequence_inputs) and entry.sequence_dim is None
+        if entry.sequence_dim != heads.sequence_dim and not is_given_others:
             raise ConfigError(
                 f"the plan says sequence_dim={heads.sequence_dim} of {where!r} and "
                 f"{entry.sequence_dim} of {name!r} below it: say the same of both"
