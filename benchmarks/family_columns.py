@@ -37,7 +37,7 @@ def whole(name: str) -> Trained:
     family = FAMILIES[name]
     model = family.built().train()
     clip = partial(torch.nn.utils.clip_grad_norm_, [*model.parameters()], NORM)
-    return _trained(model, family, clip)
+    return trained(model, family, clip)
 
 
 @contextmanager
@@ -55,7 +55,7 @@ def in_float64() -> Iterator[None]:
 
 
 @in_float64()
-def _trained(model: Any, family: Family, clip: Callable[[], Any]) -> Trained:
+def trained(model: Any, family: Family, clip: Callable[[], Any]) -> Trained:
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
     losses, norms = [], []
     for step in range(STEPS):
@@ -74,7 +74,7 @@ def tensor_parallel(name: str, mesh: Any, sequence: bool = False) -> str:
     model = family.built().train()
     plan = tr.plan_of(model, mesh.size(), sequence=True) if sequence else "auto"
     tr.parallelize(model, mesh, plan)
-    found = _trained(model, family, lambda: tr.clip_grad_norm_(model, NORM, mesh))
+    found = trained(model, family, lambda: tr.clip_grad_norm_(model, NORM, mesh))
     return compared(found, whole(name), tr.layouts_of(model), mesh)
 
 

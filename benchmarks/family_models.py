@@ -157,7 +157,7 @@ class Family:
         """The same model each time, in float64."""
         config = getattr(hf, self.configuration)(**{**self.options, **options})
         for each in (config, *(getattr(config, name, None) for name in config.sub_configs)):
-            for name in _DROPOUTS if not options else ():
+            for name in _DROPOUTS:
                 if hasattr(each, name):
                     setattr(each, name, 0.0)
         config._experts_implementation = "eager"  # the others have no float64

@@ -1,0 +1,36 @@
+"""Models of transformers cut by themselves: one process's numbers, or refused by name."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+from support.forked import Raised
+from support.worlds import run_processes
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch"),
+    pytest.mark.skipif(not importlib.util.find_spec("transformers"), reason="needs transformers"),
+]
+
+
+def test_families_have_the_numbers_of_one_process() -> None:
+    from support import automatic_plans
+
+    for result in run_processes(2, automatic_plans.right, 240.0):
+        assert not isinstance(result, Raised), result.error
+        assert {name: wrong for name, wrong in result.items() if wrong} == {}
+
+
+def test_what_cannot_be_read_or_cut_is_named() -> None:
+    from support import automatic_plans
+
+    for result in run_processes(2, automatic_plans.refused, 120.0):
+        assert not isinstance(result, Raised), result.error
+        assert "'layers.*.mlp.up_proj' of the model's plan is 'diagonal'" in result["style"]
+        assert "Column(), Row() or Vocabulary()" in result["style"]
+        assert "'model.layers.0.mlp.gate_proj' cannot be cut: 1 features" in result["few"]
+        assert "Sequential carries no plan of transformers" in result["strange"]
+        assert "a plan is a mapping or 'auto', not 'automatic'" in result["word"]
+        assert "'model.layers.0.mlp.experts' holds experts" in result["experts"]

@@ -1,0 +1,66 @@
+"""Models of transformers that are cut by themselves; each function is one rank's part."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from benchmarks.family_columns import compared, generating, tensor_parallel, trained, whole
+from benchmarks.family_models import FAMILIES, hf
+
+import torsh_runtime as tr
+
+CUT = ("llama", "qwen3", "gpt2", "gpt-oss", "deberta", "t5")
+SEQUENCES = ("qwen3", "bart")
+
+
+def right(rank: int) -> dict[str, str]:
+    """What is wrong with families, by what is done with them."""
+    warnings.filterwarnings("ignore")
+    hf.logging.set_verbosity_error()
+    mesh = tr.init_device_mesh({"tp": 2})
+    found = {name: tensor_parallel(name, mesh) for name in CUT}
+    found |= {f"{name}, sequences": tensor_parallel(name, mesh, True) for name in SEQUENCES}
+    found["tokens"] = generating("falcon", mesh)
+    found["checkpointing, eager"] = checkpointed(mesh)
+    return found
+
+
+def checkpointed(mesh: Any) -> str:
+    """With activations computed again, and attention without kernels."""
+    family = FAMILIES["llama"]
+    model = family.built().train()
+    model.set_attn_implementation("eager")
+    model.gradient_checkpointing_enable()
+    tr.parallelize(model, mesh, "auto")
+    found = trained(model, family, lambda: tr.clip_grad_norm_(model, 0.5, mesh))
+    return compared(found, whole("llama"), tr.layouts_of(model), mesh)
+
+
+def refused(rank: int) -> dict[str, str]:
+    """What others are told, with nothing changed."""
+    warnings.filterwarnings("ignore")
+    hf.logging.set_verbosity_error()
+    mesh = tr.init_device_mesh({"tp": 2})
+    styled, few = FAMILIES["llama"].built(), FAMILIES["llama"].built(intermediate_size=1)
+    styled._tp_plan = {"layers.*.mlp.up_proj": "diagonal"}
+    strange = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    experts = FAMILIES["mixtral"].built()
+    found = {
+        "style": _told(lambda: tr.parallelize(styled, mesh, "auto")),
+        "few": _told(lambda: tr.parallelize(few, mesh, "auto")),
+        "strange": _told(lambda: tr.parallelize(strange, mesh, "auto")),
+        "word": _told(lambda: tr.parallelize(strange, mesh, "automatic")),  # type: ignore[arg-type]
+        "experts": _told(lambda: tr.plan_of(experts, 2, sequence=True)),
+    }
+    assert not any(tr.layouts_of(each) for each in (styled, few, strange, experts))
+    return found
+
+
+def _told(call: Any) -> str:
+    try:
+        call()
+    except tr.ConfigError as error:
+        return str(error)
+    return "nothing"
