@@ -248,6 +248,51 @@ def t5_plan() -> Plan:
     return found
 
 
+def mamba() -> Any:
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": 2}
+    return hf.MambaForCausalLM(hf.MambaConfig(**sizes, state_size=4, pad_token_id=0))
+
+
+MIXER = "backbone.layers.*.mixer"
+MAMBA: Plan = {
+    "backbone.embeddings": tr.Vocabulary(),
+    MIXER: Summed(),
+    f"{MIXER}.in_proj.weight": Cut(sections=(2 * WIDTH, 2 * WIDTH)),
+    f"{MIXER}.conv1d.*": Cut(),
+    f"{MIXER}.x_proj": Row(output_is_spread=True),
+    f"{MIXER}.dt_proj.*": Cut(),
+    f"{MIXER}.A_log": Cut(),
+    f"{MIXER}.D": Cut(),
+    f"{MIXER}.out_proj.weight": Cut(1),
+    "lm_head": Column(gather_output=True),
+}
+
+
+def deepseek() -> Any:
+    latent = {"q_lora_rank": 12, "kv_lora_rank": 8, "n_routed_experts": 4, "n_group": 1}
+    widths = {"qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 6, "topk_group": 1}
+    experts = {"num_experts_per_tok": 2, "moe_intermediate_size": INNER, "first_k_dense_replace": 1}
+    return decoder("DeepseekV3", 4, 4, head_dim=4, **latent, **widths, **experts)
+
+
+LATENT = "model.layers.*.self_attn"
+DEEPSEEK: Plan = {
+    **ENDS,
+    LATENT: Summed(),
+    f"{LATENT}.*_a_*": Shared(),
+    f"{LATENT}.q_b_proj.weight": Cut(unit=12),
+    f"{LATENT}.kv_b_proj.weight": Cut(unit=14),
+    f"{LATENT}.o_proj.weight": Cut(1, unit=6),
+    "model.layers.0.mlp.gate_proj": Column(),
+    "model.layers.0.mlp.up_proj": Column(),
+    "model.layers.0.mlp.down_proj": Row(),
+    "model.layers.1.mlp.experts": Summed(),
+    "model.layers.1.mlp.experts.gate_up_proj": Cut(1, sections=(INNER, INNER)),
+    "model.layers.1.mlp.experts.down_proj": Cut(2),
+    "model.layers.1.mlp.shared_experts.gate_proj": Column(),
+    "model.layers.1.mlp.shared_experts.up_proj": Column(),
+    "model.layers.1.mlp.shared_experts.down_proj": Row(),
+}
 OSS = attention_plan() | {
     **ENDS,
     "model.layers.*.self_attn.sinks": Cut(key_value_heads=2),
@@ -316,19 +361,15 @@ FAMILIES: dict[str, tuple[Callable[[], Any], Plan]] = {
     "opt": (opt, OPT),
     "bert": (bert, BERT),
     "t5": (t5, t5_plan()),
+    "mamba": (mamba, MAMBA),
+    "deepseek": (deepseek, DEEPSEEK),
 }
 
 
 def in_double() -> AbstractContextManager[None]:
     """A block in which models compute in 64 bits that ask for 32."""
     held = ExitStack()
-    for name in ("softmax", "log_softmax"):
-        theirs = getattr(torch.nn.functional, name)
-
-        def double(*given: Any, theirs: Any = theirs, dtype: Any = None, **named: Any) -> Any:
-            return theirs(*given, **named)
-
-        held.enter_context(patch.object(torch.nn.functional, name, double))
+    held.enter_context(patch.object(torch, "float32", torch.float64))
     held.enter_context(patch.object(torch.Tensor, "float", torch.Tensor.double))
     return held
 

@@ -16,7 +16,7 @@ from torsh_runtime.parallel import regions
 from torsh_runtime.parallel.tensor.axis import Axis
 from torsh_runtime.parallel.tensor.cuts import sharded, unit_of
 from torsh_runtime.parallel.tensor.kinds import replaced
-from torsh_runtime.parallel.tensor.layers import Layer
+from torsh_runtime.parallel.tensor.layers import Layer, RowParallelLinear
 from torsh_runtime.parallel.tensor.parts import Layouts
 from torsh_runtime.parallel.tensor.plan import Cut, Own, Part, Scatter, Shared, Summed
 from torsh_runtime.parallel.tensor.streams import drawing_part
@@ -107,9 +107,24 @@ class SummedLayer(AnyLayer):
 
         entered = mapped(enter, (inputs, named))
         found = super().forward(*entered[0], **entered[1])
+        if not self._is_known:
+            self._check_rows()
         if dim is None:
             return _of_first(found, lambda each: regions.reduce(each, self.axis.group))
         return _of_first(found, lambda each: self._summed(each, dim))
+
+    _is_known = False
+
+    def _check_rows(self) -> None:
+        """ConfigError if forward() takes the weight of a Row layer past this, as fused kernels
+        do."""
+        self._is_known = True
+        for name, module in self.named_modules():
+            if isinstance(module, RowParallelLinear) and not module.was_called:
+                raise ConfigError(
+                    f"{self.where}: the forward() of a {type(self).__name__} does not call its "
+                    f"{name}, which would have summed over ranks: leave this module out of the plan"
+                )
 
 
 class ScatteredLayer(AnyLayer):

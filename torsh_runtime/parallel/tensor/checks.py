@@ -10,7 +10,7 @@ from typing import Any
 
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.modules import ModuleAdapter
-from torsh_runtime.parallel.tensor.plan import Column, Heads, Own, Part, Shared, Summed
+from torsh_runtime.parallel.tensor.plan import Column, Heads, Own, Part, Row, Shared, Summed
 
 _COUNTS = re.compile(r"(num|n)_?(\w+_)?heads?$")
 _BEFORE = ("__init__", "_init_weights", "reset_parameters", "_reset_parameters", "extra_repr")
@@ -37,10 +37,13 @@ def _check_summed(
     shared: list[str] = []
     for name in (each for each in modules if _is_below(each, where)):
         entry = entries.get(name)
+        if isinstance(entry, Row) and entry.output_is_spread:
+            continue
         if entry is not None and not isinstance(entry, Own):
             raise ConfigError(
                 f"the plan says Summed() of {where!r} and {type(entry).__name__}() of {name!r} "
-                f"below it, which would be summed twice: say Cut() of its parameters"
+                f"below it, which would be summed twice: say Cut() of its parameters, or "
+                f"Row(output_is_spread=True)"
             )
         if isinstance(entry, Own) and isinstance(entry.entry, Shared | Part):
             shared.append(name)

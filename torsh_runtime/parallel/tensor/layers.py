@@ -361,7 +361,7 @@ class RowParallelLinear(Layer):
         self.in_features, self.out_features = whole[1 - self.output_dim], whole[self.output_dim]
         self.bias = getattr(self, "bias", None)
         shard: Any = lie["weight"].axes[0][2]
-        self.sizes = sizes(shard)
+        self.sizes, self.was_called = sizes(shard), False
 
     def forward(self, input: Any) -> Any:
         """input: (…, own features)."""
@@ -373,6 +373,10 @@ class RowParallelLinear(Layer):
         weight = self.weight if self.output_dim == 0 else self.weight.T
         dim, bias = self.entry.sequence_dim, self.bias
         summed = self._summed(self.functional.linear(input, weight), dim)
+        if self.entry.output_is_spread:
+            self.was_called = True
+            summed = regions.copy(summed, self.axis.group)
+            return summed if bias is None else summed + bias
         if bias is None:
             return summed
         if dim is not None:

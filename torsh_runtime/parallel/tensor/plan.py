@@ -46,6 +46,8 @@ class Row:
     """The dimension of the output of which each rank gets an equal part; None if all get all."""
     key_value_heads: int | None = None
     """As the Column layer's for queries."""
+    output_is_spread: bool = False
+    """Whether each rank uses the sum in its own way, as within a module that is Summed()."""
 
 
 @dataclass(frozen=True, slots=True)
