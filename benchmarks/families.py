@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -73,13 +74,11 @@ def _launched(ranks: int, families: Sequence[str], columns: Sequence[str]) -> Ce
         command += ["--only", ",".join(families), "--columns", ",".join(columns)]
         seconds = _SECONDS * (1 + len(families) * len(columns))
         variables = {**os.environ, "OMP_NUM_THREADS": "1"}
-        with (Path(folder) / "output").open("w+") as output:
-            try:
-                subprocess.run(
-                    command, stdout=output, stderr=output, env=variables, timeout=seconds
-                )
-            except subprocess.TimeoutExpired:
-                pass  # its cells are missing
+        with (
+            (Path(folder) / "output").open("w+") as output,
+            suppress(subprocess.TimeoutExpired),  # its cells are missing
+        ):
+            subprocess.run(command, stdout=output, stderr=output, env=variables, timeout=seconds)
         found: Cells = {}
         for line in told.read_text().splitlines():
             name, column, verdict = json.loads(line)
@@ -110,20 +109,23 @@ def page(cells: Mapping[tuple[str, str], str]) -> str:
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     lines = [f"- {'; '.join(where)}: {reason}" for reason, where in reasons.items()]
     refused = "\n".join(["", "## Refused", "", *lines, ""]) if lines else ""
-    return f"{_HEADER}\n{table}\n\n{_FOOTER}{refused}"
+    return f"{_HEADER}\n{table}\n{_FOOTER}{refused}"
 
 
 _HEADER = """# Models of transformers
 
-Made by `python benchmarks/families.py --write`: small models of each family, trained for 10 steps of
-AdamW with clipping, in float64, whole in one process and spread over ranks.
+Made by `python benchmarks/families.py --write`: small models of each family, trained for 10 steps
+of AdamW with clipping, in float64, whole in one process and spread over ranks.
 """
-_FOOTER = f"""- **{RIGHT}**: losses, norms of gradients and parameters are those of one process, to 1e-9; and so are the tokens
-  that it generates with a cache: the likeliest ones, drawn ones and those of beams.
+_FOOTER = f"""
+- **{RIGHT}**: losses, norms of gradients and parameters are those of one process, to 1e-9; and so
+  are the tokens that it generates with a cache: the likeliest ones, drawn ones and those of beams.
 - **{REFUSED}**: a ConfigError on all ranks, before the first step.
-- **{SENSELESS}**: there is no such thing, as of texts out of a model that writes none. **{NOT_TRIED}**: nothing is known.
+- **{SENSELESS}**: there is no such thing, as of texts out of a model that writes none.
+- **{NOT_TRIED}**: nothing is known.
 
-TP is `tr.parallelize(model, mesh, "auto")`, see [tensor parallelism](tensor-parallel.md#models-of-transformers).
+TP is `tr.parallelize(model, mesh, "auto")`, and with SP ranks have parts of the sequence between
+layers: see [tensor parallelism](tensor-parallel.md#models-of-transformers).
 """
 
 

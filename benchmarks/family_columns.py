@@ -42,8 +42,8 @@ def whole(name: str) -> Trained:
 
 @contextmanager
 def in_float64() -> Iterator[None]:
-    """Let models have all their numbers in float64, also those that they compute in float32 whatever
-    they are given, whose rounding would be another one where a sum is."""
+    """Let models have all their numbers in float64, also those that they compute in float32,
+    whatever they are given, whose rounding would be another one where a sum is."""
     kept: Any = torch.float32, torch.Tensor.float
     torch.float = torch.float32 = torch.float64
     torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]

@@ -223,7 +223,9 @@ FAMILIES: Mapping[str, Family] = {
     "bloom": _decoder("BLOOM", "Bloom", _PLAIN),
     "opt": _decoder("OPT", "OPT", {**_PLAIN, "ffn_dim": 48, "word_embed_proj_dim": WIDTH}),
     "deepseek-v2": _decoder("DeepSeek V2", "DeepseekV2", _LATENT),
-    "deepseek-v3": _decoder("DeepSeek V3", "DeepseekV3", {**_LATENT, "n_group": 2, "topk_group": 1}),
+    "deepseek-v3": _decoder(
+        "DeepSeek V3", "DeepseekV3", {**_LATENT, "n_group": 2, "topk_group": 1}
+    ),
     "gpt-oss": _decoder(
         "gpt-oss",
         "GptOss",

@@ -207,12 +207,25 @@ def test_pipeline_parallelism(torshrun: Launcher) -> None:
 @needs_torch
 def test_tensor_parallelism(torshrun: Launcher) -> None:
     keep_inductor_inside(torshrun)
-    script, large, _ = snippets("tensor-parallel.md")
+    script, large = (snippet("tensor-parallel.md", name) for name in ("train.py", "large.py"))
     found = re.findall(r"rank \d: loss ([\d.]+), (\d+) of 101 rows", output(torshrun, script))
     assert len(found) == 2
     assert len({loss for loss, _ in found}) == 1
     assert sorted(int(rows) for _, rows in found) == [50, 51]
     assert len(re.findall(r"rank \d: 16576 parameters", output(torshrun, large))) == 2
+
+
+@pytest.mark.torch
+@needs_torch
+@pytest.mark.skipif(not importlib.util.find_spec("transformers"), reason="needs transformers")
+def test_tensor_parallelism_of_transformers(torshrun: Launcher) -> None:
+    keep_inductor_inside(torshrun)
+    script = snippet("tensor-parallel.md", "auto.py")
+    hidden = 'import sys\n\nsys.modules["torchvision"] = None\nimport torch\n'  # for another torch
+    out = output(torshrun, script.replace("import torch\n", hidden, 1))
+    said = re.findall(r"rank \d: (loss [\d.]+, \[.*\])", out)
+    assert len(said) == 2
+    assert len({*said}) == 1
 
 
 @pytest.mark.torch

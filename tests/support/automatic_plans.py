@@ -6,10 +6,10 @@ import warnings
 from typing import Any
 
 import torch
-from benchmarks.family_columns import compared, generating, tensor_parallel, trained, whole
-from benchmarks.family_models import FAMILIES, hf
 
 import torsh_runtime as tr
+from benchmarks.family_columns import compared, generating, tensor_parallel, trained, whole
+from benchmarks.family_models import FAMILIES, hf
 
 CUT = ("llama", "qwen3", "gpt2", "gpt-oss", "deberta", "t5")
 SEQUENCES = ("qwen3", "bart")

@@ -14,6 +14,7 @@ from torsh_runtime.parallel.tensor.plan import (
     Cut,
     Entry,
     Heads,
+    Part,
     Row,
     Shared,
     Summed,
@@ -41,6 +42,8 @@ def entry_of_module(name: str, module: Any, style: Style) -> Entry | None:
             return Column(sections=(half, half))
         case Style.EXPERTS:
             return Summed()
+        case Style.DROPOUT:
+            return Part(-1)
         case Style.SHARED | Style.LATENT | Style.WHOLE:
             return None
     raise ConfigError(
@@ -97,8 +100,7 @@ def entries_by_heads(
         found[name] = entry
     columns = [name for name in names if isinstance(found[name], Column)]
     where = min((name.rpartition(".")[0] for name in columns), key=len, default=attention.where)
-    counted = _counted(attention, modules[where])
-    return {where: counted, **found} if counted is not None else found
+    return {where: _counted(attention, modules[where]), **found}
 
 
 def _by_heads(
@@ -129,15 +131,13 @@ def _by_heads(
     return Column(unit=outputs // keys) if keys >= ranks and not outputs % keys else None
 
 
-def _counted(attention: Attention, module: Any) -> Heads | None:
-    """What a module counts its heads by."""
+def _counted(attention: Attention, module: Any) -> Heads:
+    """What a module counts its heads by. Without any it is said, too, for dropout's sake."""
     heads, keys = attention.heads, attention.key_value_heads
     told = COUNTS.get(attention.family, Counts())
     groups = (_GROUPS,) if getattr(module, _GROUPS, None) == heads // keys != 1 else ()
     cut = tuple(name for name in told.cut if _has(module, name))
     key_value_cut = tuple(name for name in told.key_value_cut if _has(module, name))
-    if not (groups or cut or key_value_cut or told.inputs):
-        return None
     return Heads(heads, keys, cut, key_value_cut, groups, told.inputs)
 
 

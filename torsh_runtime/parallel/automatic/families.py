@@ -20,7 +20,6 @@ class Counts:
     inputs: Mapping[str, int] = field(default_factory=dict)
 
 
-
 _BERT = {
     "embeddings.word_embeddings": "embedding_rowwise",
     "attention.self.query": "colwise",
@@ -52,6 +51,7 @@ _T5 = {
     "DenseReluDense.wi": "colwise",
     "DenseReluDense.wi_?": "colwise",
     "DenseReluDense.wo": "rowwise",
+    "DenseReluDense.dropout": "dropout_colwise",
 }
 _BLOOM = {
     "word_embeddings": "embedding_rowwise",
@@ -133,6 +133,7 @@ FAMILIES: Mapping[str, Mapping[str, str]] = {
         "attn.Wo": "rowwise",
         "mlp.Wi": "packed_colwise",
         "mlp.Wo": "rowwise",
+        "mlp.drop": "dropout_colwise",
         "decoder": "colwise_gather_output",
     },
     "opt": {
@@ -192,10 +193,24 @@ COUNTS: Mapping[str, Counts] = {
     "whisper": _HEADS,
 }
 
-OTHER_INPUTS = ("EncDecAttention", "encoder_attn", "crossattention", "pos_key_proj", "pos_query_proj")
+OTHER_INPUTS = (
+    "EncDecAttention",
+    "encoder_attn",
+    "crossattention",
+    "pos_key_proj",
+    "pos_query_proj",
+)
 """Names, or parts of them, of layers of attentions that are given something else than the hidden
 states of their stack; the queries of attentions are not meant."""
 MIXERS = ("mixer",)
 """Names of modules that mix tokens, and are no attentions."""
 FLAT: Mapping[str, tuple[str, ...]] = {"opt": ("fc1", "fc2")}
 """Names of layers that are given rows and their tokens as one dimension, by model type."""
+BETWEEN: Mapping[str, str] = {
+    "bart": "dropout",
+    "bloom": "hidden_dropout",
+    "falcon": "hidden_dropout",
+    "opt": "dropout",
+    "whisper": "dropout",
+}
+"""Probabilities, by names in configurations, of dropout between layers that no module does."""

@@ -55,6 +55,7 @@ def plan_of(model: Any, ranks: int, *, sequence: bool = False) -> dict[str, Entr
     modules = dict(model.named_modules())
     parameters = dict(model.named_parameters(remove_duplicate=False))
     styles = _styles_by_name([*modules, *parameters], styles_of(model))
+    _refuse_dropout(modules, styles)
     _leave_whole(modules, parameters, styles)
     attentions = attentions_of(modules)
     found = _of_attentions(modules, attentions, styles, ranks)
@@ -71,6 +72,18 @@ def plan_of(model: Any, ranks: int, *, sequence: bool = False) -> dict[str, Entr
         found = with_sequences(found, modules, attentions, ranks)
     order = [*modules, *parameters]
     return _shortened({name: found[name] for name in order if name in found}, modules, parameters)
+
+
+def _refuse_dropout(modules: Mapping[str, Any], styles: Mapping[str, Style]) -> None:
+    """ConfigError for what drops some of the features of which ranks have parts, without a module
+    that does it."""
+    for name, style in styles.items():
+        owner = name.rpartition(".")[0]
+        if style is Style.COLUMN and getattr(modules.get(owner), "activation_dropout", None):
+            raise ConfigError(
+                f"{owner!r} drops some outputs of {name!r}, of which each rank has a part, and no "
+                f"module does it: set activation_dropout of the configuration to 0"
+            )
 
 
 def _styles_by_name(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.parallel.automatic.families import FLAT, MIXERS, OTHER_INPUTS
+from torsh_runtime.parallel.automatic.families import BETWEEN, FLAT, MIXERS, OTHER_INPUTS
 from torsh_runtime.parallel.automatic.heads import Attention
 from torsh_runtime.parallel.tensor.plan import (
     Column,
@@ -48,6 +48,7 @@ def with_sequences(
     gathering it. ConfigError where layers have what does not compute for each token alone."""
     found = dict(plan)
     _refuse_experts(plan)
+    _refuse_dropout(modules)
     for stack in _stacks(plan, modules):
         flat = _flat(stack, attentions)
         whole = _gathering(stack, plan, attentions, ranks)
@@ -91,8 +92,20 @@ def _refuse_experts(plan: Mapping[str, Entry]) -> None:
     for name, entry in plan.items():
         if isinstance(entry, Summed):
             raise ConfigError(
-                f"{name!r} holds experts, and which tokens come to them is for a router to say that "
-                f"looks at the whole sequence: leave out sequence=True"
+                f"{name!r} holds experts, and the router that says which tokens come to them looks "
+                f"at the whole sequence: leave out sequence=True"
+            )
+
+
+def _refuse_dropout(modules: Mapping[str, Any]) -> None:
+    for config in (getattr(module, "config", None) for module in modules.values()):
+        family = getattr(config, "model_type", "")
+        name = BETWEEN.get(family, "")
+        if getattr(config, name, None):
+            raise ConfigError(
+                f"{family} models drop between layers without a module that does it, so "
+                f"ranks would drop the same of their parts: set {name} of the configuration to 0, "
+                f"or leave out sequence=True"
             )
 
 
@@ -120,7 +133,7 @@ def _of_part(name: str, module: Any, entry: Entry, flat: tuple[str, ...]) -> Ent
 def _alone(name: str, module: Any) -> dict[str, Entry]:
     """The entry of what has none yet, by its name."""
     kind = type(module).__name__.lower()
-    if "dropout" in kind and getattr(module, "p", 0):
+    if "dropout" in kind and getattr(module, "p", None):
         return {name: Part(DIM)}
     if not any(each is not None for each in module._parameters.values()):
         return {}

@@ -26,6 +26,7 @@ class Style(Enum):
     LATENT = "whole, and one part of it is used for the own heads"
     ONCE = "whole, and added to a sum over ranks"
     WHOLE = "whole"
+    DROPOUT = "is given a part of the features"
     EXPERTS = "gives a part of a sum, for its parameters are cut"
 
 
@@ -53,6 +54,7 @@ _STYLES = {
     "gather": Style.WHOLE,
     "local": Style.WHOLE,
     "all_reduce": Style.WHOLE,
+    "dropout_colwise": Style.DROPOUT,
     "moe_tp_experts": Style.EXPERTS,
 }
 """By their names in `_tp_plan`, `base_model_tp_plan` and FAMILIES."""
@@ -64,7 +66,8 @@ def styles_of(model: Any) -> dict[tuple[str, str], Style]:
     its parts, and short patterns before long ones. ConfigError for styles that nothing is known of,
     and where there is nothing.
     """
-    told = {("", pattern): _style(pattern, name) for pattern, name in _longest_last(_carried(model))}
+    carried = _longest_last(_carried(model))
+    told = {("", pattern): _style(pattern, name) for pattern, name in carried}
     for prefix, family in _families(model):
         for pattern, name in _longest_last(FAMILIES.get(family, {})):
             told[prefix, pattern] = _style(pattern, name)
