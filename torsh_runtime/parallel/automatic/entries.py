@@ -40,7 +40,9 @@ def entry_of_module(name: str, module: Any, style: Style) -> Entry | None:
         case Style.PACKED:
             half = _outputs(name, module) // 2
             return Column(sections=(half, half))
-        case Style.EXPERTS:
+        case Style.SPREAD:
+            return Row(output_is_spread=True)
+        case Style.SUMMED:
             return Summed()
         case Style.DROPOUT:
             return Part(-1)
@@ -54,13 +56,16 @@ def entry_of_module(name: str, module: Any, style: Style) -> Entry | None:
 
 def entry_of_parameter(name: str, parameter: Any, style: Style) -> Entry | None:
     """Of a parameter that is named itself."""
+    outputs = -2 if parameter.dim() > 1 else -1
     match style:
         case Style.COLUMN | Style.GATHERED:
-            return Cut(-2 if parameter.dim() > 1 else 0)
+            return Cut(outputs)
         case Style.ROW:
             return Cut(-1)
+        case Style.FIRST:
+            return Cut()
         case Style.PACKED:
-            return Cut(-2, sections=(parameter.shape[-2] // 2,) * 2)
+            return Cut(outputs, sections=(parameter.shape[outputs] // 2,) * 2)
         case Style.PACKED_ROW:
             return Cut(-1, sections=(parameter.shape[-1] // 2,) * 2)
         case Style.INTERLEAVED_ROW:
@@ -91,6 +96,8 @@ def entries_by_heads(
     rows = [name for name in names if styles[name] is Style.ROW]
     if heads < ranks or heads % keys or not rows:
         return None
+    if any(styles[name] is Style.LATENT for name in names):
+        return _latent(attention, modules, styles)
     width, rest = divmod(_inputs(rows[0], modules[rows[0]]), heads)
     found: dict[str, Entry] = {}
     for name in names:
@@ -101,6 +108,30 @@ def entries_by_heads(
     columns = [name for name in names if isinstance(found[name], Column)]
     where = min((name.rpartition(".")[0] for name in columns), key=len, default=attention.where)
     return {where: _counted(attention, modules[where]), **found}
+
+
+def _latent(
+    attention: Attention, modules: Mapping[str, Any], styles: Mapping[str, Style]
+) -> dict[str, Entry] | None:
+    """Of an attention whose keys and values are made of few features that all heads share: each
+    rank computes these, and a part of the sum over heads."""
+    where, heads = attention.where, attention.heads
+    if getattr(modules[where], "attention_dropout", None):
+        return None  # which all ranks would draw alike
+    found: dict[str, Entry] = {where: Summed()}
+    for name, module in modules.items():
+        own = [each for each, value in module._parameters.items() if value is not None]
+        if not own or not f"{name}.".startswith(f"{where}."):
+            continue
+        cut: Entry = Shared()
+        if styles.get(name) is Style.COLUMN:
+            cut = Cut(0, unit=_outputs(name, module) // heads)
+        elif styles.get(name) is Style.ROW:
+            cut = Cut(1, unit=_inputs(name, module) // heads)
+        for each in own:
+            is_added = styles.get(name) is Style.ROW and each == "bias"
+            found[f"{name}.{each}"] = Shared(divided=True) if is_added else cut
+    return found
 
 
 def _by_heads(

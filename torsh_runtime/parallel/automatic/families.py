@@ -123,8 +123,18 @@ FAMILIES: Mapping[str, Mapping[str, str]] = {
     },
     "mamba": {
         "embeddings": "embedding_rowwise",
-        "mixer.in_proj": "colwise_gather_output",
-        "mixer.out_proj": "rowwise_split_input",
+        "mixer": "summed",
+        "mixer.A_log": "colwise",
+        "mixer.D": "colwise",
+        "mixer.conv1d.bias": "colwise",
+        "mixer.conv1d.weight": "first_colwise",
+        "mixer.dt_proj.bias": "colwise",
+        "mixer.dt_proj.weight": "colwise",
+        "mixer.in_proj.bias": "packed_colwise",
+        "mixer.in_proj.weight": "packed_colwise",
+        "mixer.out_proj.bias": "added_once",
+        "mixer.out_proj.weight": "rowwise",
+        "mixer.x_proj": "rowwise_spread",
         "lm_head": "colwise_gather_output",
     },
     "modernbert": {
@@ -202,8 +212,6 @@ OTHER_INPUTS = (
 )
 """Names, or parts of them, of layers of attentions that are given something else than the hidden
 states of their stack; the queries of attentions are not meant."""
-MIXERS = ("mixer",)
-"""Names of modules that mix tokens, and are no attentions."""
 FLAT: Mapping[str, tuple[str, ...]] = {"opt": ("fc1", "fc2")}
 """Names of layers that are given rows and their tokens as one dimension, by model type."""
 BETWEEN: Mapping[str, str] = {

@@ -123,6 +123,7 @@ def _of_attentions(
         entries = entries_by_heads(attention, modules, styles, ranks, own)
         if entries is not None and not _owns_others(modules, styles, own):
             found |= entries
+            styles |= {name: Style.WHOLE for name in own if name not in entries}
             continue
         for name in own:
             can_gather = name in modules and hasattr(modules[name], "weight")
@@ -148,7 +149,7 @@ def _leave_whole(
 ) -> None:
     """Let what stands alone be whole where it cannot be cut, or what it is tied to cannot be."""
     for name, style in styles.items():
-        if style is Style.VOCABULARY and not _can_be_cut(name, modules[name]):
+        if style is Style.VOCABULARY and not _can_be_cut(name, modules.get(name)):
             styles[name] = Style.WHOLE
     tied = _tied(parameters, styles)
     for _ in tied:  # what one leaves whole others may be tied to

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.parallel.automatic.families import BETWEEN, FLAT, MIXERS, OTHER_INPUTS
+from torsh_runtime.parallel.automatic.families import BETWEEN, FLAT, OTHER_INPUTS
 from torsh_runtime.parallel.automatic.heads import Attention
 from torsh_runtime.parallel.tensor.plan import (
     Column,
@@ -47,13 +47,14 @@ def with_sequences(
     """The plan, by names, in which each stack of layers begins by cutting the sequence and ends by
     gathering it. ConfigError where layers have what does not compute for each token alone."""
     found = dict(plan)
-    _refuse_experts(plan)
+    _refuse_experts(plan, modules)
     _refuse_dropout(modules)
     for stack in _stacks(plan, modules):
         flat = _flat(stack, attentions)
         whole = _gathering(stack, plan, attentions, ranks)
         found |= whole
         regions = [where for where in whole if _is_gathered(where, plan)]
+        regions += [name for name, entry in plan.items() if isinstance(entry, Summed)]
         for name, module in modules.items():
             if not name.startswith(f"{stack.where}."):
                 continue
@@ -88,9 +89,9 @@ def _stacks(plan: Mapping[str, Entry], modules: Mapping[str, Any]) -> Iterator[_
         yield _Stack(name, size)
 
 
-def _refuse_experts(plan: Mapping[str, Entry]) -> None:
+def _refuse_experts(plan: Mapping[str, Entry], modules: Mapping[str, Any]) -> None:
     for name, entry in plan.items():
-        if isinstance(entry, Summed):
+        if isinstance(entry, Summed) and "Experts" in type(modules[name]).__name__:
             raise ConfigError(
                 f"{name!r} holds experts, and the router that says which tokens come to them looks "
                 f"at the whole sequence: leave out sequence=True"
@@ -121,7 +122,7 @@ def _of_part(name: str, module: Any, entry: Entry, flat: tuple[str, ...]) -> Ent
     dim = 0 if last in flat else DIM
     if isinstance(entry, Heads):
         return replace(entry, sequence_dim=dim, sequence_inputs=_INPUTS)
-    if isinstance(entry, Row):
+    if isinstance(entry, Summed) or isinstance(entry, Row) and not entry.output_is_spread:
         return replace(entry, sequence_dim=dim)
     is_query = last in ("q", "q_proj", "q_attn", "query")
     is_given_others = any(each in name for each in OTHER_INPUTS) and not is_query
@@ -153,9 +154,8 @@ def _gathering(
     found: dict[str, Entry] = {}
     for name, entry in plan.items():
         where = name.rpartition(".")[0]
-        is_mixer = where.rpartition(".")[2] in MIXERS
         if not name.startswith(f"{stack.where}.") or not isinstance(entry, Column):
             continue
-        if (name in attentions or is_mixer) and where not in plan:
+        if name in attentions and where not in plan:
             found[where] = Heads(ranks, sequence_dim=DIM, sequence_inputs=_INPUTS)
     return found

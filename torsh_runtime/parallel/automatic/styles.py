@@ -21,13 +21,15 @@ class Style(Enum):
     PACKED_HEADS = "as COLUMN, for those of queries, keys and values in one weight"
     PACKED_ROW = "a parameter whose last dimension is cut in two halves, each for itself"
     INTERLEAVED_ROW = "a parameter whose last dimension is cut, of pairs"
+    FIRST = "a parameter whose first dimension is cut"
+    SPREAD = "as ROW, and each rank uses the sum in its own way"
     VOCABULARY = "its rows are cut"
     SHARED = "whole, and used for the own heads"
     LATENT = "whole, and one part of it is used for the own heads"
     ONCE = "whole, and added to a sum over ranks"
     WHOLE = "whole"
     DROPOUT = "is given a part of the features"
-    EXPERTS = "gives a part of a sum, for its parameters are cut"
+    SUMMED = "gives a part of a sum, for its parameters are cut"
 
 
 _STYLES = {
@@ -55,7 +57,10 @@ _STYLES = {
     "local": Style.WHOLE,
     "all_reduce": Style.WHOLE,
     "dropout_colwise": Style.DROPOUT,
-    "moe_tp_experts": Style.EXPERTS,
+    "moe_tp_experts": Style.SUMMED,
+    "summed": Style.SUMMED,
+    "first_colwise": Style.FIRST,
+    "rowwise_spread": Style.SPREAD,
 }
 """By their names in `_tp_plan`, `base_model_tp_plan` and FAMILIES."""
 
