@@ -153,13 +153,13 @@ class Family:
     batch: Callable[[int], Batch]
     loss: Callable[[Any, Batch], Tensor] = given
 
-    def built(self, **options: Any) -> Any:
-        """The same model each time, in float64."""
+    def built(self, dropout: float = 0.0, **options: Any) -> Any:
+        """The same model each time, in float64, which drops with this probability."""
         config = getattr(hf, self.configuration)(**{**self.options, **options})
         for each in (config, *(getattr(config, name, None) for name in config.sub_configs)):
             for name in _DROPOUTS:
                 if hasattr(each, name):
-                    setattr(each, name, 0.0)
+                    setattr(each, name, dropout)
         config._experts_implementation = "eager"  # the others have no float64
         torch.manual_seed(0)
         return getattr(hf, self.model)(config).double()

@@ -24,6 +24,7 @@ NAMES = {
     "VocabParallelEmbedding",
     "Vocabulary",
     "parallelize",
+    "plan_of",
     "verify",
     "vocab_parallel_cross_entropy",
     "Shard",

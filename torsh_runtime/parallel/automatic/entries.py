@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.parallel.automatic.families import COUNTS, Counts
+from torsh_runtime.parallel.automatic.families import COUNTS, DROPPING_FOR_ALL, Counts
 from torsh_runtime.parallel.automatic.heads import Attention
 from torsh_runtime.parallel.automatic.styles import Style
 from torsh_runtime.parallel.tensor.plan import (
@@ -24,30 +24,28 @@ from torsh_runtime.parallel.tensor.plan import (
 _GROUPS = "num_key_value_groups"
 
 
+_OF_MODULES: Mapping[Style, Entry | None] = {
+    Style.VOCABULARY: Vocabulary(),
+    Style.GATHERED: Column(gather_output=True),
+    Style.SPLIT: Row(input_is_parallel=False),
+    Style.COLUMN: Column(),
+    Style.ROW: Row(),
+    Style.SPREAD: Row(output_is_spread=True),
+    Style.SUMMED: Summed(),
+    Style.DROPOUT: Part(-1),
+    Style.SHARED: None,
+    Style.LATENT: None,
+    Style.WHOLE: None,
+}
+
+
 def entry_of_module(name: str, module: Any, style: Style) -> Entry | None:
     """Of what is in no attention whose heads are cut; None if it stays as it is."""
-    match style:
-        case Style.VOCABULARY:
-            return Vocabulary()
-        case Style.GATHERED:
-            return Column(gather_output=True)
-        case Style.SPLIT:
-            return Row(input_is_parallel=False)
-        case Style.COLUMN:
-            return Column()
-        case Style.ROW:
-            return Row()
-        case Style.PACKED:
-            half = _outputs(name, module) // 2
-            return Column(sections=(half, half))
-        case Style.SPREAD:
-            return Row(output_is_spread=True)
-        case Style.SUMMED:
-            return Summed()
-        case Style.DROPOUT:
-            return Part(-1)
-        case Style.SHARED | Style.LATENT | Style.WHOLE:
-            return None
+    if style in _OF_MODULES:
+        return _OF_MODULES[style]
+    if style is Style.PACKED:
+        half = _outputs(name, module) // 2
+        return Column(sections=(half, half))
     raise ConfigError(
         f"{name!r} is a {type(module).__name__}, of which {style.value}: that is for "
         f"parameters, so give a plan that says what becomes of it"
@@ -94,7 +92,7 @@ def entries_by_heads(
     names = [name for name in own if styles[name] is not Style.WHOLE]
     heads, keys = attention.heads, attention.key_value_heads
     rows = [name for name in names if styles[name] is Style.ROW]
-    if heads < ranks or heads % keys or not rows:
+    if heads < ranks or heads % keys or not rows or _drops_for_all(attention, modules):
         return None
     if any(styles[name] is Style.LATENT for name in names):
         return _latent(attention, modules, styles)
@@ -108,6 +106,16 @@ def entries_by_heads(
     columns = [name for name in names if isinstance(found[name], Column)]
     where = min((name.rpartition(".")[0] for name in columns), key=len, default=attention.where)
     return {where: _counted(attention, modules[where]), **found}
+
+
+def _drops_for_all(attention: Attention, modules: Mapping[str, Any]) -> bool:
+    """Whether it drops what all ranks have, while they draw for their own heads."""
+    return any(
+        name.startswith(f"{attention.where}.")
+        and name.rpartition(".")[2] in DROPPING_FOR_ALL
+        and getattr(module, "p", None)
+        for name, module in modules.items()
+    )
 
 
 def _latent(

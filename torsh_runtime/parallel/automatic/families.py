@@ -212,6 +212,8 @@ OTHER_INPUTS = (
 )
 """Names, or parts of them, of layers of attentions that are given something else than the hidden
 states of their stack; the queries of attentions are not meant."""
+DROPPING_FOR_ALL = ("pos_dropout",)
+"""Names of modules within attentions that drop some of what is for all heads."""
 FLAT: Mapping[str, tuple[str, ...]] = {"opt": ("fc1", "fc2")}
 """Names of layers that are given rows and their tokens as one dimension, by model type."""
 BETWEEN: Mapping[str, str] = {
