@@ -108,10 +108,11 @@ def page(cells: Mapping[tuple[str, str], str]) -> str:
         rows.append(row)
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     lines = [f"- {'; '.join(where)}: {reason}" for reason, where in reasons.items()]
-    refused = "\n".join(["", "## Refused", "", *lines, ""]) if lines else ""
+    refused = "\n".join(["", _REASONS, "", *lines, ""]) if lines else ""
     return f"{_HEADER}\n{table}\n{_FOOTER}{refused}"
 
 
+_REASONS = "## Refused"
 _HEADER = """# Models of transformers
 
 Made by `python benchmarks/families.py --write`: small models of each family, trained for 10 steps
@@ -130,15 +131,21 @@ layers: see [tensor parallelism](tensor-parallel.md#models-of-transformers).
 
 
 def read(text: str) -> Cells:
-    """The table of a page, without reasons."""
+    """The verdicts of a page."""
     lines = [line for line in text.splitlines() if line.startswith("| ")]
     table = [[each.strip() for each in line.strip("|").split("|")] for line in lines]
     titles = {family.title: name for name, family in FAMILIES.items()}
-    return {
+    found = {
         (titles[row[0]], column): verdict
         for row in table[2:]
         for column, verdict in zip(table[0][1:], row[1:], strict=True)
     }
+    for line in text.partition(_REASONS)[2].splitlines():
+        where, _, reason = line.removeprefix("- ").partition(": ")
+        for each in where.split("; ") if reason else ():
+            title, _, column = each.partition(", ")
+            found[titles[title], column] += f": {reason}"
+    return found
 
 
 def main() -> int:

@@ -24,7 +24,7 @@ def right(rank: int) -> dict[str, str]:
     found |= {f"{name}, sequences": tensor_parallel(name, mesh, True) for name in SEQUENCES}
     found["tokens"] = generating("falcon", mesh)
     found["checkpointing, eager"] = checkpointed(mesh)
-    found |= {f"dropout, {name}": dropping(name, mesh) for name in ("llama", "gpt2", "deberta")}
+    found |= {f"dropout, {name}": dropping(name, mesh) for name in ("llama", "deberta")}
     found["dropout, gpt2, sequences"] = dropping("gpt2", mesh, True)
     return found
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.parallel.automatic.families import COUNTS, DROPPING_FOR_ALL, Counts
+from torsh_runtime.parallel.automatic.families import COUNTS, DROPPING_FOR_ALL, HEAD_NORMS, Counts
 from torsh_runtime.parallel.automatic.heads import Attention
 from torsh_runtime.parallel.automatic.styles import Style
 from torsh_runtime.parallel.tensor.plan import (
@@ -103,9 +103,21 @@ def entries_by_heads(
         if entry is None or rest:
             return None
         found[name] = entry
+    found |= {name: Shared() for name in _head_norms(attention, modules, width)}
     columns = [name for name in names if isinstance(found[name], Column)]
     where = min((name.rpartition(".")[0] for name in columns), key=len, default=attention.where)
     return {where: _counted(attention, modules[where]), **found}
+
+
+def _head_norms(attention: Attention, modules: Mapping[str, Any], width: int) -> list[str]:
+    """Norms of own heads, which not every plan of transformers names."""
+    return [
+        name
+        for name, module in modules.items()
+        if name.startswith(f"{attention.where}.")
+        and name.rpartition(".")[2] in HEAD_NORMS
+        and {tuple(each.shape) for each in module._parameters.values()} == {(width,)}
+    ]
 
 
 def _drops_for_all(attention: Attention, modules: Mapping[str, Any]) -> bool:

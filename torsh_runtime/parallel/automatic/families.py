@@ -195,6 +195,7 @@ COUNTS: Mapping[str, Counts] = {
         {"alibi": 0, "attention_mask": 1},
     ),
     "gpt2": Counts(("num_heads", "split_size", "embed_dim")),
+    "modernbert": Counts(("num_heads", "all_head_size")),
     "opt": _HEADS,
     "phi3": Counts(("config.num_attention_heads",), ("num_key_value_heads",)),
     "roberta": _BERT_HEADS,
@@ -212,6 +213,8 @@ OTHER_INPUTS = (
 )
 """Names, or parts of them, of layers of attentions that are given something else than the hidden
 states of their stack; the queries of attentions are not meant."""
+HEAD_NORMS = ("q_norm", "k_norm")
+"""Names of modules within attentions that normalise each head for itself, if they are as wide."""
 DROPPING_FOR_ALL = ("pos_dropout",)
 """Names of modules within attentions that drop some of what is for all heads."""
 FLAT: Mapping[str, tuple[str, ...]] = {"opt": ("fc1", "fc2")}
