@@ -72,6 +72,6 @@ def _first_host(names: _Names, environ: Environ, machine: Machine) -> tuple[Hint
         return Hint(host, "SLURM_JOB_NODELIST"), f"slurm-{environ.get('SLURM_JOB_ID')}"
     if nodes := pbs.hosts(environ, machine):
         return Hint(nodes[0], "PBS_NODEFILE"), f"pbs-{environ.get('PBS_JOBID')}"
-    if nodes := lsf.hosts(environ, machine):
-        return Hint(nodes[0], "LSB_MCPU_HOSTS"), lsf.run_id(environ)
+    if first := lsf.first_host(environ, machine):
+        return Hint(first, "LSB_MCPU_HOSTS"), lsf.run_id(environ)
     return None, ""

@@ -233,6 +233,17 @@ def test_mpiexec_on_several_hosts_meets_on_the_schedulers_first() -> None:
     assert alone.master_addr is None
 
 
+def test_jsrun_starts_nothing_on_the_launch_host() -> None:
+    job = {**LSF, "LSB_MCPU_HOSTS": "batch5 1 hostA 42 hostB 42", **OPEN_MPI}
+    assert texts(found({**job, "JSM_NAMESPACE_RANK": "1"}))["master_addr"] == "hostA"
+    assert texts(found(job))["master_addr"] == "batch5"
+    file = {**LSF, "LSB_MCPU_HOSTS": "", "LSB_DJOB_HOSTFILE": "/h", "JSM_NAMESPACE_RANK": "1"}
+    machine = Machine({"/h": "batch5\nhostA\nhostA\nhostB\nhostB\n"})
+    assert texts(found({**file, **OPEN_MPI}, machine))["master_addr"] == "hostA"
+    even = {**job, "LSB_MCPU_HOSTS": "hostA 1 hostB 1", "JSM_NAMESPACE_RANK": "1"}
+    assert texts(found(even))["master_addr"] == "hostA"
+
+
 def test_tasks_of_an_array_do_not_meet_in_one_place() -> None:
     """Also where they have the same first host."""
     for one, other in (
