@@ -62,6 +62,23 @@ def test_what_is_missing(
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("target", "cluster", "told"),
+    [
+        ("slurm", "{notice: 30h}", "sbatch takes no --signal of more than 65535 s"),
+        ("slurm", "{time_limit: 1m}", "notice: 120 s before the end of 60 s"),
+        ("pbs", "{time_limit: 1m}", "notice: 120 s before the end of 60 s"),
+        ("lsf", "{time_limit: 2m}", "notice: 120 s before the end of 120 s"),
+    ],
+)
+def test_a_notice_that_no_scheduler_can_give(
+    target: str, cluster: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "job.yaml").write_text(f"script: train.py\ncluster: {cluster}\n")
+    assert run(["render", target, "-f", str(tmp_path / "job.yaml")]) == USAGE
+    assert told in capsys.readouterr().err
+
+
 def test_a_startup_script_that_no_cloud_takes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
