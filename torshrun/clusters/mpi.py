@@ -1,5 +1,5 @@
-"""mpiexec of Open MPI, and of MPICH (Hydra) and what is made of it, such as Intel MPI's: each
-process that it starts is a node.
+"""mpiexec of Open MPI, of MPICH (Hydra) and those made of it, such as Intel MPI's, and of HPE Cray
+(PALS): each process that it starts is a node.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ _LIBRARIES = (
     _Names("Open MPI", *(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_SIZE"))),
     _Names("MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
 )
+_CRAY = _Names("Cray's mpiexec", "PMI_RANK", "PMI_SIZE", "PMI_LOCAL_SIZE")
+"""Slurm's srun may set these on Cray's machines, too."""
 
 
 def allocation(environ: Environ, machine: Machine) -> Hints | None:
@@ -53,9 +55,10 @@ def place(hints: Hints, environ: Environ, machine: Machine) -> Hints:
 
 
 def _names(environ: Environ) -> _Names | None:
+    libraries = _LIBRARIES if "SLURM_STEP_NUM_NODES" in environ else (*_LIBRARIES, _CRAY)
     given = (
         names
-        for names in _LIBRARIES
+        for names in libraries
         if all(environ.get(name, "").isdecimal() for name in names[1:])
     )
     return next(given, None)

@@ -233,6 +233,13 @@ def test_mpiexec_on_several_hosts_meets_on_the_schedulers_first() -> None:
     assert alone.master_addr is None
 
 
+def test_crays_mpiexec_is_one_and_srun_is_none() -> None:
+    pals = {"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_LOCAL_RANK": "0", "PMI_LOCAL_SIZE": "1"}
+    hints = found({**PBS, **pals})
+    assert texts(hints).items() >= {"nnodes": "2", "node_rank": "1", "master_addr": "a"}.items()
+    assert found({**STEP, **pals}).found[-1] == "step 3: node 1 of 2"
+
+
 def test_jsrun_starts_nothing_on_the_launch_host() -> None:
     job = {**LSF, "LSB_MCPU_HOSTS": "batch5 1 hostA 42 hostB 42", **OPEN_MPI}
     assert texts(found({**job, "JSM_NAMESPACE_RANK": "1"}))["master_addr"] == "hostA"
