@@ -57,9 +57,7 @@ def place(hints: Hints, environ: Environ, machine: Machine) -> Hints:
 def _names(environ: Environ) -> _Names | None:
     libraries = _LIBRARIES if "SLURM_STEP_NUM_NODES" in environ else (*_LIBRARIES, _CRAY)
     given = (
-        names
-        for names in libraries
-        if all(environ.get(name, "").isdecimal() for name in names[1:])
+        names for names in libraries if all(environ.get(name, "").isdecimal() for name in names[1:])
     )
     return next(given, None)
 
