@@ -33,6 +33,8 @@ _NUMBERINGS = (
     _Numbering("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", ""),  # mpirun_rsh
     _Numbering("PMI_RANK", "PMI_SIZE", ""),  # what starts processes and says nothing else
 )
+_GRID_ENGINES = """--hostfile=<(awk '{print $1, "slots=" $2}' "$PE_HOSTFILE")"""
+"""The variable names a file with a host, its slots and more on each line."""
 _HOSTS, _HERE = "SM_HOSTS", "SM_CURRENT_HOST"
 """Amazon SageMaker's: a JSON list of names, and one of them."""
 
@@ -46,21 +48,27 @@ def told_of_others(environ: Environ) -> str:
         if NUMBER.fullmatch(rank) and NUMBER.fullmatch(count) and int(rank) < int(count) > 1:
             told = f"{each.rank}={rank} and {each.number}={count}"
             master = each.master or f"HOST (where {each.rank} is 0)"
-            return _line(told, f"${each.number}", f"${each.rank}", master)
+            return _line(told, _options(f"${each.number}", f"${each.rank}", master))
+    count = environ.get("NHOSTS", "")
+    if "PE_HOSTFILE" in environ and NUMBER.fullmatch(count) and int(count) > 1:
+        return _line(f"NHOSTS={count} (Grid Engine)", _GRID_ENGINES)
     hosts = _hosts(environ)
     here = environ.get(_HERE, "")
     if len(hosts) > 1 and here in hosts:
         told = f"{here} is one of the {len(hosts)} hosts of {_HOSTS}"
-        return _line(told, str(len(hosts)), str(hosts.index(here)), hosts[0])
+        return _line(told, _options(str(len(hosts)), str(hosts.index(here)), hosts[0]))
     return ""
 
 
-def _line(told: str, count: str, rank: str, master: str) -> str:
+def _line(told: str, options: str) -> str:
     return (
         f"{told}, but this torshrun is a job of its own, on this node only. For one job on all "
-        f"nodes give --nnodes={count} --node-rank={rank} --master-addr={master}; --standalone "
-        f"leaves this line out"
+        f"nodes give {options}; --standalone leaves this line out"
     )
+
+
+def _options(count: str, rank: str, master: str) -> str:
+    return f"--nnodes={count} --node-rank={rank} --master-addr={master}"
 
 
 def _hosts(environ: Environ) -> list[str]:

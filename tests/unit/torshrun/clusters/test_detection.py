@@ -192,10 +192,16 @@ def test_pbs() -> None:
 
 
 def test_a_job_script_of_pbs_is_alone() -> None:
-    for script in (PBS, {**PBS, "PBS_VERSION": "TORQUE-6.1.2", "PBS_TASKNUM": "146"}):
-        hints = found(script)
-        assert hints.nnodes is None
-        assert "pbsdsh" in hints.found[-1]
+    hints = found(PBS)
+    assert hints.nnodes is None
+    assert "pbsdsh" in hints.found[-1]
+
+
+@pytest.mark.parametrize("task", [{"PBS_TASKNUM": "146"}, {"PBS_NODENUM": "1"}])
+def test_torque_does_not_tell_a_script_from_a_task_of_pbsdsh(task: dict[str, str]) -> None:
+    hints = found({**PBS, "PBS_VERSION": "TORQUE-6.1.2", **task})
+    assert hints.nnodes is None
+    assert "Torque does not tell more (--nnodes, --node-rank" in hints.found[-1]
 
 
 def test_pbs_tasks_that_are_more_than_hosts_are_a_mistake() -> None:

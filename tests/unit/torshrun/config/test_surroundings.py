@@ -275,6 +275,10 @@ OF_POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
         ({**VOLCANO, **OF_POD}, "--nnodes=$WORLD_SIZE --node-rank=$RANK"),
         (FLUX, "--nnodes=$FLUX_JOB_SIZE --node-rank=$FLUX_TASK_RANK --master-addr=HOST (where"),
         (SAGEMAKER, "--nnodes=2 --node-rank=1 --master-addr=algo-1"),
+        (
+            {"NHOSTS": "2", "PE_HOSTFILE": "/spool/pe"},
+            "--hostfile=<(awk '{print $1, \"slots=\" $2}'",
+        ),
     ],
 )
 def test_who_is_numbered_by_others_is_told_that_it_is_alone(
@@ -294,6 +298,7 @@ def test_who_is_numbered_by_others_is_told_that_it_is_alone(
     [
         {"RANK": "0", "WORLD_SIZE": "1"},
         {"RANK": "4", "WORLD_SIZE": "4"},
+        {"NHOSTS": "1", "PE_HOSTFILE": "/spool/pe"},
         {"RANK": "one", "WORLD_SIZE": "9" * 5000},
         {**SAGEMAKER, "SM_CURRENT_HOST": "algo-3"},
         {**SAGEMAKER, "SM_HOSTS": "[" * 60000},
