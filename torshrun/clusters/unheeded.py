@@ -8,10 +8,8 @@ import json
 import re
 from typing import NamedTuple
 
-from torshrun.clusters.hints import NUMBER, Environ
+from torshrun.clusters.hints import NUMBER, Environ, in_worker
 
-_WORKERS = ("TORSH_STORE_ENDPOINT", "TORCHELASTIC_RUN_ID")
-"""In workers of torshrun and torchrun these numbers are the workers' own."""
 _HOST = re.compile("[A-Za-z0-9_.:-]{1,253}")
 _LONGEST = 65536
 """Characters of a list of hosts that is looked at."""
@@ -41,7 +39,7 @@ _HOSTS, _HERE = "SM_HOSTS", "SM_CURRENT_HOST"
 
 def told_of_others(environ: Environ) -> str:
     """A line for people if variables say that this is one of several nodes; else ""."""
-    if any(name in environ for name in _WORKERS):
+    if in_worker(environ):  # the numbers are the workers' own
         return ""
     for each in _NUMBERINGS:
         rank, count = (environ.get(name, "") for name in (each.rank, each.number))

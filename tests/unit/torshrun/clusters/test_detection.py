@@ -315,6 +315,7 @@ def test_what_is_no_job_is_none(environ: dict[str, str]) -> None:
 
 def test_a_torshrun_in_a_worker_is_no_node_of_the_job() -> None:
     assert detect("auto", {**STEP, "TORSH_STORE_ENDPOINT": "unix:@x"}, Machine()) is None
+    assert detect("auto", {**SKYPILOT, "TORCHELASTIC_RUN_ID": "torchruns"}, Machine()) is None
 
 
 def test_one_cluster_alone_can_be_asked_for() -> None:
