@@ -16,11 +16,12 @@ _LONGEST = 65536
 
 
 class _Numbering(NamedTuple):
-    """Variables with a node's rank and the number of all, and what is to be given with them."""
+    """Variables that number nodes."""
 
     rank: str
     number: str
     master: str
+    """The address of rank 0; "" where launchers of processes say no more."""
 
 
 _NUMBERINGS = (
@@ -31,7 +32,7 @@ _NUMBERINGS = (
     _Numbering("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", ""),  # mpirun_rsh
     _Numbering("PMI_RANK", "PMI_SIZE", ""),  # what starts processes and says nothing else
 )
-_GRID_ENGINES = """--hostfile=<(awk '{print $1, "slots=" $2}' "$PE_HOSTFILE")"""
+_GRID_ENGINES = """torshrun --hostfile=<(awk '{print $1, "slots=" $2}' "$PE_HOSTFILE") …"""
 """The variable names a file with a host, its slots and more on each line."""
 _HOSTS, _HERE = "SM_HOSTS", "SM_CURRENT_HOST"
 """Amazon SageMaker's: a JSON list of names, and one of them."""
@@ -45,8 +46,7 @@ def told_of_others(environ: Environ) -> str:
         rank, count = (environ.get(name, "") for name in (each.rank, each.number))
         if NUMBER.fullmatch(rank) and NUMBER.fullmatch(count) and int(rank) < int(count) > 1:
             told = f"{each.rank}={rank} and {each.number}={count}"
-            master = each.master or f"HOST (where {each.rank} is 0)"
-            return _line(told, _options(f"${each.number}", f"${each.rank}", master))
+            return _line(told, _command(each))
     count = environ.get("NHOSTS", "")
     if "PE_HOSTFILE" in environ and NUMBER.fullmatch(count) and int(count) > 1:
         return _line(f"NHOSTS={count} (Grid Engine)", _GRID_ENGINES)
@@ -54,19 +54,27 @@ def told_of_others(environ: Environ) -> str:
     here = environ.get(_HERE, "")
     if len(hosts) > 1 and here in hosts:
         told = f"{here} is one of the {len(hosts)} hosts of {_HOSTS}"
-        return _line(told, _options(str(len(hosts)), str(hosts.index(here)), hosts[0]))
+        return _line(told, _torshrun(str(len(hosts)), str(hosts.index(here)), hosts[0]))
     return ""
 
 
-def _line(told: str, options: str) -> str:
+def _line(told: str, command: str) -> str:
     return (
         f"{told}, but this torshrun is a job of its own, on this node only. For one job on all "
-        f"nodes give {options}; --standalone leaves this line out"
+        f"nodes: {command}; --standalone leaves this line out"
     )
 
 
-def _options(count: str, rank: str, master: str) -> str:
-    return f"--nnodes={count} --node-rank={rank} --master-addr={master}"
+def _command(numbering: _Numbering) -> str:
+    """What starts torshrun on each node, by a shell there where none reads the command yet."""
+    number, rank = f"${numbering.number}", f"${numbering.rank}"
+    if numbering.master:
+        return _torshrun(number, rank, numbering.master)
+    return f"bash -c '{_torshrun(number, rank, 'HOST')}' (HOST is where {numbering.rank} is 0)"
+
+
+def _torshrun(number: str, rank: str, master: str) -> str:
+    return f"torshrun --nnodes={number} --node-rank={rank} --master-addr={master} …"
 
 
 def _hosts(environ: Environ) -> list[str]:

@@ -273,7 +273,7 @@ OF_POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
     [
         (VOLCANO, "--nnodes=$WORLD_SIZE --node-rank=$RANK --master-addr=$MASTER_ADDR"),
         ({**VOLCANO, **OF_POD}, "--nnodes=$WORLD_SIZE --node-rank=$RANK"),
-        (FLUX, "--nnodes=$FLUX_JOB_SIZE --node-rank=$FLUX_TASK_RANK --master-addr=HOST (where"),
+        (FLUX, "bash -c 'torshrun --nnodes=$FLUX_JOB_SIZE --node-rank=$FLUX_TASK_RANK"),
         (SAGEMAKER, "--nnodes=2 --node-rank=1 --master-addr=algo-1"),
         (
             {"NHOSTS": "2", "PE_HOSTFILE": "/spool/pe"},
