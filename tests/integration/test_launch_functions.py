@@ -114,7 +114,7 @@ def test_what_cannot_be_is_refused_by_name(torshrun: Launcher) -> None:
     lines = out.splitlines()
     assert "its arguments, cannot be sent to other processes: TypeError: cannot pickle" in lines[0]
     assert "the function has run, but rank 0's result is lost: TypeError" in lines[1]
-    assert "torshrun has refused its options" in lines[2]
+    assert "torshrun has started no worker: its output says why" in lines[2]
     assert "there is no option --no-such-option" in err
     assert "options as a list" in lines[3]
     assert lines[4].startswith("BackendUnavailable Sending a function of a notebook")
@@ -153,6 +153,27 @@ def test_a_signal_reaches_workers_once(torshrun: Launcher, signo: signal.Signals
     out, err = process.communicate(timeout=30)
     assert out.count("saved") == 2, err
     assert out.splitlines()[-1] == ("code 75" if signo == signal.SIGTERM else "interrupted")
+
+
+def test_notices_reach_workers_and_what_is_ignored_stays_so(torshrun: Launcher) -> None:
+    program = """
+    import signal, torshrun
+    def work():
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+        print("ready", flush=True)
+        return signal.sigwait([signal.SIGUSR1]).name
+    if __name__ == "__main__":
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+        print(torshrun.launch(work, nproc_per_node=2))
+    """
+    (torshrun.folder / "program.py").write_text(textwrap.dedent(program))
+    process = torshrun.start("program.py", command=(sys.executable,))
+    assert process.stdout is not None
+    assert [process.stdout.readline()[4:] for _ in range(2)] == ["ready\n"] * 2
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGUSR1)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (0, "{0: 'SIGUSR1', 1: 'SIGUSR1'}\n"), err
 
 
 def test_nothing_is_left_of_a_program_that_is_killed(torshrun: Launcher) -> None:

@@ -113,7 +113,12 @@ def test_functions_and_commands_of_elastic_launch(shimmed: Launcher) -> None:
     ends = f"""
     print(elastic_launch(config, work)("a"))
     print(elastic_launch(config, sys.executable)("-u", {script!r}, "b"))
+    elastic_launch(config, sys.executable)("-u", "-c", "print('of Python')")
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    try:
+        elastic_launch(config, "no-such-program")()
+    except Exception as error:
+        print(type(error).__name__, error)
     try:
         elastic_launch(config, work)("raise")
     except ChildFailedError as error:
@@ -125,6 +130,9 @@ def test_functions_and_commands_of_elastic_launch(shimmed: Launcher) -> None:
     assert "{0: (0, 'a'), 1: (1, 'a')}\n" in out
     assert "[1] hello 1 2 ['b'] False\n" in out
     assert "{0: None, 1: None}\n" in out
+    assert {"[0] of Python", "[1] of Python"} <= {*out.splitlines()}
+    assert "ConfigError torshrun has started no worker: its output says why\n" in out
+    assert "torshrun: error: program no-such-program is not in PATH\n" in err
     [failed] = [each for each in out.splitlines() if each.startswith("failed")]
     assert failed.startswith("failed 1 1 ValueError: bad batch [")
     assert "rank 1 failed first: exit code 1" in failed

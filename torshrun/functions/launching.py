@@ -10,12 +10,11 @@ from typing import Any
 
 from torsh_runtime.elastic.function import is_main_being_found
 from torsh_runtime.errors import ConfigError, WorkerFailed
-from torshrun.functions.agent_process import Outcome, run_torshrun
+from torshrun.functions.agent_process import REFUSED, Outcome, run_torshrun
 from torshrun.functions.transfer import leave_function, take_results
 
 WORKER = "torshrun.functions.worker"
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-USAGE = 2
 
 
 class LaunchFailed(WorkerFailed):
@@ -74,7 +73,7 @@ def check_outcome(outcome: Outcome) -> None:
     """Raise what has become of the workers, unless they have succeeded."""
     if outcome.signo == signal.SIGINT:
         raise KeyboardInterrupt
-    if outcome.code == USAGE and outcome.account is None:
-        raise ConfigError("torshrun has refused its options: its output says why")
+    if outcome.is_refusal:
+        raise ConfigError(REFUSED)
     if outcome.code or outcome.signo:
         raise LaunchFailed(outcome.code, outcome.rank, outcome.report)
