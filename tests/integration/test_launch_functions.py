@@ -104,8 +104,12 @@ def test_what_cannot_be_is_refused_by_name(torshrun: Launcher) -> None:
         if __name__ == "__main__":
             tried(work, threading.Lock())
             tried(work)
+            tried(work, nproc_per_node="many")
             tried(work, options=["--no-such-option"])
             tried(work, options="--standalone")
+            tried(work, options=["--hang-timeout", 60])
+            tried(work, options=["--role", "a", "train.py"])
+            tried(work, options=["--dry-run"])
             sys.modules["cloudpickle"] = None
             tried(lambda: 1)
         """,
@@ -115,10 +119,14 @@ def test_what_cannot_be_is_refused_by_name(torshrun: Launcher) -> None:
     assert "its arguments, cannot be sent to other processes: TypeError: cannot pickle" in lines[0]
     assert "the function has run, but rank 0's result is lost: TypeError" in lines[1]
     assert "torshrun has started no worker: its output says why" in lines[2]
-    assert "there is no option --no-such-option" in err
-    assert "options as a list" in lines[3]
-    assert lines[4].startswith("BackendUnavailable Sending a function of a notebook")
-    assert "pip install 'cloudpickle>=3'" in lines[4]
+    assert "torshrun: error: --nproc-per-node: 'many' is not a whole number" in err
+    assert "there is no option --no-such-option" in lines[3]
+    assert "options as a list" in lines[4]
+    assert "options as a list" in lines[5]
+    assert "options must not name a script, as 'train.py': launch() runs" in lines[6]
+    assert "call torshrun itself for --dry-run" in lines[7]
+    assert lines[8].startswith("BackendUnavailable Sending a function of a notebook")
+    assert "pip install 'cloudpickle>=3'" in lines[8]
 
 
 def test_a_program_without_a_guard_is_told_so(torshrun: Launcher) -> None:

@@ -10,11 +10,14 @@ from typing import Any
 
 from torsh_runtime.elastic.function import is_main_being_found
 from torsh_runtime.errors import ConfigError, WorkerFailed
+from torshrun.config.command_line import parse
 from torshrun.functions.agent_process import REFUSED, Outcome, run_torshrun
 from torshrun.functions.transfer import leave_function, take_results
 
 WORKER = "torshrun.functions.worker"
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+ELSEWHERE = ("help", "version", "dry_run", "print_config", "print_completion", "hostfile")
+"""Options with which torshrun starts no workers, or starts them on other hosts."""
 
 
 class LaunchFailed(WorkerFailed):
@@ -58,8 +61,7 @@ def launch(
             "launch() is called while a worker loads the program: call it behind "
             'if __name__ == "__main__"'
         )
-    if isinstance(options, str) or not callable(function):
-        raise ConfigError("launch() takes a function, and options as a list of texts")
+    _check_given(function, options)
     size = [f"--nproc-per-node={nproc_per_node}", f"--max-restarts={max_restarts}"]
     with tempfile.TemporaryDirectory(prefix="torsh-function-") as name:
         place = Path(name)
@@ -67,6 +69,22 @@ def launch(
         words = ["--scheduler=none", *size, *options, "-m", WORKER, name]
         check_outcome(run_torshrun(words, place, PASSED_ON))
         return take_results(place)
+
+
+def _check_given(function: object, options: Sequence[str]) -> None:
+    """Raise ConfigError for what would run something else than the function, or nothing here."""
+    is_text = isinstance(options, str) or any(not isinstance(each, str) for each in options)
+    if is_text or not callable(function):
+        raise ConfigError("launch() takes a function, and options as a list of texts")
+    line = parse(options)
+    if line.script is not None:
+        raise ConfigError(
+            f"options must not name a script, as {line.script!r}: launch() runs a function"
+        )
+    for key in ELSEWHERE:
+        if key in line.given:
+            option = key.replace("_", "-")
+            raise ConfigError(f"launch() starts workers here: call torshrun itself for --{option}")
 
 
 def check_outcome(outcome: Outcome) -> None:
