@@ -130,10 +130,42 @@ def test_what_cannot_be_is_refused_by_name(torshrun: Launcher) -> None:
 
 
 def test_a_program_without_a_guard_is_told_so(torshrun: Launcher) -> None:
-    program = "import torshrun\ndef work(): pass\ntorshrun.launch(work)\n"
-    code, _, err = run(torshrun, program)
+    program = """
+    import threading, torshrun
+    def work(): pass
+    def begin():
+        try:
+            torshrun.launch(work)
+        except Exception as error:
+            print(error)
+    thread = threading.Thread(target=begin)
+    thread.start(), thread.join()
+    torshrun.launch(work)
+    """
+    code, out, err = run(torshrun, program)
     assert code == 1
-    assert "launch() is called while a worker loads the program" in err
+    told = "launch() is called while a worker loads the program"
+    assert out.count(f"[0] {told}") == 2  # of each worker's thread, and of no further worker's
+    assert told in err
+
+
+def test_a_full_disk_is_told_by_its_place(torshrun: Launcher) -> None:
+    program = """
+    import resource, signal, torshrun
+    from torsh_runtime.errors import ConfigError
+    def work(_): pass
+    if __name__ == "__main__":
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+        try:
+            torshrun.launch(work, bytes(5000))
+        except ConfigError as error:
+            print(error)
+    """
+    code, out, err = run(torshrun, program)
+    assert code == 0, err
+    assert out.startswith("cannot write the function and its arguments, 5,0")
+    assert f"bytes, to {torshrun.temporary}: File too large. TMPDIR says" in out
 
 
 @pytest.mark.parametrize("signo", [signal.SIGTERM, signal.SIGINT])
