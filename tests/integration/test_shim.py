@@ -210,6 +210,29 @@ def test_a_program_of_lightnings_becomes_torshrun_and_saves_at_a_notice(shimmed:
     assert (shimmed.folder / "hpc_ckpt_1.ckpt").exists()
 
 
+def test_a_program_that_begins_again_has_ended_as_programs_do(shimmed: Launcher) -> None:
+    """A module in the shape of Lightning's, which takes long to load."""
+    program = """
+    import os, sys, tempfile, types
+    from torshrun.shim.lightning import restart_program
+    class Launcher:
+        num_nodes, num_processes = 1, 2
+        def _call_children_scripts(self): pass
+    restart_program(types.SimpleNamespace(_SubprocessScriptLauncher=Launcher))
+    kept = tempfile.TemporaryDirectory(prefix="of-the-program-")
+    if "RANK" not in os.environ:
+        Launcher()._call_children_scripts()
+    print("rank", os.environ["RANK"], sys.argv[1:])
+    """
+    (shimmed.folder / "program.py").write_text(textwrap.dedent(program))
+    code, out, err = run(shimmed, "program.py", "--epochs", "3")
+    assert code == 0, err
+    assert sorted(out.splitlines()) == [
+        f"[{rank}] rank {rank} ['--epochs', '3']" for rank in (0, 1)
+    ]
+    assert not [*shimmed.temporary.glob("of-the-program-*")]
+
+
 @pytest.mark.slow
 def test_torchx_runs_torshrun(shimmed: Launcher) -> None:
     pytest.importorskip("torchx", reason="needs torchx")

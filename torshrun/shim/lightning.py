@@ -3,6 +3,7 @@ copies of the program beside it, becomes torshrun with the program in all ranks.
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from collections.abc import Callable
@@ -73,6 +74,7 @@ def _command() -> list[str]:
 
 
 def _restart(workers: int) -> NoReturn:
+    atexit._run_exitfuncs()  # the program ends here: its temporary directories and loggers close
     sys.stdout.flush()
     sys.stderr.flush()
     torshrun = [sys.executable, "-P", "-m", "torshrun", f"--nproc-per-node={workers}"]
