@@ -61,7 +61,8 @@ def _why_not(launcher: Any) -> str:
         if import_module("hydra.core.hydra_config").HydraConfig.initialized():
             return "Hydra has given this run a directory of its own"
     command = _command()
-    return "" if command else "the program is in no file, so it cannot be run again"
+    where = f"there is no file {sys.argv[0]!r} in {Path.cwd()}"
+    return "" if command else f"the program cannot be run again, as {where}"
 
 
 def _command() -> list[str]:
