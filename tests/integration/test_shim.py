@@ -89,10 +89,11 @@ def test_torchx_gives_an_empty_role(shimmed: Launcher) -> None:
 
 
 def test_zero_turns_it_off(shimmed: Launcher) -> None:
-    shimmed.environ["TORSHRUN_AS_TORCHRUN"] = "0"
     program = "import sys; print([type(each).__module__ for each in sys.meta_path])"
-    code, out, _ = run(shimmed, "-c", program)
-    assert (code, "torshrun.shim" in out) == (0, False)
+    for word, is_on in (("0", False), ("false", False), ("1", True)):
+        shimmed.environ["TORSHRUN_AS_TORCHRUN"] = word
+        code, out, _ = run(shimmed, "-c", program)
+        assert (code, "torshrun.shim" in out) == (0, is_on)
 
 
 @pytest.mark.torch
