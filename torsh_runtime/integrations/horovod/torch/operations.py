@@ -10,6 +10,7 @@ import torch
 from torsh_runtime.backends.base import ReduceOp
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.comm.objects import all_gather_object, broadcast_object_list
+from torsh_runtime.comm.shared import empty_shared
 from torsh_runtime.errors import CommMismatch
 from torsh_runtime.integrations.horovod.torch.adasum import adasum
 from torsh_runtime.integrations.horovod.torch.calls import Call, Matched, Operand
@@ -24,7 +25,7 @@ _REDUCTIONS = {
     "Max": ReduceOp.MAX,
     "Product": ReduceOp.PRODUCT,
 }
-_WITH_JOINED = ("allreduce", "barrier")
+_WITH_JOINED = ("allreduce", "barrier", "shared_memory")
 """What can be carried out though some ranks have joined."""
 
 
@@ -54,6 +55,9 @@ class Operations:
         call = next(iter(matched.calls.values()))
         if call.kind == "barrier":
             return None
+        if call.kind == "shared_memory":
+            (size,) = call.operands[0].shape
+            return torch.from_numpy(empty_shared(size, "uint8", self._host_group))
         if request is not None and call.kind.endswith("_object"):
             return self._exchange_objects(request)
         if request is None:
