@@ -139,8 +139,8 @@ def _making() -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    """`comm` has what torch.distributed has, which init_distributed() makes a group of; `DeepSpeedEngine` is
-    what initialize() returns."""
+    """`comm` has what torch.distributed has, which init_distributed() makes a group of;
+    `DeepSpeedEngine` is what initialize() returns."""
     if name == "comm":
         _making()
         return import_module(f"{__name__}.comm")

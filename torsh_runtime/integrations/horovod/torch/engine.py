@@ -46,7 +46,7 @@ class Engine:
         self._changed = threading.Condition()
         self._new: list[Request] = []
         self._requests: dict[Key, Request] = {}
-        self._kept: dict[Key, Any] = {}  # shared memory of what this rank joined too early for
+        self._kept: dict[Call, Any] = {}  # shared memory that others made when this rank had joined
         self._callers = {threading.main_thread().ident}
         self._waiting: dict[int, Request] = {}
         self._join: Request | None = None
@@ -69,8 +69,8 @@ class Engine:
         with self._changed:
             if self._error is not None:
                 raise self._error
-            if key in self._kept:
-                request.finish(self._kept.pop(key))
+            if request.call in self._kept:
+                request.finish(self._kept.pop(request.call))
                 return request
             if key in self._requests:
                 raise ConfigError(
@@ -196,7 +196,7 @@ class Engine:
             if request is not None:
                 request.finish(result)
             elif matched.key[0] == "shared_memory":
-                self._kept[matched.key] = result
+                self._kept[next(iter(matched.calls.values()))] = result
 
     def _finish_join(self, last: int) -> None:
         with self._changed:

@@ -56,10 +56,11 @@ class Bucket:
 
     @torch.no_grad()
     def take(self, compression: type[Compressor]) -> None:
-        """Wait for the result, and make it the parameters' gradients."""
-        assert self.sent is not None
-        (handle, context), self.sent = self.sent, None
+        """Wait for the result, if it was sent, and make it the parameters' gradients."""
         self.missing = {*self.views}
+        if self.sent is None:
+            return
+        (handle, context), self.sent = self.sent, None
         result = compression.decompress(synchronize(handle), context)
         if result is not self.whole:
             self.whole.copy_(result)
@@ -86,7 +87,7 @@ class Fusion:
         """options: arguments of the reductions."""
         self._names, self._options, self._compression = names, options, compression
         self._process_set: ProcessSet = options["process_set"]
-        self._name = self._process_set.name("optimizer")
+        self._name = f"optimizer {self._process_set.number('optimizer')}"
         self._sparse_as_dense = sparse_as_dense
         self._sparse: set[Tensor] = set()
         self._gathering: dict[Tensor, Any] = {}
@@ -112,6 +113,13 @@ class Fusion:
         """Wait until the gradients of all parameters are reduced. What went wrong is raised when
         nothing is under way any more."""
         self._open()
+        try:
+            self._send_rest()
+        finally:
+            self._is_open = False
+            self._take_all()
+
+    def _send_rest(self) -> None:
         for parameter in self._members:
             if parameter in self._sparse and parameter not in self._gathering:
                 self._gather(parameter, _no_rows(parameter))  # other ranks may have used it
@@ -121,8 +129,6 @@ class Fusion:
             for parameter in [*bucket.missing]:
                 bucket.put(parameter)
             self._send_complete(bucket)
-        self._is_open = False
-        self._take_all()
 
     def _take_all(self) -> None:
         gathering, self._gathering = self._gathering, {}
@@ -192,11 +198,11 @@ class Fusion:
     def _new_memory(self, dtype: torch.dtype, device: str, elements: int) -> Tensor:
         if device != "cpu":
             return torch.empty(elements, dtype=dtype, device=device)
-        nbytes = elements * dtype.itemsize
-        name = f"gradients of {self._name}, {nbytes} bytes of {dtype}"
-        call = Call("shared_memory", name, (Operand("uint8", (nbytes,), "cpu"),))
+        name = str(dtype).removeprefix("torch.")
+        operand = Operand(name, (elements,), "cpu")
+        call = Call("shared_memory", f"{name} gradients of {self._name}", (operand,))
         made: Tensor = synchronize(Handle(self._process_set, call, ()))
-        return made.view(dtype)
+        return made
 
     def _is_elementwise(self) -> bool:
         """Whether compression of several gradients at once is that of each."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -56,8 +57,7 @@ class Operations:
         if call.kind == "barrier":
             return None
         if call.kind == "shared_memory":
-            (size,) = call.operands[0].shape
-            return torch.from_numpy(empty_shared(size, "uint8", self._host_group))
+            return _shared(call.operands[0], self._host_group)
         if request is not None and call.kind.endswith("_object"):
             return self._exchange_objects(request)
         if request is None:
@@ -147,6 +147,13 @@ class Operations:
         source = tensor.detach()[: sum(sent)].contiguous()
         group.all_to_all([*torch.split(output, received)], [*torch.split(source, [*sent])])
         return output, received
+
+
+def _shared(operand: Operand, group: ProcessGroup) -> Tensor:
+    """Memory of the group's ranks for such a tensor."""
+    dtype = getattr(torch, operand.dtype)
+    nbytes = math.prod(operand.shape) * dtype.itemsize
+    return torch.from_numpy(empty_shared(nbytes, "uint8", group)).view(dtype)
 
 
 def _zeros(operand: Operand) -> Tensor:
