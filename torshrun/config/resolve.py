@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -188,7 +189,10 @@ def _check_target(target: str, kind: Kind, environ: Mapping[str, str]) -> str:
     if script.is_dir() and not (script / "__main__.py").is_file():
         raise ConfigError(f"{target} is a directory, not a script; name the script inside it")
     if not script.exists():
-        raise ConfigError(f"script {target} does not exist (looked in {Path.cwd()})")
+        told = f"script {target} does not exist (looked in {Path.cwd()})"
+        if re.fullmatch(r"python[\d.]*", target):
+            told += f"; leave the word {target} out: torshrun runs scripts with the Python it has"
+        raise ConfigError(told)
     return target
 
 
