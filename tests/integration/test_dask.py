@@ -21,7 +21,7 @@ def test_ranks_on_dask_workers(tmp_path: Path) -> None:
     found = dict(line.split(" ", 1) for line in out.splitlines())
     assert found["sums"] == "[(0, 6.0), (1, 6.0)]"
     assert found["again"] == "[(0, 1.0)]"
-    assert found["compute"] == "[] 2"
+    assert found["compute"] == "[] [3, 5] 2"
     assert found["torch"] == "[2.0, 2.0] [2.0, 2.0]"
     assert found["few"].startswith("ConfigError: 3 Dask workers were asked for and 2 are there")
     assert found["own"] == "KeyError: 'of rank 1'"
@@ -34,6 +34,7 @@ def test_ranks_on_dask_workers(tmp_path: Path) -> None:
         "[(0, 2, '1'), (1, 2, '1')]",
         "[(0, 3, '1'), (1, 3, '1'), (2, 3, '1')]",
     )
+    assert found["cancelled"].startswith("WorkerFailed: Dask has cancelled a rank's task, _rank-")
     assert found["environment"] == "[None]"
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from distributed import wait
+from distributed import CancelledError, wait
 
 from torsh_runtime.errors import CommError, CommTimeout, StoreError, WorkerFailed
 from torsh_runtime.integrations import placed
@@ -16,7 +17,7 @@ from torsh_runtime.integrations.placed import RankRepeated, StartTimeout
 
 _PAUSE = 0.5
 """Seconds between two looks at which workers there are."""
-_NOTICE = 10.0
+NOTICE = 10.0
 """Seconds that the scheduler may take to notice a worker that its peers have lost."""
 _LEAVE = 60.0
 """Seconds that ranks may take to end once one of them has."""
@@ -59,13 +60,16 @@ class Attempt:
 
     def outcome(self) -> list[Any] | Ended:
         """What the ranks return, once all have, or why they ended before that. Raises what the
-        function raised, and WorkerFailed if ranks do not end.
+        function raised, and WorkerFailed if ranks do not end or were cancelled.
         """
         while not self._is_over():
             pending = [future for future in self._futures if not future.done()]
             if not pending:
                 return [future.result(timeout=_LEAVE) for future in self._futures]
             self._wait(pending, _PAUSE)
+        for future in self._futures:
+            if future.cancelled():
+                raise _cancelled(future)
         came = self._came() if not self._failed() and not self._lost() else 0
         if came:
             call(self._client, self._workers, placed.abort)
@@ -90,7 +94,7 @@ class Attempt:
         until it is known which worker was lost that they blame.
         """
         deadline = time.monotonic() + _LEAVE
-        notice = time.monotonic() + _NOTICE
+        notice = time.monotonic() + NOTICE
         while True:
             lost = self._lost()
             pending = [
@@ -154,19 +158,26 @@ class Attempt:
 
     @staticmethod
     def _wait(pending: Sequence[Any], seconds: float) -> None:
-        try:
+        with suppress(TimeoutError, CancelledError):
             wait(pending, timeout=seconds, return_when="FIRST_COMPLETED")
-        except TimeoutError:
-            return
 
 
 def _is_past(moment: float) -> bool:
     return time.monotonic() > moment
 
 
+def _cancelled(future: Any) -> WorkerFailed:
+    return WorkerFailed(
+        f"Dask has cancelled a rank's task, {future.key}, "
+        "as client.cancel() and client.restart() do"
+    )
+
+
 def _error(future: Any) -> BaseException | None:
     """What a rank has raised; None if it has not, or not yet."""
-    error: BaseException | None = None
-    if future.done() and future.status != "finished":
-        error = future.exception(timeout=_LEAVE)
+    if not future.done() or future.status == "finished":
+        return None
+    if future.cancelled():
+        return _cancelled(future)
+    error: BaseException | None = future.exception(timeout=_LEAVE)
     return error

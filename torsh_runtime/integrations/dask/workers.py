@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+from distributed import Client
+
 from torsh_runtime.errors import ConfigError, WorkerFailed
 from torsh_runtime.integrations import placed
 from torsh_runtime.integrations.placed import Place, Rendezvous
@@ -16,6 +18,17 @@ ANSWER = 30.0
 """Seconds that a worker's process may take to answer."""
 _served: dict[str, HostedStore] = {}
 """The stores that this worker's process serves, by endpoint."""
+
+
+def check_client(client: Any) -> None:
+    """ConfigError unless it is a client that can be waited for."""
+    if not isinstance(client, Client):
+        raise ConfigError(
+            f"a dask.distributed.Client is needed, and {client!r} is none: make one, "
+            f"Client(cluster) or Client(address)"
+        )
+    if client.asynchronous:
+        raise ConfigError("the Dask client is asynchronous: make one without asynchronous=True")
 
 
 def addresses(client: Any) -> list[str]:

@@ -9,6 +9,7 @@ import pytest
 from torsh_runtime.errors import ConfigError
 
 pytest.importorskip("distributed", reason="needs Dask (the extra dask)")
+from torsh_runtime.integrations.dask import DaskConfig, DaskIntegration, run
 from torsh_runtime.integrations.dask.running import Limits
 
 FINE: dict[str, Any] = {
@@ -31,13 +32,15 @@ FINE: dict[str, Any] = {
         {"min_workers": 0},
         {"min_workers": None},
         {"max_restarts": -1},
+        {"timeout": 0.0},
+        {"start_timeout": -1.0},
         {"num_workers": 2, "min_workers": 3},
         {"num_workers": 3, "max_workers": 2},
         {"min_workers": 3, "max_workers": 2},
     ],
 )
 def test_what_makes_no_sense_is_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"workers|max_restarts"):
+    with pytest.raises(ConfigError, match=r"workers|max_restarts|timeout"):
         Limits(**{**FINE, **changes})
 
 
@@ -45,3 +48,14 @@ def test_the_most_ranks_are_those_at_first_unless_more_may_come() -> None:
     assert Limits(**FINE).most is None
     assert Limits(**{**FINE, "num_workers": 2}).most == 2
     assert Limits(**{**FINE, "num_workers": 2, "max_workers": 5}).most == 5
+
+
+def test_only_a_client_is_a_client() -> None:
+    for call in (lambda: run("tcp://localhost:8786", print), lambda: DaskIntegration(client=5)):
+        with pytest.raises(ConfigError, match=r"a dask\.distributed\.Client is needed, and"):
+            call()
+
+
+def test_a_config_without_time_to_start_is_refused() -> None:
+    with pytest.raises(ConfigError, match="start_timeout"):
+        DaskConfig(start_timeout=0)
