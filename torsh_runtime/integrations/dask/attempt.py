@@ -168,8 +168,8 @@ def _is_past(moment: float) -> bool:
 
 def _cancelled(future: Any) -> WorkerFailed:
     return WorkerFailed(
-        f"Dask has cancelled a rank's task, {future.key}, "
-        "as client.cancel() and client.restart() do"
+        f"Dask has cancelled a rank's task, {future.key}: client.cancel() or client.restart() was "
+        f"called, or the scheduler has gone"
     )
 
 

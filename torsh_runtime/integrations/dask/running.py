@@ -205,9 +205,9 @@ def _call_there(
     client: Any, workers: Sequence[str], function: Callable[..., Any], *args: Any
 ) -> None:
     """As call(), on those of the workers that are there; what goes meanwhile is not missed."""
-    there = [address for address in workers if address in addresses(client)]
-    if there:
-        with suppress(WorkerFailed):
+    with suppress(WorkerFailed):
+        there = [address for address in workers if address in addresses(client)]
+        if there:
             call(client, there, function, *args)
 
 

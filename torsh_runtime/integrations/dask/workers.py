@@ -32,8 +32,11 @@ def check_client(client: Any) -> None:
 
 
 def addresses(client: Any) -> list[str]:
-    """All workers of the cluster, in order."""
-    return sorted(client.nthreads())
+    """All workers of the cluster, in order. WorkerFailed if its scheduler has gone."""
+    try:
+        return sorted(client.nthreads())
+    except (OSError, TimeoutError) as error:
+        raise WorkerFailed(f"the Dask scheduler has gone or does not answer ({error})") from error
 
 
 def call(client: Any, workers: Sequence[str], function: Callable[..., Any], *args: Any) -> Any:
@@ -54,12 +57,14 @@ def call(client: Any, workers: Sequence[str], function: Callable[..., Any], *arg
 
 def places(client: Any, workers: Sequence[str]) -> list[Place]:
     """Where these workers are. ConfigError if several are one process."""
-    if any(address.startswith("inproc:") for address in workers):
+    found: dict[str, Place] = {}
+    if not any(address.startswith("inproc:") for address in workers):
+        found = call(client, workers, _here)
+    if len({(place.host, place.node, place.pid) for place in found.values()}) < len(workers):
         raise ConfigError(
             "the Dask workers are threads of one process, which can be one rank only: make the "
             "cluster with processes, LocalCluster(processes=True)"
         )
-    found = call(client, workers, _here)
     return [found[address] for address in workers]
 
 

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-from torsh_runtime.errors import ConfigError
+from torsh_runtime.errors import ConfigError, WorkerFailed
 
 pytest.importorskip("distributed", reason="needs Dask (the extra dask)")
+from distributed import Client, LocalCluster
+
 from torsh_runtime.integrations.dask import DaskConfig, DaskIntegration, run
 from torsh_runtime.integrations.dask.running import Limits
 
@@ -59,3 +61,17 @@ def test_only_a_client_is_a_client() -> None:
 def test_a_config_without_time_to_start_is_refused() -> None:
     with pytest.raises(ConfigError, match="start_timeout"):
         DaskConfig(start_timeout=0)
+
+
+@pytest.mark.parametrize("protocol", ["inproc", "tcp"])
+def test_workers_in_one_process_are_refused_and_a_scheduler_that_has_gone_is_named(
+    protocol: str,
+) -> None:
+    options = {"processes": False, "threads_per_worker": 1, "dashboard_address": None}
+    with LocalCluster(n_workers=2, protocol=protocol, **options) as cluster:
+        client = Client(cluster.scheduler_address, timeout=0.2)
+        with pytest.raises(ConfigError, match="the Dask workers are threads of one process"):
+            run(client, print)
+    with pytest.raises(WorkerFailed, match="the Dask scheduler has gone or does not answer"):
+        run(client, print)
+    client.close()

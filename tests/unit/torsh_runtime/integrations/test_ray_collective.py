@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-given = pytest.importorskip("ray.util.collective", reason="needs Ray (the extra ray)")
+pytest.importorskip("ray", reason="needs Ray (the extra ray)")
+from ray.util import collective as given
+
 from torsh_runtime.integrations.ray import collective
 
 
@@ -17,5 +19,7 @@ def test_what_is_not_here_is_of_ray_alone() -> None:
     missing = {name for name in given.__all__ if not hasattr(collective, name)}
     of_gpus = {name for name in given.__all__ if name.endswith("_multigpu")}
     assert missing == of_gpus | {"register_collective_backend"}
-    with pytest.raises(AttributeError, match="import ray.util.collective for allreduce_multigpu"):
+    with pytest.raises(
+        AttributeError, match=r"import ray\.util\.collective for allreduce_multigpu"
+    ):
         collective.allreduce_multigpu  # noqa: B018
