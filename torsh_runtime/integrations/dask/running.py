@@ -83,8 +83,8 @@ def run(
 
     num_workers: how many ranks there are at first; None: one for each worker.
     min_workers: how many must be left to go on after a worker was lost.
-    max_workers: with it, workers that come while the function runs end all ranks, and the function
-        is called again on more of them; None: there are never more than at first.
+    max_workers: the most ranks that there may be; None: as many as at first. Workers that come
+        while there are fewer end all ranks, and the function is called again on more of them.
     max_restarts: how often the function is called again because a worker was lost. What it goes on
         from it restores itself, from a Checkpointer.
     backend, timeout: as init_process_group() takes them.

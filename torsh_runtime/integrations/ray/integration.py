@@ -10,6 +10,7 @@ from typing import Any
 
 import ray
 
+from torsh_runtime.comm.timeouts import seconds
 from torsh_runtime.errors import BackendUnavailable, ConfigError
 from torsh_runtime.integrations.ray.train import IS_V2, TorshConfig, TorshTrainer
 
@@ -28,7 +29,7 @@ class RayConfig:
     gpus_per_worker: float = 0
     """GPUs that Ray sets aside for each."""
     max_failures: int = 3
-    """How often Ray begins again after a failure."""
+    """How often Ray begins again after a failure; -1: always."""
     storage_path: str | None = None
     """Where Ray keeps results and checkpoints, which all nodes reach; None: Ray's own folder."""
     backend: str | None = None
@@ -37,13 +38,20 @@ class RayConfig:
     """Seconds for each operation and for meeting the others."""
 
     def __post_init__(self) -> None:
-        if type(self.num_workers) is not int or self.num_workers < 1:
+        for name, least in (("num_workers", 1), ("max_failures", -1)):
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                raise ConfigError(f"{name} must be a whole number from {least} on, not {value!r}")
+        for name in ("cpus_per_worker", "gpus_per_worker"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not value >= 0:
+                raise ConfigError(f"{name} must be a number from 0 on, not {value!r}")
+        if not self.resources:
             raise ConfigError(
-                f"num_workers must be a whole number from 1, not {self.num_workers!r}"
+                "cpus_per_worker and gpus_per_worker are both 0, and Ray places only workers that "
+                "take some: give a fraction, such as cpus_per_worker=0.01"
             )
-        for name in ("cpus_per_worker", "gpus_per_worker", "timeout"):
-            if not getattr(self, name) >= 0:
-                raise ConfigError(f"{name} must not be negative, and is {getattr(self, name)!r}")
+        seconds(self.timeout, self.timeout, "timeout")
 
     @property
     def resources(self) -> dict[str, float]:
@@ -185,7 +193,7 @@ def _fitting(node: Mapping[str, float], need: Mapping[str, float], most: int) ->
 
 
 def _shown(need: Mapping[str, float]) -> str:
-    return " and ".join(f"{number:g} {name}" for name, number in need.items()) or "nothing"
+    return " and ".join(f"{number:g} {name}" for name, number in need.items())
 
 
 def _search(name: str, seed: int | None) -> Any:
