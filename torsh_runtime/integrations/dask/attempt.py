@@ -72,7 +72,8 @@ class Attempt:
                 raise _cancelled(future)
         came = self._came() if not self._failed() and not self._lost() else 0
         if came:
-            call(self._client, self._workers, placed.abort)
+            with suppress(WorkerFailed):  # a worker that goes now is lost
+                call(self._client, self._workers, placed.abort)
         self._end(is_known=came > 0)
         if came or self._lost():
             return Ended(tuple(self._lost()), came)

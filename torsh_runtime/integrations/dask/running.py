@@ -121,7 +121,7 @@ def run(
 
 def _first(client: Any, limits: Limits) -> list[str]:
     there = addresses(client)
-    asked = limits.num_workers or max(limits.min_workers, 1)
+    asked = limits.num_workers or limits.min_workers
     if len(there) < asked:
         raise ConfigError(
             f"{asked} Dask workers were asked for and {len(there)} are there: add workers "
