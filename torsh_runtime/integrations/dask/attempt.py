@@ -71,10 +71,7 @@ class Attempt:
             if future.cancelled():
                 raise _cancelled(future)
         came = self._came() if not self._failed() and not self._lost() else 0
-        if came:
-            with suppress(WorkerFailed):  # a worker that goes now is lost
-                call(self._client, self._workers, placed.abort)
-        self._end(is_known=came > 0)
+        self._end(is_for_growth=came > 0)
         if came or self._lost():
             return Ended(tuple(self._lost()), came)
         raise self._cause()
@@ -90,10 +87,11 @@ class Attempt:
         is_full = len(self._workers) + self._came() == self._most
         return is_full or _is_past(self._grew + _SETTLE)
 
-    def _end(self, is_known: bool) -> None:
-        """Wait until all ranks have ended whose workers are there, and, unless it is known why,
-        until it is known which worker was lost that they blame.
+    def _end(self, is_for_growth: bool) -> None:
+        """Wait until all ranks have ended whose workers are there, which are aborted for growth.
+        Otherwise wait, too, until it is known which worker was lost that they blame.
         """
+        is_known = is_for_growth
         deadline = time.monotonic() + _LEAVE
         notice = time.monotonic() + NOTICE
         while True:
@@ -106,14 +104,17 @@ class Attempt:
             is_known = bool(is_known or lost or self._own() or _is_past(notice))
             if self._late() or (not pending and is_known):
                 return
+            where = [self._workers[self._futures.index(future)] for future in pending]
             if pending and _is_past(deadline):
                 if self._errors() and not lost:
                     return
-                where = [self._workers[self._futures.index(future)] for future in pending]
                 raise WorkerFailed(
                     f"the ranks on Dask workers {', '.join(where)} still run {_LEAVE:g} s after "
                     f"another one has ended: they do not come to a collective, which would end them"
                 )
+            if pending and is_for_growth:  # again and again, as a rank may only be about to begin
+                with suppress(WorkerFailed):  # a worker that goes now is lost
+                    call(self._client, where, placed.abort)
             if pending:
                 self._wait(pending, _PAUSE)
             else:
