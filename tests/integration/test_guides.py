@@ -207,12 +207,19 @@ def test_pipeline_parallelism(torshrun: Launcher) -> None:
 @needs_torch
 def test_tensor_parallelism(torshrun: Launcher) -> None:
     keep_inductor_inside(torshrun)
-    script, large, _ = snippets("tensor-parallel.md")
+    script, llama, large, _ = snippets("tensor-parallel.md")
     found = re.findall(r"rank \d: loss ([\d.]+), (\d+) of 101 rows", output(torshrun, script))
     assert len(found) == 2
     assert len({loss for loss, _ in found}) == 1
     assert sorted(int(rows) for _, rows in found) == [50, 51]
     assert len(re.findall(r"rank \d: 16576 parameters", output(torshrun, large))) == 2
+    if importlib.util.find_spec("transformers"):
+        command, _, rest = llama.partition("\n")
+        absent = "import sys\nsys.modules.update(torchvision=None, torchao=None)"  # slow to load
+        out = output(torshrun, f"{command}\n{absent}\n{rest}")
+        losses = re.findall(r"rank \d: loss ([\d.]+)", out)
+        assert len(losses) == 2
+        assert len({*losses}) == 1
 
 
 @pytest.mark.torch
