@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-sys.modules.setdefault("torchvision", None)  # type: ignore[arg-type]  # which transformers loads
+for _absent in ("torchvision", "torchao"):  # which transformers would load, and no model needs
+    sys.modules.setdefault(_absent, None)  # type: ignore[arg-type]
 import transformers as hf  # noqa: E402
 
 CLASSES, ROWS, LENGTH, WIDTH, HEADS = 100, 4, 16, 32, 4

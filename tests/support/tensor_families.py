@@ -3,6 +3,7 @@ each function is one rank's part."""
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
@@ -10,13 +11,22 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from support.ddp_faults import raised
+from torch.utils.checkpoint import checkpoint
 
 import torsh_runtime as tr
 from torsh_runtime.parallel.layouts import cut, layouts_of
 from torsh_runtime.parallel.tensor import Column, Cut, Heads, Part, Row, Scatter, Shared, Summed
 
-sys.modules.setdefault("torchvision", None)  # type: ignore[arg-type]  # nothing here needs it
+UNNEEDED = ("torchvision", "torchao")
+"""What transformers would take seconds to load."""
+absent = [name for name in UNNEEDED if name not in sys.modules]
+sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]
 import transformers as hf  # noqa: E402
+
+hf.PreTrainedModel  # noqa: B018  # which loads what all models need
+for name in absent:
+    del sys.modules[name]
 
 VOCABULARY, WIDTH, INNER, HEAD, LENGTH, ROWS, STEPS = 43, 32, 24, 8, 12, 2, 10
 Plan = dict[str, Any]
@@ -422,3 +432,148 @@ def beside_one_process(name: str, rank: int) -> dict[str, float]:
             expected = cut(expected, told[path].piece({"tp": rank}))
         apart[path] = float((expected - own.detach()).abs().max())
     return apart
+
+
+OMITTED = (
+    ("qwen3", "model.layers.*.self_attn.[qk]_norm"),
+    ("gpt oss", "model.layers.*.mlp.experts.down_proj_bias"),
+    ("gpt oss", "model.layers.*.mlp.experts"),
+    ("opt", "model.decoder.layers.*.self_attn"),
+    ("llama few keys", "model.layers.*.self_attn.[kv]_proj"),
+    ("llama sequence", "model.layers.*.*_layernorm"),
+    ("bert", "cls.predictions.bias"),
+    ("mamba", "backbone.layers.*.mixer"),
+)
+
+
+def without(name: str, gone: str, rank: int) -> str:
+    """What a plan without one of its entries raises, in the first step at the latest."""
+    model, mesh = built(name), tr.init_device_mesh({"tp": tr.get_world_size()})
+    plan = {key: entry for key, entry in FAMILIES[name][1].items() if key != gone}
+    return raised(lambda: _step(model, mesh, plan))
+
+
+def _step(model: Any, mesh: Any, plan: Plan) -> None:
+    tr.parallelize(model, mesh, plan)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    loss_of(model, 0).backward()
+    optimizer.step()
+
+
+class Gain(torch.nn.Module):
+    """What a stranger has in the place of a norm."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gain, self.dropped = torch.nn.Parameter(torch.ones(width)), torch.nn.Dropout(0.0)
+
+    def forward(self, x: Any) -> Any:
+        return self.dropped(x * self.gain)
+
+
+class Silent(torch.nn.Linear):
+    """It may call what it inherits, and does not."""
+
+    calls = False
+
+    def forward(self, input: Any) -> Any:
+        return 2 * super().forward(input) if self.calls else input.relu()
+
+
+class Scaled(torch.nn.Linear):
+    def forward(self, input: Any) -> Any:
+        return 2 * super().forward(input)
+
+
+class Mine(torch.nn.Module):
+    """A linear layer of nobody's class."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(inputs, outputs))
+
+    def forward(self, x: Any) -> Any:
+        return x @ self.weight
+
+
+def strangers(rank: int) -> dict[str, float]:
+    """Layers of classes that nobody knows, as they are copied and checkpointed."""
+
+    def made() -> Any:
+        torch.manual_seed(0)
+        layers = [Gain(6), Mine(6, 8), torch.nn.GELU(), Scaled(8, 6), Gain(6)]
+        return torch.nn.Sequential(*layers).double()
+
+    whole, model = made(), made()
+    plan = {"0": Part(1), "1": Column(sequence_dim=1), "3": Row(sequence_dim=1), "4": Part(1)}
+    mesh = tr.init_device_mesh({"tp": tr.get_world_size()})
+    tr.parallelize(model, mesh, plan)
+    assert [type(each).__name__ for each in model] == [type(each).__name__ for each in whole]
+    assert isinstance(model[1], Mine)
+    own = slice(6 * rank, 6 * rank + 6)
+    inputs = torch.randn(2, 6 * tr.get_world_size(), 6, dtype=torch.float64)
+    expected = whole(inputs)
+    expected.square().sum().backward()
+    apart = {}
+    for key, each in {"itself": model, "copied": copy.deepcopy(model)}.items():
+        found = checkpoint(each, inputs[:, own], use_reentrant=False)
+        found.square().sum().backward()
+        apart[key] = float((found - expected[:, own]).abs().max())
+        for name, parameter in each.named_parameters():
+            wanted = dict(whole.named_parameters())[name].grad
+            if wanted.shape == parameter.grad.shape:
+                apart[f"{key} {name}"] = float((parameter.grad - wanted).abs().max())
+    assert model[0].state_dict().keys() == whole[0].state_dict().keys()
+    return apart
+
+
+def wrong(rank: int) -> list[str]:
+    """What is said of entries that cannot be right."""
+    linear, llama = torch.nn.Linear, decoder("Llama")
+    silent = torch.nn.Sequential(Silent(4, 4))
+    silent[0].calls = True
+    tr.parallelize(silent, None, {"0": Column()})
+    silent[0].calls = False
+    nested = torch.nn.Sequential(linear(4, 4))
+    calls: list[Callable[[], Any]] = [
+        lambda: tr.parallelize(llama, None, {"model.norm": Column()}),
+        lambda: silent(torch.ones(2, 4)),
+        lambda: tr.parallelize(llama, None, {"model.layers.*.mlp": Row()}),
+        lambda: tr.parallelize(llama, None, {"model.layers.*.self_attn": Heads(4, 2, ("heads",))}),
+        lambda: tr.parallelize(
+            llama, None, {"model.layers.*.self_attn": Heads(4, 4, groups=("num_key_value_groups",))}
+        ),
+        lambda: tr.parallelize(nested, None, {"": Summed(), "0": Row()}),
+        lambda: tr.parallelize(nested, None, {"0.weight": Column()}),
+        lambda: tr.parallelize(nested, None, {"0.bais": Cut()}),
+        lambda: tr.parallelize(nested, None, {"0.weight": Cut(2)}),
+        lambda: tr.parallelize(nested, None, {"0": Column(), "0.bias": Shared()}),
+        lambda: tr.parallelize(linear(8, 4), None, {"": Column(unit=2, query_heads=3)}),
+    ]
+    return [raised(call) for call in calls]
+
+
+def dropped(rank: int) -> list[float]:
+    """Losses of a model that drops weights of attention, of 3 heads; gradients agree, or the
+    optimizer would say so."""
+    width = 3 * HEAD
+    told = GPT2 | {
+        "transformer.h.*.attn": Heads(3, cut=("num_heads", "split_size", "embed_dim")),
+        "transformer.h.*.attn.c_attn": Column(sections=(width,) * 3, unit=HEAD),
+    }
+    found = []
+    for checkpoints in (False, True):
+        torch.manual_seed(0)
+        model = gpt2(n_embd=width, n_head=3, attn_pdrop=0.4, resid_pdrop=0.2).double()
+        tr.parallelize(model, None, told).train()
+        if checkpoints:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        torch.manual_seed(3)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+        for step in range(3):
+            optimizer.zero_grad()
+            loss = loss_of(model, step)
+            loss.backward()
+            optimizer.step()
+            found.append(float(loss))
+    return found

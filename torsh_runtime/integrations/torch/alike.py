@@ -76,9 +76,8 @@ def _text(differing: list[str], group: ProcessGroup) -> str:
     return (
         f"ranks {ranks} all have {more}{names}, and other gradients of them: each rank has those "
         f"of its own heads, features or tokens only, and their weights would part. What lies "
-        f"between a Column and its Row has to be cut as well, such as keys and values by Column(), "
-        f"for which there have to be as many of their heads as ranks (tr.ParallelAttention takes "
-        f"fewer); of norms of queries and keys, which all ranks have, sum the gradients over these "
-        f"ranks before each step, as by tr.all_reduce(parameter.grad, group=group). "
+        f"between a Column and its Row has to be in the plan as well: keys and values as Column(), "
+        f"with query_heads where these are more; norms of queries and keys, biases by head and "
+        f"whatever else each rank uses on its own part as Shared(), or Part(dim). "
         f"tr.verify() shows where gradients differ first"
     )

@@ -2,11 +2,8 @@
 
 from torsh_runtime.parallel.tensor.applying import parallelize
 from torsh_runtime.parallel.tensor.attention import ParallelAttention
-from torsh_runtime.parallel.tensor.layers import (
-    ColumnParallelLinear,
-    RowParallelLinear,
-    VocabParallelEmbedding,
-)
+from torsh_runtime.parallel.tensor.embeddings import VocabParallelEmbedding
+from torsh_runtime.parallel.tensor.layers import ColumnParallelLinear, RowParallelLinear
 from torsh_runtime.parallel.tensor.loss import vocab_parallel_cross_entropy
 from torsh_runtime.parallel.tensor.plan import (
     Attention,

@@ -44,7 +44,7 @@ class AnyLayer(Layer):
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """As the module's own."""
         with self._with_shared():
-            return super().forward(*inputs, **named)
+            return super().forward(*inputs, **named)  # type: ignore[misc]
 
     @property
     def _shares_all(self) -> bool:

@@ -92,7 +92,7 @@ def _cut_sizes(where: str, module: Any, entries: Mapping[str, Any]) -> list[int]
     found: list[int] = []
     for name, entry in entries.items():
         parent, _, last = name.rpartition(".")
-        if parent != where or not isinstance(entry, Column) or entry.gather_output:
+        if not name or parent != where or not isinstance(entry, Column) or entry.gather_output:
             continue
         layer = getattr(module, last)
         found += entry.sections or [getattr(layer, "out_features", max(layer.weight.shape))]

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.parallel.tensor.layers import Layer
 
 
 class Joined:
@@ -34,11 +33,15 @@ def _remade(ours: type, theirs: type, is_below: bool) -> Any:
     return kind.__new__(kind)
 
 
-@cache
-def joined_class(ours: type[Layer], theirs: type, is_below: bool = False) -> type[Layer]:
+def joined_class(ours: Any, theirs: Any, is_below: bool = False) -> Any:
     """A class of both, under the name of theirs, whose forward() is ours, which calls theirs where
     it calls super(). is_below: whose forward() is theirs, which has to call ours so."""
-    bases = (Joined, ours, theirs)
+    return _joined(ours, theirs, is_below)
+
+
+@cache
+def _joined(ours: Any, theirs: Any, is_below: bool) -> Any:
+    bases: tuple[Any, ...] = (Joined, ours, theirs)
     if is_below:
         bases = (_Outer, Joined, theirs, _below(ours))
     told = {
@@ -53,19 +56,21 @@ def joined_class(ours: type[Layer], theirs: type, is_below: bool = False) -> typ
 
 
 @cache
-def _below(ours: type) -> type:
+def _below(ours: Any) -> Any:
     return type(ours.__name__, (_Inner, ours), {"__module__": ours.__module__})
 
 
 class _Outer:
     """A forward() that ends up in our own, which is seen to in its first call."""
 
+    ours: type
+    where: str
     _is_reached = False
     _is_known = False
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Theirs. ConfigError if it computes without what it inherits."""
-        found = super().forward(*inputs, **named)
+        found = super().forward(*inputs, **named)  # type: ignore[misc]
         if not self._is_known:
             if not self._is_reached:
                 raise ConfigError(
@@ -79,11 +84,15 @@ class _Outer:
 
 
 class _Inner:
+    """Notes that it is called."""
+
+    _is_reached: bool
+
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Ours."""
         if not self._is_reached:
             self._is_reached = True
-        return super().forward(*inputs, **named)
+        return super().forward(*inputs, **named)  # type: ignore[misc]
 
 
 def calls_forward(module: nn.Module) -> bool:

@@ -24,7 +24,6 @@ from torsh_runtime.parallel.parts_of_state import refusing
 from torsh_runtime.parallel.tensor.axis import Axis, axis_of
 from torsh_runtime.parallel.tensor.cuts import (
     QueryHeads,
-    cuts,
     sharded,
     sharded_heads,
     sizes,
@@ -37,7 +36,7 @@ from torsh_runtime.parallel.tensor.parts import (
     keep_part,
     layouts,
 )
-from torsh_runtime.parallel.tensor.plan import Column, Row, Vocabulary
+from torsh_runtime.parallel.tensor.plan import Column, Row
 
 _STATE_OF_PARTS = (
     "the state of a model has this rank's part of {!r} only, which is not to be taken for a whole "
@@ -56,7 +55,7 @@ def layers_of(framework: str | None) -> Any:
     return import_module(f"{_HOME}.{found}")
 
 
-def plain_kind(kinds: Mapping[type, type[Layer]], module: Any) -> type | None:
+def plain_kind(kinds: Mapping[type, type[Layer]], module: Any) -> Any:
     """Of classes of the framework's that an entry is for, the one that a module is of."""
     return next((kind for kind in kinds if isinstance(module, kind)), None)
 
@@ -267,7 +266,6 @@ class ColumnParallelLinear(Layer):
         super().become(entry, axis, where, lie)
         whole = lie["weight"].shape if lie else tuple(self.weight.shape)
         self.in_features, self.out_features = whole[1 - self.output_dim], whole[self.output_dim]
-        self.bias = getattr(self, "bias", None)
         heads = _query_heads(entry, self.out_features)
         self.own = None if lie or heads is None else _own_features(heads, entry, axis)
         shard: Any = lie["weight"].axes[0][2] if lie else None
@@ -278,7 +276,7 @@ class ColumnParallelLinear(Layer):
         self._check(input, self.in_features, "all input features")
         entered = self._entered(input, self.entry.sequence_dim)
         weight = self.weight if self.output_dim == 0 else self.weight.T
-        bias = self.bias
+        bias = getattr(self, "bias", None)
         if self.own is not None:
             weight = regions.copy(weight, self.axis.group)[self.own]
             bias = None if bias is None else regions.copy(bias, self.axis.group)[self.own]
@@ -359,7 +357,6 @@ class RowParallelLinear(Layer):
         super().become(entry, axis, where, lie)
         whole = lie["weight"].shape
         self.in_features, self.out_features = whole[1 - self.output_dim], whole[self.output_dim]
-        self.bias = getattr(self, "bias", None)
         shard: Any = lie["weight"].axes[0][2]
         self.sizes, self.was_called = sizes(shard), False
 
@@ -371,7 +368,7 @@ class RowParallelLinear(Layer):
             input = regions.scatter(input, self.axis.group, -1, self.sizes)
         self._check(input, self.sizes[self.axis.index], "this rank's features")
         weight = self.weight if self.output_dim == 0 else self.weight.T
-        dim, bias = self.entry.sequence_dim, self.bias
+        dim, bias = self.entry.sequence_dim, getattr(self, "bias", None)
         summed = self._summed(self.functional.linear(input, weight), dim)
         if self.entry.output_is_spread:
             self.was_called = True
@@ -384,87 +381,3 @@ class RowParallelLinear(Layer):
         if bias.dtype != summed.dtype:
             bias = bias.to(summed.dtype)
         return self.added(summed, bias) if dim is None else summed + bias
-
-
-class ColumnParallelEmbedding(Layer):
-    """An Embedding of which each rank has some columns, as biases of its own heads."""
-
-    @classmethod
-    def shards(cls, plain: Any, entry: Column, axis: Axis) -> dict[str, Shard]:
-        """See Layer."""
-        check_embedding(plain)
-        if entry.sequence_dim is not None or entry.query_heads is not None:
-            raise ConfigError("an Embedding has no sequence_dim and no query_heads")
-        size = plain.weight.shape[1]
-        unit = unit_of(entry, size, axis.size)
-        return {"weight": sharded(size, axis.size, unit, entry.sections, 1)}
-
-    def forward(self, indices: Any) -> Any:
-        """indices: integers of any shape, the same on all ranks."""
-        self._compare_first(indices)
-        found = self.functional.embedding(indices, self.weight, self.padding_idx)
-        if not self.entry.gather_output:
-            return found
-        shard: Any = self.parameter_layouts["weight"].axes[0][2]
-        return regions.gather(found, self.axis.group, -1, sizes(shard))
-
-
-class VocabParallelEmbedding(Layer):
-    """An Embedding of which each rank has some rows; all get the results.
-
-    weight: (own rows, embedding_dim).
-    """
-
-    def __init__(
-        self,
-        num_embeddings: int,
-        embedding_dim: int,
-        padding_idx: int | None = None,
-        *,
-        mesh: Any = None,
-        sequence_dim: int | None = None,
-        dtype: Any = None,
-        framework: str | None = None,
-    ) -> None:
-        """As ColumnParallelLinear."""
-        super().__init__(num_embeddings, embedding_dim, padding_idx, dtype=dtype)  # type: ignore[call-arg]
-        self._divide(Vocabulary(sequence_dim), mesh)
-
-    @classmethod
-    def shards(cls, plain: Any, entry: Vocabulary, axis: Axis) -> dict[str, Shard]:
-        """See Layer."""
-        check_embedding(plain)
-        return {"weight": sharded(plain.weight.shape[0], axis.size)}
-
-    def become(self, entry: Vocabulary, axis: Axis, where: str, lie: Layouts) -> None:
-        """See Layer."""
-        super().become(entry, axis, where, lie)
-        self.rows = lie["weight"].shape[0]
-        self.start, self.end = cuts(self.rows, axis.size)[axis.index :][:2]
-        is_here = self.padding_idx is not None and self.start <= self.padding_idx < self.end
-        self.own_padding = self.padding_idx - self.start if is_here else None
-
-    def forward(self, indices: Any) -> Any:
-        """indices: integers of any shape. IndexError for those that are no rows."""
-        self._compare_first(indices)
-        places, elsewhere = self.own_places(indices)
-        found = self.functional.embedding(places, self.weight, self.own_padding)
-        return self._summed(found.masked_fill(elsewhere, 0.0), self.entry.sequence_dim)
-
-    def own_places(self, indices: Any) -> tuple[Any, Any]:
-        """Which of the own rows are meant, and where none is."""
-        raise NotImplementedError
-
-    def _check_range(self, lowest: int, highest: int) -> None:
-        if lowest < 0 or highest >= self.rows:
-            raise IndexError(
-                f"{self.where}: indices from {lowest} to {highest} came, and there are {self.rows} "
-                f"rows on all ranks together"
-            )
-
-
-def check_embedding(plain: Any) -> None:
-    """ConfigError for an Embedding that cannot be cut."""
-    for option in ("max_norm", "scale_grad_by_freq", "sparse"):
-        if getattr(plain, option, None):
-            raise ConfigError(f"an Embedding with {option} cannot be cut")

@@ -9,7 +9,7 @@ from torsh_runtime import nn
 from torsh_runtime.nn import functional
 from torsh_runtime.nn.arrays import array_module
 from torsh_runtime.nn.graph import operand
-from torsh_runtime.parallel.tensor import attention, layers, on_part
+from torsh_runtime.parallel.tensor import attention, embeddings, layers, on_part
 from torsh_runtime.parallel.tensor.axis import Axis
 from torsh_runtime.parallel.tensor.parts import Layouts, check_same_input
 from torsh_runtime.parallel.tensor.plan import (
@@ -62,7 +62,7 @@ class DropoutOnPart(_OfNn, on_part.DropoutOnPart, nn.Dropout):
     """See layers."""
 
 
-class VocabParallelEmbedding(_OfNn, layers.VocabParallelEmbedding, nn.Embedding):
+class VocabParallelEmbedding(_OfNn, embeddings.VocabParallelEmbedding, nn.Embedding):
     """See layers."""
 
     def own_places(self, indices: Any) -> tuple[Any, Any]:

@@ -15,7 +15,7 @@ from torsh_runtime.integrations.torch.compiling import leave_alone
 from torsh_runtime.integrations.torch.modes import has_modes
 from torsh_runtime.layout import Shard
 from torsh_runtime.parallel import regions
-from torsh_runtime.parallel.tensor import anyone, attention, heads, layers, on_part
+from torsh_runtime.parallel.tensor import anyone, attention, embeddings, heads, layers, on_part
 from torsh_runtime.parallel.tensor.attention import heads_first, joined
 from torsh_runtime.parallel.tensor.axis import Axis
 from torsh_runtime.parallel.tensor.cuts import cuts
@@ -83,7 +83,7 @@ class RowOfAnyTransposed(RowOfAny):
     output_dim = 1
 
 
-class ColumnParallelEmbedding(_OfTorch, layers.ColumnParallelEmbedding, nn.Embedding):
+class ColumnParallelEmbedding(_OfTorch, embeddings.ColumnParallelEmbedding, nn.Embedding):
     """See layers."""
 
 
@@ -127,7 +127,7 @@ class DropoutOnPart(_OfTorch, on_part.DropoutOnPart, nn.Dropout):
     """See layers."""
 
 
-class VocabParallelEmbedding(_OfTorch, layers.VocabParallelEmbedding, nn.Embedding):
+class VocabParallelEmbedding(_OfTorch, embeddings.VocabParallelEmbedding, nn.Embedding):
     """See layers."""
 
     def own_places(self, indices: Tensor) -> tuple[Tensor, Tensor]:
@@ -266,7 +266,7 @@ def within_block(module: Any, entry: Block, ranks: int) -> dict[str, Entry]:
     return found
 
 
-def kind_of(where: str, module: Any, entry: Any) -> type[layers.Layer]:
+def kind_of(where: str, module: Any, entry: Any) -> Any:
     """What a module becomes: see applying. ConfigError for an entry that is not for it."""
     if isinstance(module, layers.Layer):
         raise ConfigError(f"{where!r} is a {type(module).__name__} that has its part already")

@@ -1,0 +1,98 @@
+"""Embeddings of which each rank has a part, without a framework."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.layout import Shard
+from torsh_runtime.parallel import regions
+from torsh_runtime.parallel.tensor.axis import Axis
+from torsh_runtime.parallel.tensor.cuts import cuts, sharded, sizes, unit_of
+from torsh_runtime.parallel.tensor.layers import Layer
+from torsh_runtime.parallel.tensor.parts import Layouts
+from torsh_runtime.parallel.tensor.plan import Column, Vocabulary
+
+
+class ColumnParallelEmbedding(Layer):
+    """An Embedding of which each rank has some columns, as biases of its own heads."""
+
+    @classmethod
+    def shards(cls, plain: Any, entry: Column, axis: Axis) -> dict[str, Shard]:
+        """See Layer."""
+        check_embedding(plain)
+        if entry.sequence_dim is not None or entry.query_heads is not None:
+            raise ConfigError("an Embedding has no sequence_dim and no query_heads")
+        size = plain.weight.shape[1]
+        unit = unit_of(entry, size, axis.size)
+        return {"weight": sharded(size, axis.size, unit, entry.sections, 1)}
+
+    def forward(self, indices: Any) -> Any:
+        """indices: integers of any shape, the same on all ranks."""
+        self._compare_first(indices)
+        found = self.functional.embedding(indices, self.weight, self.padding_idx)
+        if not self.entry.gather_output:
+            return found
+        shard: Any = self.parameter_layouts["weight"].axes[0][2]
+        return regions.gather(found, self.axis.group, -1, sizes(shard))
+
+
+class VocabParallelEmbedding(Layer):
+    """An Embedding of which each rank has some rows; all get the results.
+
+    weight: (own rows, embedding_dim).
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        *,
+        mesh: Any = None,
+        sequence_dim: int | None = None,
+        dtype: Any = None,
+        framework: str | None = None,
+    ) -> None:
+        """As ColumnParallelLinear."""
+        super().__init__(num_embeddings, embedding_dim, padding_idx, dtype=dtype)  # type: ignore[call-arg]
+        self._divide(Vocabulary(sequence_dim), mesh)
+
+    @classmethod
+    def shards(cls, plain: Any, entry: Vocabulary, axis: Axis) -> dict[str, Shard]:
+        """See Layer."""
+        check_embedding(plain)
+        return {"weight": sharded(plain.weight.shape[0], axis.size)}
+
+    def become(self, entry: Vocabulary, axis: Axis, where: str, lie: Layouts) -> None:
+        """See Layer."""
+        super().become(entry, axis, where, lie)
+        self.rows = lie["weight"].shape[0]
+        self.start, self.end = cuts(self.rows, axis.size)[axis.index :][:2]
+        is_here = self.padding_idx is not None and self.start <= self.padding_idx < self.end
+        self.own_padding = self.padding_idx - self.start if is_here else None
+
+    def forward(self, indices: Any) -> Any:
+        """indices: integers of any shape. IndexError for those that are no rows."""
+        self._compare_first(indices)
+        places, elsewhere = self.own_places(indices)
+        found = self.functional.embedding(places, self.weight, self.own_padding)
+        return self._summed(found.masked_fill(elsewhere, 0.0), self.entry.sequence_dim)
+
+    def own_places(self, indices: Any) -> tuple[Any, Any]:
+        """Which of the own rows are meant, and where none is."""
+        raise NotImplementedError
+
+    def _check_range(self, lowest: int, highest: int) -> None:
+        if lowest < 0 or highest >= self.rows:
+            raise IndexError(
+                f"{self.where}: indices from {lowest} to {highest} came, and there are {self.rows} "
+                f"rows on all ranks together"
+            )
+
+
+def check_embedding(plain: Any) -> None:
+    """ConfigError for an Embedding that cannot be cut."""
+    for option in ("max_norm", "scale_grad_by_freq", "sparse"):
+        if getattr(plain, option, None):
+            raise ConfigError(f"an Embedding with {option} cannot be cut")
