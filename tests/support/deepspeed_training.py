@@ -95,7 +95,7 @@ def of_one_process(rank: int) -> list[float]:
 
 
 def saved_by_each_stage(folder: Path, rank: int) -> None:
-    """Half a training of each stage, in float32 and float16, is saved."""
+    """Half a training of each stage is saved."""
     for name, more in AT_OTHER_SIZES.items():
         engine = deepspeed.initialize(model(), config(**more))
         steps(engine, range(3))
@@ -114,12 +114,11 @@ def continued_at_other_size(folder: Path, rank: int) -> dict[str, Any]:
 
 
 AT_OTHER_SIZES: dict[str, dict[str, Any]] = {
-    f"stage {stage} {kind}": {**mode, "zero_optimization": {"stage": stage}}
-    for stage in range(4)
-    for kind, mode in {
-        "fp32": {},
-        "fp16": {"fp16": {"enabled": True, "initial_scale_power": 8, "loss_scale_window": 2}},
-    }.items()
+    f"stage {stage}": {"zero_optimization": {"stage": stage}} for stage in range(4)
+}
+AT_OTHER_SIZES["stage 2, fp16"] = {
+    "fp16": {"enabled": True, "initial_scale_power": 8, "loss_scale_window": 2},
+    "zero_optimization": {"stage": 2},
 }
 
 
