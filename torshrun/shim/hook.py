@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 VARIABLE = "TORSHRUN_AS_TORCHRUN"
-"""1: as if the shim were installed; 0: as if it were not."""
+"""1: as if the shim were installed; one of OFF: as if it were not."""
+OFF = ("0", "false", "no", "off")
 _MODULE = "torch.distributed.run"
 _CHANGES = {
     "torch.distributed.launcher.api": "elastic_launch.stand_in",
@@ -73,7 +74,7 @@ class Torchrun:
 
 def begin() -> None:
     """Do all that, unless the variable forbids it."""
-    if os.environ.get(VARIABLE) != "0":
+    if os.environ.get(VARIABLE, "").lower() not in OFF:
         sys.meta_path.insert(0, Torchrun() if is_torchrun() else Watch())
 
 
