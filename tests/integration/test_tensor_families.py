@@ -25,6 +25,7 @@ def found(ranks: int) -> dict[Any, list[Any]]:
     if ranks == 2:
         bodies |= {each: partial(families.without, *each) for each in families.OMITTED}
         bodies |= {"wrong": families.wrong, "dropped": families.dropped}
+        bodies["verified"] = families.verified
     bodies["strangers"] = families.strangers
     return run_in_one_world(ranks, bodies, 60.0)
 
@@ -80,3 +81,8 @@ def test_own_heads_are_dropped_by_a_stream_of_each_ranks_own() -> None:
     (one, other) = whole(found(2)["dropped"])
     assert one == other
     assert one[:3] == one[3:]
+
+
+def test_verification_knows_of_parts_of_sums() -> None:
+    for said in whole(found(2)["verified"]):
+        assert all("values are those of one process" in each for each in said)

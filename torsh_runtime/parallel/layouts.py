@@ -24,6 +24,7 @@ OF_ONE_MODULE = frozenset(
         "parameter_layouts",
         "parts_group",
         "stage_ranks",
+        "sums_parts",
         "use_nested_tensor",
     }
 )

@@ -113,6 +113,8 @@ class SummedLayer(AnyLayer):
             return _of_first(found, lambda each: regions.reduce(each, self.axis.group))
         return _of_first(found, lambda each: self._summed(each, dim))
 
+    sums_parts = True
+    """Whether modules below it compute parts of a sum."""
     _is_known = False
 
     def _check_rows(self) -> None:

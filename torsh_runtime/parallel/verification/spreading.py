@@ -70,8 +70,11 @@ class Spread:
         return Pass(step.microbatch or 0, step.kind is not Kind.FORWARD)
 
     def _modules(self) -> Iterator[tuple[str, Any]]:
-        """Those that the whole model has as well."""
+        """Those that the whole model has as well, and that are not within a part of a sum."""
+        summed = [f"{n}." for n, m in self.adapter.modules() if getattr(m, "sums_parts", False)]
         for name, module in self.adapter.modules():
+            if name.startswith(tuple(summed)):
+                continue
             if name not in self._wrapped and not (self.pipeline and name == ""):
                 yield self._plain(name), module
 
