@@ -76,7 +76,7 @@ class Launcher:
     def run(self, *argv: str) -> tuple[int, str, str]:
         """Run it to its end: exit code, stdout, stderr."""
         process = self.start(*argv)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=100)
         return process.returncode, out, err
 
     def wait_for(self, *names: str) -> None:
