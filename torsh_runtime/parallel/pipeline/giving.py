@@ -86,7 +86,11 @@ class Giving:
         own += [content if inputs else 0, *sharing.wanted()]
         asked = self._everyone if purpose.trains else self._group
         told = asked.all_gather_numbers(np.array(own, np.int64))
-        text = f"a batch of {said}, whose loss is scaled by {purpose.scale}, and a sum {content:x}"
+        text = (
+            f"a batch of {batches.dealt(batch)} rows, {said}, and a loss times {purpose.scale}"
+        )
+        if self.is_whole:
+            text += f", of contents {content:x}"
         _check_one(asked, told, problem, text)
         check_wanted(asked, told[:, _CONTENT + 1 :])
         if not self.is_whole:
@@ -127,9 +131,7 @@ def _count(batch: Any, target: Any, most: int, trains: bool) -> int:
     return batches.count_of(given, most)
 
 
-def _check_one(
-    asked: ProcessGroup, told: NDArray[np.int64], problem: str, text: str
-) -> None:
+def _check_one(asked: ProcessGroup, told: NDArray[np.int64], problem: str, text: str) -> None:
     is_one = all(len(each) < 2 for rows in _pipelines(told) for each in _said_of_batches(rows))
     is_one &= all(len({*rows[:, _CONTENT].tolist()}) == 1 for rows in _pipelines(told))
     if told[:, _PROBLEM].any() or not is_one or (told[:, _SCALE] != told[0, _SCALE]).any():

@@ -175,7 +175,11 @@ def _check_chain(group: ProcessGroup, model: Any, example: Any) -> None:
 def _study(group: ProcessGroup, model: Any, example: Any) -> Any | None:
     """What is known of a model whose stages run its own forward(); None for other models."""
 
-    return agreed(group, lambda: study_of(model, example), lambda made: "" if made is None else ", ".join(made.layers))
+    return agreed(
+        group,
+        lambda: study_of(model, example),
+        lambda made: "" if made is None else ", ".join(made.layers),
+    )
 
 
 def _measured_cuts(

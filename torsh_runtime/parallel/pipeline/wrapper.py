@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,16 @@ from torsh_runtime.parallel.pipeline.autograd import autograd_of
 from torsh_runtime.parallel.pipeline.choosing import best_table, of_fewer
 from torsh_runtime.parallel.pipeline.executor import Executor, Work, ahead_of
 from torsh_runtime.parallel.pipeline.failing import Failures
+from torsh_runtime.parallel.pipeline.giving import (
+    Given,
+    Giving,
+    Purpose,
+    own_loss,
+    result_of,
+    single,
+)
 from torsh_runtime.parallel.pipeline.lanes import lanes_of
 from torsh_runtime.parallel.pipeline.measuring import measured_costs, timeline_of
-from torsh_runtime.parallel.pipeline.giving import Given, Giving, Purpose, own_loss, result_of, single
 from torsh_runtime.parallel.pipeline.planning import Plan, planned, wrapped
 from torsh_runtime.parallel.pipeline.replicas import data_group, unreduced
 from torsh_runtime.parallel.pipeline.sharing import Sharing, merged, shared
@@ -291,6 +298,8 @@ class PipelineParallel:
         most: int | None = None,
         scaler: ShardedGradScaler | None = None,
     ) -> list[float]:
+        if self._loss_fn is None and not self._giving.has_own_loss:
+            raise ConfigError("the pipeline has no loss_fn, which training takes: pass it one")
         scale, unfit = scale_of(scaler, self._everyone)
         problem = unfit or self._unreduced or self._autograd.unfit() or self._uncounted()
         purpose = Purpose(trains=True, has_losses=True, scale=scale)

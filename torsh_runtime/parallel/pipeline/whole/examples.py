@@ -14,8 +14,7 @@ ROWS, LENGTH = 2, 16
 
 
 def examples_of(model: Any) -> Iterator[Call]:
-    """Calls that may do, the better ones first; none for a model that does not say what it takes.
-    """
+    """Calls that may do, the better ones first; none for a model that says nothing of them."""
     config, main = getattr(model, "config", None), getattr(model, "main_input_name", None)
     make = _INPUTS.get(str(main))
     if config is None or make is None:
@@ -23,7 +22,8 @@ def examples_of(model: Any) -> Iterator[Call]:
     like = next(model.parameters(), torch.zeros(()))
     device = like.device if like.device.type != "meta" else torch.device("cpu")
     inputs = {str(main): make(config, like.dtype).to(device)}
-    for labels in _labels(inputs[str(main)]) if takes(model, "labels") else ():
+    is_of_text = str(main) == "input_ids" or getattr(config, "is_encoder_decoder", False)
+    for labels in _labels(is_of_text) if takes(model, "labels") else ():
         yield Call((), {**inputs, "labels": labels.to(device)})
     yield Call((), inputs)
 
@@ -34,11 +34,11 @@ def takes(model: Any, name: str) -> bool:
     return name in found or any(each.kind is each.VAR_KEYWORD for each in found.values())
 
 
-def _labels(main: torch.Tensor) -> Iterator[torch.Tensor]:
+def _labels(is_of_text: bool) -> Iterator[torch.Tensor]:
     """Of tokens, and of whole rows."""
-    if not main.is_floating_point():
-        yield torch.arange(main.numel()).view(main.shape) % 2
-    yield torch.arange(len(main)) % 2
+    if is_of_text:
+        yield torch.arange(ROWS * LENGTH).view(ROWS, LENGTH) % 2
+    yield torch.arange(ROWS) % 2
 
 
 def _ids(config: Any, _: torch.dtype) -> torch.Tensor:

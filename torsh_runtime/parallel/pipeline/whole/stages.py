@@ -111,7 +111,7 @@ class WholeStage(torch.nn.Module):
             self.parameter_layouts = layouts
 
     def forward(self, *received: Any, microbatch: Call) -> Any:
-        """What the next stage gets, as tensors in a tuple; of the last one what the model returns."""
+        """A tuple of tensors for the next stage; of the last one what the model returns."""
         arguments, named = microbatch
         self._own.training = self.training
         self._place(received)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -70,16 +69,15 @@ class Study:
         return self._parameters() if self.is_made else self._seconds()
 
     def stages(self, cuts: Sequence[str]) -> list[WholeStage]:
-        """Each but the first begins with the layer of a name in `cuts`. ConfigError for other names,
-        and if the stages do not give what the model gives."""
+        """Each but the first begins with the layer of a name in `cuts`. ConfigError for other
+        names, and if the stages do not give what the model gives."""
         parts = self._cut(cuts)
         with prepared(self._model):
             wanted = _called(self._model, self._example)
-            parts, outputs = self._completed(parts)
+            parts = self._completed(parts)
             stages = [WholeStage(self._model, part) for part in parts]
-            _check_same(self._model, wanted, _chained(stages, self._example), self._example)
+            _check_same(self._model, wanted, _chained(stages, self._example))
             counted = counted_by(self._model, self._example)
-            del outputs
         made = [WholeStage(self._model, part) for part in parts]
         for stage in made:
             stage.defaults = self._defaults
@@ -125,7 +123,7 @@ class Study:
         named = self._model.named_parameters(remove_duplicate=False)
         return [name for name, _ in named if not any(is_within(name, own) for own in self.layers)]
 
-    def _completed(self, parts: Sequence[Part]) -> tuple[list[Part], Any]:
+    def _completed(self, parts: Sequence[Part]) -> list[Part]:
         """With what the example has shown: what crosses cuts, and which parameters each needs."""
         named = dict(self._model.named_parameters(remove_duplicate=False))
         unused = {*self._outside()}
@@ -148,7 +146,7 @@ class Study:
             entering = leaving
         last = found[-1]
         found[-1] = last._replace(parameters=last.parameters | unused)
-        return found, received
+        return found
 
     def _parameters(self) -> list[float]:
         modules = dict(self._model.named_modules())
@@ -196,7 +194,8 @@ def _called(module: Any, call: Call) -> Any:
         return module(*call.arguments, **call.named)
     except (TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:
         raise ConfigError(
-            f"{type(module).__qualname__} does not take the example: {type(error).__name__}: {error}"
+            f"{type(module).__qualname__} cannot be called with the example, or be cut so: "
+            f"{type(error).__name__}: {error}"
         ) from error
 
 
@@ -218,8 +217,7 @@ def _chained(stages: Sequence[WholeStage], example: Call) -> Any:
     return output
 
 
-def _check_same(model: Module, wanted: Any, found: Any, example: Call) -> None:
-    del example
+def _check_same(model: Module, wanted: Any, found: Any) -> None:
     (these, spec), (those, other) = map(pytree.tree_flatten_with_path, (wanted, found))
     wrong = "the structure of its output" if spec != other else ""
     for (path, this), (_, that) in zip(these, those, strict=False):
