@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from support.forked import Raised
-from support.worlds import run_in_one_world
+from support.worlds import run_in_one_world, run_processes
 
 pytest.importorskip("torch")
 
-from support import whole_pipelines  # noqa: E402
+from support import whole_pipelines
 
 pytest.importorskip("transformers")
 
@@ -34,3 +34,37 @@ def test_a_model_of_transformers_trains_as_in_one_process(family: str) -> None:
         assert not isinstance(result, Raised), result.error.args[0]
         for schedule, apart in result.items():
             assert apart < 1e-9, schedule
+
+
+def whole(results: list[Any]) -> list[Any]:
+    for result in results:
+        assert not isinstance(result, Raised), result.error.args[0]
+    return results
+
+
+@pytest.mark.parametrize("what", ["used", "strange"])
+def test_what_users_do_is_what_one_process_does(what: str) -> None:
+    for pairs in whole(run_processes(2, getattr(whole_pipelines, what), 60.0)):
+        for name, (got, wanted) in pairs.items():
+            assert got == pytest.approx(wanted, rel=1e-6, abs=1e-9), name
+
+
+def test_what_cannot_be_cut_so_is_refused_by_name() -> None:
+    texts = (
+        "AlbertForMaskedLM has no layers between which it could be cut",
+        "set layerdrop to 0",
+        "output_router_logits = False",
+        "output_hidden_states",
+        "its layers are model.layers.0, model.layers.1",
+        "this rank has no batch",
+        "contents",
+        "'position_ids' of a batch has 3 rows",
+    )
+    for said in whole(run_processes(2, whole_pipelines.refused, 60.0)):
+        for text, found_text in zip(texts, said, strict=True):
+            assert text in found_text
+
+
+def test_stages_parts_and_replicas_are_one_process() -> None:
+    for apart in whole(run_processes(8, whole_pipelines.of_eight, 90.0)):
+        assert max(apart.values()) < 1e-9, apart

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 import torsh_runtime as tr
+from torsh_runtime.parallel.pipeline import split_model
 
 sys.modules.setdefault("torchvision", None)  # type: ignore[arg-type]  # nothing here needs it
 
-VOCABULARY, ROWS, MICROBATCHES, STEPS = 103, 8, 4, 3
+VOCABULARY, ROWS, MICROBATCHES, STEPS = 103, 8, 4, 2
 _SIZES = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
@@ -115,7 +116,7 @@ def alone(model: Any, batches: list[Any], microbatches: int = MICROBATCHES) -> N
     for batch in batches:
         optimizer.zero_grad()
         whole, total = 0.0, counted(model, batch["labels"])
-        parts = [{}for _ in range(microbatches)]
+        parts: list[dict[str, Any]] = [{} for _ in range(microbatches)]
         for name, each in batch.items():
             for part, rows in zip(parts, each.tensor_split(microbatches), strict=True):
                 part[name] = rows
@@ -150,7 +151,9 @@ def apart(pipeline: Any, numbers: Numbers, model: Any, wanted: Numbers) -> float
     own = pipeline.module.named_parameters(remove_duplicate=False)
     parameters = [float((each - named[name]).abs().max()) for name, each in own]
     pairs = zip(numbers, wanted, strict=True)
-    return max(*parameters, *(abs(a - b) for one, two in pairs for a, b in zip(one, two, strict=True)))
+    return max(
+        *parameters, *(abs(a - b) for one, two in pairs for a, b in zip(one, two, strict=True))
+    )
 
 
 def trained(rank: int, family: str) -> dict[str, float]:
@@ -163,8 +166,149 @@ def trained(rank: int, family: str) -> dict[str, float]:
     found = {}
     for schedule, cuts in (("1f1b", 2), ("zbv", 4)):
         model = model_of(family)
-        pipeline = tr.PipelineParallel(
-            model, MICROBATCHES, mesh=mesh, cuts=cuts, schedule=schedule
-        )
+        pipeline = tr.PipelineParallel(model, MICROBATCHES, mesh=mesh, cuts=cuts, schedule=schedule)
         found[schedule] = apart(pipeline, together(pipeline, batches, mesh), whole, wanted)
     return found
+
+
+def used(rank: int) -> dict[str, Any]:
+    """What else users do with a pipeline of a model as it is: pairs of what came out, and what one
+    process finds."""
+    mesh = tr.init_device_mesh({"pp": 2})
+    whole, batch = model_of("llama"), batch_of("llama", 0)
+    model = model_of("llama")
+    model.gradient_checkpointing_enable()
+    model.model.embed_tokens.requires_grad_(False)
+    pipeline = tr.PipelineParallel(
+        model, MICROBATCHES, mesh=mesh, cuts=["model.layers.1"], schedule="zb-h1", checkpoint=True
+    )
+    whole.model.embed_tokens.requires_grad_(False)
+    pairs = {}
+    logits = pipeline(batch)
+    if rank:
+        pairs["logits"] = float((logits - whole(**batch).logits).abs().max()), 0.0
+    pairs["evaluated"] = pipeline.evaluate(batch), float(whole(**batch).loss)
+    batches = [batch, batch_of("llama", 1, rows=3)]
+    wanted = alone(whole, batches[:1])
+    got = together(pipeline, batches[:1], mesh)
+    pairs["checkpointed"] = apart(pipeline, got, whole, wanted), 0.0
+    few = model_of("llama")
+    fewer = tr.PipelineParallel(model_of("llama"), MICROBATCHES, mesh=mesh, cuts=2)
+    wanted = alone(few, batches[1:], 3)
+    pairs["fewer rows"] = apart(fewer, together(fewer, batches[1:], mesh), few, wanted), 0.0
+    pairs["names"] = (
+        {name for name, _ in pipeline.module.named_parameters()}
+        <= {name for name, _ in whole.named_parameters()},
+        True,
+    )
+    return pairs
+
+
+class Strange(torch.nn.Module):
+    """No model of transformers: what it does between layers no list of layers says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Linear(4, 8)
+        self.blocks = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(4))
+        self.head = torch.nn.Linear(8, 3)
+
+    def forward(self, x: Any, scale: float = 1.0) -> Any:
+        hidden = self.embed(x)
+        places = torch.arange(x.shape[0]).double()[:, None] * 0
+        for block in self.blocks:
+            hidden = torch.tanh(block(hidden)) * scale + places
+        return self.head(hidden)
+
+
+def strange(rank: int) -> dict[str, Any]:
+    """A model of somebody else's, made on the meta device, with a loss_fn."""
+    mesh = tr.init_device_mesh({"pp": 2})
+    torch.manual_seed(0)
+    whole = Strange().double()
+    with torch.device("meta"):
+        model = Strange().double()
+    x, y = torch.randn(8, 4, dtype=torch.float64), torch.arange(8) % 3
+    example = {"x": x[:2], "scale": 0.5}
+    stages = split_model(model, ["blocks.2"], example)
+    stages[rank].to_empty(device="cpu")
+    values = whole.state_dict()
+    stages[rank].load_state_dict({name: values[name] for name in stages[rank].state_dict()})
+    loss_fn = torch.nn.functional.cross_entropy
+    pipeline = tr.PipelineParallel(stages, 4, mesh=mesh, loss_fn=loss_fn)
+    loss = pipeline.step({"x": x, "scale": 0.5}, y)
+    wanted = loss_fn(whole(x, 0.5), y)
+    wanted.backward()
+    named = dict(whole.named_parameters())
+    pairs = {"loss": (loss, float(wanted.detach()))}
+    for name, each in pipeline.module.named_parameters():
+        pairs[name] = float((each.grad - named[name].grad).abs().max()), 0.0
+    return pairs
+
+
+def refused(rank: int) -> list[str]:
+    """What is said of what cannot be cut so, or is given wrongly."""
+    mesh = tr.init_device_mesh({"pp": 2})
+    albert = {**_BERT, "embedding_size": 16}
+    FAMILIES["albert"] = ("AlbertConfig", "AlbertForMaskedLM", albert)
+
+    def make(family: str, cuts: Any = 2, **options: Any) -> Any:
+        return tr.PipelineParallel(model_of(family, **options), 4, mesh=mesh, cuts=cuts)
+
+    pipeline, batch = make("llama"), batch_of("llama", 0)
+    calls: list[Callable[[], object]] = [
+        lambda: make("albert"),
+        lambda: make("opt", layerdrop=0.1),
+        lambda: make("mixtral", output_router_logits=True),
+        lambda: make("llama", output_hidden_states=True),
+        lambda: make("llama", cuts=["model.layers.9"]),
+        lambda: pipeline.step(batch if rank else None),
+        lambda: pipeline.step(batch_of("llama", rank)),
+        lambda: pipeline.step({**batch, "position_ids": torch.arange(3)}),
+    ]
+    said = []
+    for call in calls:
+        try:
+            call()
+            said.append("")
+        except tr.ConfigError as error:
+            said.append(str(error))
+    return said
+
+
+def of_eight(rank: int) -> dict[str, float]:
+    """How far a model is from one process's over two stages, two parts of layers, two replicas."""
+    mesh = tr.init_device_mesh({"pp": 2, "dp": 2, "tp": 2})
+    whole = model_of("llama", num_hidden_layers=2)
+    batches = [batch_of("llama", number, 16) for number in range(2)]
+    model = model_of("llama", num_hidden_layers=2)
+    layer = "model.layers.*."
+    plan = {
+        "model.embed_tokens": tr.Vocabulary(),
+        layer + "self_attn.q_proj": tr.Column(unit=16),
+        layer + "self_attn.[kv]_proj": tr.Column(unit=8),
+        layer + "self_attn.o_proj": tr.Row(unit=16),
+        layer + "mlp.[gu]*_proj": tr.Column(),
+        layer + "mlp.down_proj": tr.Row(),
+        "lm_head": tr.Column(gather_output=True),
+    }
+    tr.parallelize(model, mesh, plan)
+    group = mesh.get_group("dp")
+    pipeline = tr.PipelineParallel(
+        model,
+        MICROBATCHES,
+        mesh=mesh,
+        cuts=2,
+        wrap=lambda stage: tr.DistributedDataParallel(stage, process_group=group),
+    )
+    part = mesh.coordinate["dp"]
+    own = [{n: each[8 * part : 8 * part + 8] for n, each in batch.items()} for batch in batches]
+    got, wanted = together(pipeline, own, mesh), alone(whole, batches, 2 * MICROBATCHES)
+    named = dict(whole.named_parameters())
+    norms = [each - named[n] for n, each in pipeline.module.named_parameters() if each.ndim == 1]
+    return {
+        "numbers": max(
+            abs(a - b) for x, y in zip(got, wanted, strict=True) for a, b in zip(x, y, strict=True)
+        ),
+        "norms": max(float(each.abs().max()) for each in norms),
+    }

@@ -86,9 +86,7 @@ class Giving:
         own += [content if inputs else 0, *sharing.wanted()]
         asked = self._everyone if purpose.trains else self._group
         told = asked.all_gather_numbers(np.array(own, np.int64))
-        text = (
-            f"a batch of {batches.dealt(batch)} rows, {said}, and a loss times {purpose.scale}"
-        )
+        text = f"a batch of {batches.dealt(batch)} rows, {said}, and a loss times {purpose.scale}"
         if self.is_whole:
             text += f", of contents {content:x}"
         _check_one(asked, told, problem, text)

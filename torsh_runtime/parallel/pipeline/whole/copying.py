@@ -67,7 +67,7 @@ class Copy:
         return made
 
     def _absent(self, module: Module, path: str) -> Module:
-        kind: Any = _mixed(_Absent, type(module))
+        kind = _mixed(_Absent, type(module))
         made: Module = kind.__new__(kind)
         Module.__init__(made)
         there = {*made.__dict__, "parameter_layouts"}
@@ -102,7 +102,7 @@ def merged_copies(modules: Sequence[Module]) -> Module:
     first = (present or [*modules])[0]
     if all(each is first for each in present[1:]):
         return first
-    made = _shallow(first)
+    made: Module = _shallow(first)
     for kind in ("_parameters", "_buffers"):
         made.__dict__[kind] = {k: v for each in present for k, v in each.__dict__[kind].items()}
     for name, each in made._parameters.items():
@@ -129,7 +129,7 @@ def _shallow(module: Module) -> Any:
 
 
 @cache
-def _mixed(mixin: type, kind: type) -> type:
+def _mixed(mixin: Any, kind: Any) -> Any:
     """Of the same name, by which libraries know classes of modules."""
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
     return type(kind.__name__, (mixin, kind), names)

@@ -89,6 +89,9 @@ class WholeStage(torch.nn.Module):
     """A part of a model, under the names that it has in the model. It is called with what the stage
     before returned, and with the microbatch that the model gets."""
 
+    _own: Module
+    """The copy of the model, which is no child: it has this module's parameters and children."""
+
     def __init__(self, model: Module, part: Part) -> None:
         super().__init__()
         self.part, self._passing = part, Passing(part)
