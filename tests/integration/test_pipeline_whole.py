@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from support.forked import Raised
+from support.launcher import Launcher
 from support.worlds import run_in_one_world, run_processes
 
 pytest.importorskip("torch")
@@ -68,3 +69,23 @@ def test_what_cannot_be_cut_so_is_refused_by_name() -> None:
 def test_stages_parts_and_replicas_are_one_process() -> None:
     for apart in whole(run_processes(8, whole_pipelines.of_eight, 90.0)):
         assert max(apart.values()) < 1e-9, apart
+
+
+_LEAN = """
+import sys, torch
+import torsh_runtime as tr
+
+tr.init_process_group()
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+loss_fn = torch.nn.functional.mse_loss
+pipeline = tr.PipelineParallel(model, 2, cuts=["1"], schedule="gpipe", placement=(0, 0), loss_fn=loss_fn)
+pipeline.step(torch.ones(4, 4), torch.ones(4, 4))
+print(sorted({"sympy", "transformers"} & {*sys.modules}))
+"""
+
+
+def test_a_step_loads_no_library_that_takes_more_memory_than_it(torshrun: Launcher) -> None:
+    (torshrun.folder / "lean.py").write_text(_LEAN)
+    code, out, err = torshrun.run("--nproc-per-node", "1", "lean.py")
+    assert code == 0, err
+    assert out.split() == ["[]"]
