@@ -276,6 +276,24 @@ def refused(rank: int) -> list[str]:
     return said
 
 
+def replicated(rank: int) -> float:
+    """How far off numbers are with a tied weight on both stages of a rank that averages."""
+    del rank
+    mesh = tr.init_device_mesh({"pp": 1, "dp": 2})
+    group, part = mesh.get_group("dp"), mesh.coordinate["dp"]
+    whole, batches = model_of("qwen2"), [batch_of("qwen2", number) for number in range(2)]
+    pipeline = tr.PipelineParallel(
+        model_of("qwen2"),
+        2,
+        mesh=mesh,
+        cuts=2,
+        schedule="zbv",
+        wrap=lambda stage: tr.DistributedDataParallel(stage, process_group=group),
+    )
+    own = [{n: each[4 * part : 4 * part + 4] for n, each in batch.items()} for batch in batches]
+    return apart(pipeline, together(pipeline, own, mesh), whole, alone(whole, batches))
+
+
 def of_eight(rank: int) -> dict[str, float]:
     """How far a model is from one process's over two stages, two parts of layers, two replicas."""
     mesh = tr.init_device_mesh({"pp": 2, "dp": 2, "tp": 2})

@@ -32,12 +32,15 @@ class Given(NamedTuple):
     targets: list[Any]
     key: Any
     """Of the shapes that all ranks have."""
-    count: int
+    microbatches: int
 
     def first(self, most: int | None) -> Given:
         """So many of them at most."""
-        count = min(self.count, most or self.count)
-        return self._replace(inputs=self.inputs[:most], targets=self.targets[:most], count=count)
+        return self._replace(
+            inputs=self.inputs[:most],
+            targets=self.targets[:most],
+            microbatches=min(self.microbatches, most or self.microbatches),
+        )
 
 
 class Giving:

@@ -270,7 +270,7 @@ class PipelineParallel:
         many microbatches; most: so many of them at most."""
         how = batch, target, self.num_microbatches, purpose, self.module, self._sharing, problem
         given = self._giving.agreed(*how).first(most)
-        table = table_of(given.count)
+        table = table_of(given.microbatches)
         for stage in self._stages.values():
             stage.splits = table.splits
         is_last = self.placement[-1] == self.group.rank

@@ -128,8 +128,10 @@ def _shallow(module: Module) -> Any:
     return made
 
 
-@cache
-def _mixed(mixin: Any, kind: Any) -> Any:
+def _mix(mixin: type, kind: type) -> type:
     """Of the same name, by which libraries know classes of modules."""
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
     return type(kind.__name__, (mixin, kind), names)
+
+
+_mixed: Any = cache(_mix)
