@@ -25,12 +25,12 @@ def snippet(guide: str, name: str) -> str:
     return found
 
 
-def output(torshrun: Launcher, script: str) -> str:
+def output(torshrun: Launcher, script: str, within: float = 30) -> str:
     """What two ranks print, by the command in the script's first line."""
     words = script.partition("\n")[0].split()
     assert words[:3] == ["#", f"{words[-1]}:", "torshrun"]
     (torshrun.folder / words[-1]).write_text(script)
-    code, out, err = torshrun.run(*words[3:])
+    code, out, err = torshrun.run(*words[3:], within=within)
     assert code == 0, err
     return out
 
@@ -193,7 +193,7 @@ def test_compression(torshrun: Launcher) -> None:
 @needs_torch
 def test_pipeline_parallelism(torshrun: Launcher) -> None:
     keep_inductor_inside(torshrun)
-    script, parts, pure = snippets("pipeline-parallel.md")
+    script, _, parts, pure = snippets("pipeline-parallel.md")
     losses = re.findall(r"rank \d: loss ([\d.]+)", output(torshrun, script))
     assert len(losses) == 2
     assert max(map(float, losses)) < 0.1
@@ -201,6 +201,21 @@ def test_pipeline_parallelism(torshrun: Launcher) -> None:
     command = [sys.executable, "-c", pure]
     done = subprocess.run(command, cwd=torshrun.folder, capture_output=True, text=True, timeout=60)
     assert done.stdout.startswith("17.0 0.29"), done.stderr
+
+
+@pytest.mark.torch
+@needs_torch
+def test_pipelines_of_whole_models(torshrun: Launcher) -> None:
+    pytest.importorskip("transformers")
+    keep_inductor_inside(torshrun)
+    script = snippet("pipeline-parallel.md", "whole.py")
+    # which transformers loads, and which may be built for another torch
+    without = 'import sys\n\nsys.modules["torchvision"] = None\nimport torch\n'
+    out = output(torshrun, script.replace("import torch\n", without, 1), within=120)
+    losses = re.findall(r"rank \d: (loss [\d.]+, [\d.]+)", out)
+    assert len(losses) == 2
+    assert len({*losses}) == 1
+    assert float(losses[0].split()[-1]) < 1.0
 
 
 @pytest.mark.torch

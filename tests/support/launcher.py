@@ -73,10 +73,10 @@ class Launcher:
         self._started.append(process)
         return process
 
-    def run(self, *argv: str) -> tuple[int, str, str]:
-        """Run it to its end: exit code, stdout, stderr."""
+    def run(self, *argv: str, within: float = 100) -> tuple[int, str, str]:
+        """Run it to its end, within so many seconds: exit code, stdout, stderr."""
         process = self.start(*argv)
-        out, err = process.communicate(timeout=100)
+        out, err = process.communicate(timeout=within)
         return process.returncode, out, err
 
     def wait_for(self, *names: str) -> None:

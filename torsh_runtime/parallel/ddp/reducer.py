@@ -137,6 +137,7 @@ class Reducer:
         self._used = dict.fromkeys(numbers)
         ended.came.update(numbers)
         self._end(ended)
+        self._is_enabled = False  # another stage of this rank may go back through a tied weight yet
 
     def _on_outputs(self) -> None:
         under_way = self._begun()

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from torsh_runtime.errors import ConfigError
 
 MOST = 1 << 12
 """More microbatches than anybody has: tags of messages tell so many apart."""
+
+
+class Call(NamedTuple):
+    """What a whole model is called with."""
+
+    arguments: tuple[Any, ...]
+    named: dict[str, Any]
 
 
 def arguments(batch: Any) -> tuple[Any, ...]:
@@ -37,8 +45,75 @@ def microbatches(batch: Any, count: int) -> list[tuple[Any, ...]]:
             f"a batch of {size} rows does not make num_microbatches={count}: take a larger batch, "
             f"or fewer microbatches"
         )
-    ends = [number * (size // count) + min(number, size % count) for number in range(count + 1)]
-    return [tuple(each[start:end] for each in inputs) for start, end in pairwise(ends)]
+    ends = pairwise(_ends(size, count))
+    return [tuple(each[start:end] for each in inputs) for start, end in ends]
+
+
+def calls(batch: Any, count: int) -> list[Call]:
+    """The same for what a whole model is called with: a dict of its arguments by name, or as
+    arguments() has it. What has one row, or none, all microbatches get. ConfigError as above."""
+    if isinstance(batch, list):
+        if len(batch) != count:
+            raise ConfigError(f"a list of {len(batch)} microbatches, and num_microbatches={count}")
+        return [call_of(each) for each in batch]
+    given, named = call_of(batch)
+    size = dealt(batch)
+    for name, each in (*enumerate(given), *named.items()):
+        if len(getattr(each, "shape", ())) and each.shape[0] not in (1, size):
+            raise ConfigError(
+                f"{name!r} of a batch has {each.shape[0]} rows, and others have {size}: give as "
+                f"many, or a list of microbatches"
+            )
+
+    def part(value: Any, start: int, end: int) -> Any:
+        has_rows = len(getattr(value, "shape", ())) and value.shape[0] == size
+        return value[start:end] if has_rows else value
+
+    return [
+        Call(
+            tuple(part(each, *ends) for each in given),
+            {name: part(each, *ends) for name, each in named.items()},
+        )
+        for ends in pairwise(_ends(size, count))
+    ]
+
+
+def call_of(batch: Any) -> Call:
+    """What a whole model is called with: arguments, and arguments by name."""
+    return Call((), dict(batch)) if isinstance(batch, Mapping) else Call(arguments(batch), {})
+
+
+def _members(batch: Any) -> list[Any]:
+    given, named = call_of(batch)
+    return [*given, *named.values()]
+
+
+def _ends(size: int, count: int) -> list[int]:
+    return [number * (size // count) + min(number, size % count) for number in range(count + 1)]
+
+
+def shapes_of_call(call: Call) -> str:
+    """Of all tensors, as text, and other arguments."""
+    return ", ".join(
+        f"{name} {tuple(each.shape)} {each.dtype}" if hasattr(each, "shape") else f"{name}={each!r}"
+        for name, each in (*enumerate(call.arguments), *sorted(call.named.items()))
+    )
+
+
+def contents(calls: Sequence[Call]) -> str:
+    """What differs where tensors of whole models' microbatches do, by rows."""
+    return str([[_sums(each) for each in (*given, *named.values())] for given, named in calls])
+
+
+def _sums(tensor: Any) -> list[int]:
+    if not hasattr(tensor, "view") or not tensor.numel():
+        return []
+    flat = tensor.detach().contiguous().reshape(len(tensor) if tensor.ndim else 1, -1)
+    held = flat.view(sys.modules["torch"].uint8)
+    if held.shape[1] % 8 == 0:
+        held = held.view(sys.modules["torch"].int64)
+    found: list[int] = held.sum(1).tolist()
+    return found
 
 
 def rows(tensor: Any) -> int:
@@ -53,12 +128,12 @@ def rows(tensor: Any) -> int:
 
 
 def count_of(batch: Any, most: int) -> int:
-    """How many microbatches to evaluate it in."""
+    """How many microbatches it makes."""
     if isinstance(batch, list):
         return len(batch)
-    size = rows(arguments(batch)[0])
+    size = dealt(batch) if isinstance(batch, Mapping) else rows(arguments(batch)[0])
     if not size:
-        raise ConfigError("a batch without rows: there is nothing to evaluate")
+        raise ConfigError("a batch without rows: there is nothing to compute")
     return min(most, size)
 
 
@@ -66,7 +141,7 @@ def dealt(batch: Any) -> int:
     """How many rows are dealt to microbatches; 0 if that is not done, or cannot be."""
     if batch is None or isinstance(batch, list):
         return 0
-    sizes = {each.shape[0] for each in arguments(batch) if len(getattr(each, "shape", ()))}
+    sizes = {each.shape[0] for each in _members(batch) if len(getattr(each, "shape", ()))}
     return int(max(sizes, default=0))
 
 

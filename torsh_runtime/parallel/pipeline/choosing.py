@@ -45,3 +45,12 @@ def best_table(
             f"{least:g}. Take smaller microbatches, checkpoint=True, or more ranks"
         )
     return min(small, key=lambda each: (round(each.makespan, 9), max(each.peaks))).table
+
+
+def of_fewer(table: Table, placement: Sequence[int], num_microbatches: int) -> Table:
+    """For a batch that makes fewer microbatches: of the same name if there is such a table for so
+    many, else a simple one."""
+    try:
+        return builders.named(table.name, placement, num_microbatches)
+    except ConfigError:
+        return builders.gpipe(placement, num_microbatches)

@@ -25,8 +25,12 @@ class Work:
 
     batch: Sequence[tuple[Any, ...]]
     """The first stage's inputs."""
+    calls: Sequence[Any]
+    """What all stages get besides; empty for stages that take what comes alone."""
     targets: Sequence[Any]
-    """Of the last stage; empty where outputs are wanted."""
+    """Of the last stage's loss_fn; empty without one."""
+    has_losses: bool
+    """Whether losses are wanted of the last stage, and no outputs."""
     weights: Sequence[float]
     """How much the microbatches' losses count."""
     trains: bool
@@ -55,8 +59,7 @@ class Executor:
         self.spans: list[Span] = []
         """When steps of the last run began and ended; seconds since it began."""
         self.outputs: dict[int, Any] = {}
-        """What the last stage returned, by microbatch: losses, or outputs where there are no
-        targets."""
+        """What the last stage returned, by microbatch: losses, or outputs."""
 
     def run(self, table: Table, work: Work, key: object, ahead: int) -> None:
         """Take all of this rank's steps. `key` stands for the batch's shapes; `ahead`: so many
@@ -130,7 +133,7 @@ class Executor:
     def _inputs(self, step: Step) -> Sequence[Any]:
         message = self._awaited(step, everywhere=True)
         if message is None:
-            return self._work.batch[step.microbatch or 0]
+            return () if self._work.calls else self._work.batch[step.microbatch or 0]
         autograd = self._stages[step.stage].autograd
         here = self._here.pop(message, None)
         if here is not None:
@@ -145,20 +148,21 @@ class Executor:
     def _forward(self, stage: Stage, microbatch: int, inputs: Sequence[Any]) -> None:
         work, is_last = self._work, stage.number == self._last
         target = work.targets[microbatch] if is_last and work.targets else None
+        call = work.calls[microbatch] if work.calls else None
         if work.trains and is_last:
-            (loss,) = stage.forward(microbatch, inputs, target, work.weights[microbatch])
+            (loss,) = stage.forward(microbatch, inputs, target, work.weights[microbatch], call)
             # Without its graph, which would keep the inputs and their gradients.
             self.outputs[microbatch] = stage.autograd.leaf(stage.autograd.values(loss), False)
             return
         if work.trains:
-            outputs = stage.forward(microbatch, inputs, target, 0.0)
+            outputs = stage.forward(microbatch, inputs, target, 0.0, call)
         else:
-            output = stage.evaluate(inputs)
-            if is_last and work.targets:
+            output = stage.evaluate(inputs, call)
+            if is_last and work.has_losses:
                 output = stage.loss(output, target)
             outputs = output if isinstance(output, tuple) and not is_last else (output,)
         if is_last:
-            self.outputs[microbatch] = outputs[0] if work.targets else stage.kept(outputs[0])
+            self.outputs[microbatch] = outputs[0] if work.has_losses else stage.kept(outputs[0])
             return
         message = Message(stage.number, stage.number + 1, microbatch)
         specs, lasting = stage.sent(outputs, inputs), map(stage.autograd.lasting, outputs)

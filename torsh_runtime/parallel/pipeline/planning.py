@@ -28,6 +28,7 @@ from torsh_runtime.parallel.pipeline.splitting import (
     layers_of,
     measured,
     split_model,
+    study_of,
 )
 from torsh_runtime.parallel.pipeline.table import Table, check
 
@@ -60,16 +61,17 @@ def planned(
         schedule = str(schedule)
     if isinstance(cuts, str):
         cuts = [cuts]
-    if cuts is not None:
+    study = None if cuts is None else _study(everyone, stages, example)
+    if cuts is not None and study is None:
         _check_chain(everyone, stages, example)
     if isinstance(cuts, int):
-        cuts = _measured_cuts(everyone, stages, cuts, example)
+        cuts = _measured_cuts(everyone, stages, cuts, example, study)
 
     def plan() -> Plan:
         count, most = num_microbatches, batches.MOST - 1  # so many steps are built below
         if not hasattr(count, "__index__") or not 1 <= count <= most:
             raise ConfigError(f"num_microbatches={count!r}: a whole number from 1 to {most}")
-        modules = _modules(stages, cuts)
+        modules = _modules(stages, cuts) if study is None else study.stages(cuts)
         table = _table(schedule)
         where = _placement(schedule, table, placement, len(modules), group.world_size)
         if table is None and schedule != "auto":
@@ -170,10 +172,24 @@ def _check_chain(group: ProcessGroup, model: Any, example: Any) -> None:
     agreed(group, compare, lambda _: "")
 
 
-def _measured_cuts(group: ProcessGroup, model: Any, parts: int, example: Any) -> list[str]:
+def _study(group: ProcessGroup, model: Any, example: Any) -> Any | None:
+    """What is known of a model whose stages run its own forward(); None for other models."""
+
+    return agreed(
+        group,
+        lambda: study_of(model, example),
+        lambda made: "" if made is None else ", ".join(made.layers),
+    )
+
+
+def _measured_cuts(
+    group: ProcessGroup, model: Any, parts: int, example: Any, study: Any | None
+) -> list[str]:
     """As rank 0 measured."""
 
     def measure() -> tuple[list[str], list[float]]:
+        if study is not None:
+            return [*study.layers], study.costs()
         names = [*layers_of(model)]
         if example is None:
             raise ConfigError(f"cuts={parts}: pass the example of a microbatch to measure layers")

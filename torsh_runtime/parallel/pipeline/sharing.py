@@ -140,7 +140,9 @@ def check_wanted(group: ProcessGroup, wanted: NDArray[np.int64]) -> None:
 def merged(stages: Mapping[int, Any], everyone: Sequence[Any]) -> Any:
     """One module with all of a rank's stages, whose parameters are named as in the whole model: of
     stages that are no parts of one model that is Sequential(*everyone)."""
-    first = next(iter(stages.values()))
+    first, *others = stages.values()
+    if hasattr(first, "merged_with"):  # they are parts of one model that are called as it is
+        return first.merged_with(others) if others else first
     if not all(isinstance(stage, StageModule) for stage in stages.values()):
         named = {str(number): stage for number, stage in stages.items()}
         return stage_class(first)(named, _of_earlier(stages, everyone))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.modules import adapter_class
+from torsh_runtime.parallel.pipeline.batches import call_of
 
 
 class StageModule:
@@ -66,13 +68,34 @@ def layers_of(model: Any) -> dict[str, Any]:
     return dict(_flat(model, ""))
 
 
-def split_model(model: Any, cuts: Sequence[str]) -> list[Any]:
+def study_of(model: Any, example: Any) -> Any | None:
+    """A Study of a torch model whose stages are to run its own forward(): it says what it takes, as
+    models of transformers do, or the example is a dict of its arguments. None for other ones, whose
+    layers are called one after the other. ConfigError for a model that cannot be cut so."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(model, torch.nn.Module) or not has_own_forward(model):
+        return None
+    says = all(hasattr(model, name) for name in ("config", "main_input_name"))
+    if not says and not isinstance(example, Mapping):
+        return None
+    from torsh_runtime.parallel.pipeline.whole.studying import Study
+
+    return Study(model, None if example is None else call_of(example))
+
+
+def split_model(model: Any, cuts: Sequence[str], example: Any = None) -> list[Any]:
     """The stages of a model, of which each but the first begins with the layer of a name in `cuts`.
 
     Parameters keep their names in the model; one that several stages use has the same name in all.
     Layers are the model's own, not copies. ConfigError for names that are no layers, or not in the
     layers' order, and for a model that has parameters outside of them.
+    example: a microbatch as a dict, for a model whose stages are to run its own forward(); one of
+    transformers needs none.
     """
+    study = study_of(model, example)
+    if study is not None:
+        found: list[Any] = study.stages(cuts)
+        return found
     layers = layers_of(model)
     names = [*layers]
     wrong = [name for name in cuts if name not in layers]

@@ -27,6 +27,7 @@ class _Passage:
     """None where they are computed again."""
     target: Any
     weight: float
+    call: Any = None
     random: Any = None
     later: Callable[[], None] | None = None
 
@@ -73,10 +74,10 @@ class Stage:
         their gradients may come at any time."""
         return self.splits and all(hasattr(self.module, each) for each in (REDUCES, HOLDS, LETS_GO))
 
-    def evaluate(self, inputs: Sequence[Any]) -> Any:
+    def evaluate(self, inputs: Sequence[Any], call: Any = None) -> Any:
         """What the module returns, which cannot be differentiated."""
         with self.autograd.recording(False):
-            return self.module(*inputs)
+            return self.module(*inputs, **_microbatch(call))
 
     def kept(self, output: Any) -> Any:
         """What evaluate() returned, of the last stage, for as long as other microbatches go by."""
@@ -100,11 +101,16 @@ class Stage:
         return loss
 
     def forward(
-        self, microbatch: int, inputs: Sequence[Any], target: Any, weight: float
+        self,
+        microbatch: int,
+        inputs: Sequence[Any],
+        target: Any,
+        weight: float,
+        call: Any = None,
     ) -> tuple[Any, ...]:
         """The outputs; of the last stage the loss. inputs: leaves, whose gradients backward()
-        returns."""
-        passage = _Passage(inputs, None, target, weight)
+        returns; call: what the whole model would be called with, of a stage that needs it."""
+        passage = _Passage(inputs, None, target, weight, call)
         if self._checkpoints:
             passage.random = self.autograd.random_state()
         if self.is_sampling:
@@ -172,12 +178,12 @@ class Stage:
     def again(self, splits: bool) -> Iterator[tuple[Kind, Callable[[], object]]]:
         """Steps of the sample, to be taken in order, some of them twice: they can be timed."""
         assert self.sample is not None, "it has been taken before"
-        target, weight = self.sample.target, self.sample.weight
+        target, weight, call = self.sample.target, self.sample.weight, self.sample.call
         gradients = self.sample_gradients
         for self.splits in (False, True)[: 1 + splits]:
             self.begin(0)
             inputs = [self._fresh(each) for each in self.sample.inputs]
-            yield Kind.FORWARD, partial(self.forward, 0, inputs, target, weight)
+            yield Kind.FORWARD, partial(self.forward, 0, inputs, target, weight, call)
             if self.splits:
                 yield Kind.INPUT, partial(self.backward_inputs, 0, gradients)
                 yield Kind.WEIGHT, partial(self.weights, 0)
@@ -202,7 +208,7 @@ class Stage:
             held.enter_context(self.autograd.recording(record))
             held.enter_context(self.autograd.splitting() if self.splits else nullcontext())
             held.enter_context(self._unreduced())
-            output = self.module(*passage.inputs)
+            output = self.module(*passage.inputs, **_microbatch(passage.call))
             if self._loss_fn is not None:
                 output = self.loss(output, passage.target)
         return output if isinstance(output, tuple) else (output,)
@@ -285,3 +291,7 @@ class Stage:
             spec = self.autograd.spec(leaf)
             found.append(self.autograd.zeros(spec) if gradient is None else gradient)
         return found
+
+
+def _microbatch(call: Any) -> dict[str, Any]:
+    return {} if call is None else {"microbatch": call}

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
@@ -17,22 +16,29 @@ from torsh_runtime.parallel.groups import group_of
 from torsh_runtime.parallel.layouts import StageRanks
 from torsh_runtime.parallel.pipeline import batches, builders
 from torsh_runtime.parallel.pipeline.autograd import autograd_of
-from torsh_runtime.parallel.pipeline.choosing import best_table
+from torsh_runtime.parallel.pipeline.choosing import best_table, of_fewer
 from torsh_runtime.parallel.pipeline.executor import Executor, Work, ahead_of
 from torsh_runtime.parallel.pipeline.failing import Failures
+from torsh_runtime.parallel.pipeline.giving import (
+    Given,
+    Giving,
+    Purpose,
+    own_loss,
+    result_of,
+    single,
+)
 from torsh_runtime.parallel.pipeline.lanes import lanes_of
 from torsh_runtime.parallel.pipeline.measuring import measured_costs, timeline_of
-from torsh_runtime.parallel.pipeline.planning import Plan, agreed, planned, wrapped
-from torsh_runtime.parallel.pipeline.sharing import Sharing, check_wanted, merged, shared
+from torsh_runtime.parallel.pipeline.planning import Plan, planned, wrapped
+from torsh_runtime.parallel.pipeline.replicas import data_group, unreduced
+from torsh_runtime.parallel.pipeline.sharing import Sharing, merged, shared
 from torsh_runtime.parallel.pipeline.simulation import Costs, Simulation, simulate
-from torsh_runtime.parallel.pipeline.stage import HOLDS, REDUCES, Stage
+from torsh_runtime.parallel.pipeline.stage import REDUCES, Stage
 from torsh_runtime.parallel.pipeline.table import Step, Table
 from torsh_runtime.parallel.pipeline.wire import Wire
 from torsh_runtime.parallel.scaler import ShardedGradScaler, scale_of
 
 AXIS = "pp"
-DATA_AXES = ("dp", "cp")
-"""Along which batches differ."""
 
 
 class PipelineParallel:
@@ -92,7 +98,7 @@ class PipelineParallel:
         group = mesh.get_group(AXIS) if mesh is not None else group_of(group)
         self.group: ProcessGroup = group
         self.num_microbatches, self._memory_limit = num_microbatches, memory_limit
-        self._loss_fn, self._tokens, self._data = loss_fn, tokens, _data_group(mesh)
+        self._loss_fn, self._tokens, self._data = loss_fn, tokens, data_group(mesh)
         everyone = self._everyone = group if mesh is None else group_of(mesh)
         how = schedule, placement, num_microbatches
         plan = planned(group, everyone, stages, cuts, example, *how)
@@ -101,23 +107,28 @@ class PipelineParallel:
         self.stages = wrapped(own, wrap, everyone, self._data)
         self.module.parallel_wrappers = tuple(self.stages.values()) if wrap else ()
         kept = [self.stages[n] is m or hasattr(self.stages[n], REDUCES) for n, m in own.items()]
-        self._unreduced = _unreduced(self.stages, self._data, wrap is not None)
+        self._unreduced = unreduced(self.stages, self._data, wrap is not None)
         self._can_split = bool(group.all_gather_numbers(np.array([all(kept)], np.int64)).all())
-        self._make_executor(len(plan.modules) - 1, checkpoint)
+        self._make_executor(plan.modules, checkpoint)
         self._failures = Failures(group, mesh, self._lanes)
         self._ahead: dict[Table, int] = {}
+        self._fewer: dict[int, Table] = {}
         self._check_split()
         self.costs: Costs | None = None
         """What steps take, as measure() found, which "auto" calls."""
 
-    def _make_executor(self, last: int, checkpoint: bool) -> None:
-        """last: the number of the stage that has the loss."""
-        lanes, placement = self._lanes, self.placement
+    def _make_executor(self, modules: Sequence[Any], checkpoint: bool) -> None:
+        lanes, placement, last = self._lanes, self.placement, len(modules) - 1
         self._autograd = autograd_of(self.module, None if lanes is None else lanes.like)
+        is_whole = hasattr(modules[last], "counted")
+        self._counted: Callable[[Any], float] | None = getattr(modules[last], "counted", None)
+        loss_fn = own_loss if is_whole and self._loss_fn is None else self._loss_fn
         self._stages = {
-            n: Stage(n, m, self._autograd, self._loss_fn if n == last else None, checkpoint)
+            n: Stage(n, m, self._autograd, loss_fn if n == last else None, checkpoint)
             for n, m in self.stages.items()
         }
+        ends, is_own = (placement[0], placement[-1]), loss_fn is own_loss
+        self._giving = Giving(self.group, self._everyone, ends, is_whole, is_own)
         wire = Wire(self.group, lanes, self._autograd, placement)
         self._executor = Executor(self.group, self._stages, placement, wire)
 
@@ -167,7 +178,9 @@ class PipelineParallel:
         """How many microbatches each of this rank's stages has had alive at once, at most."""
         return {number: stage.peak for number, stage in self._stages.items()}
 
-    def step(self, batch: Any, target: Any, *, scaler: ShardedGradScaler | None = None) -> float:
+    def step(
+        self, batch: Any, target: Any = None, *, scaler: ShardedGradScaler | None = None
+    ) -> float:
         """Accumulate the gradients of a batch. Returns its loss, on every rank: the mean over all
         elements that the microbatches' losses are means of, along the mesh's data axes, too.
 
@@ -190,24 +203,36 @@ class PipelineParallel:
             splits = self._can_split
             table = best_table(costs, self.placement, self.num_microbatches, limit, splits)
             self._table = table.with_reductions()
-        weights = self._run(self.table, batch, target, scaler=scaler)
+        weights = self._train(self._table_of, batch, target, scaler=scaler)
         self._sharing.add_gradients()
         return self._loss(weights)
+
+    def _table_of(self, count: int) -> Table:
+        """The schedule, for a batch that makes so many microbatches."""
+        if count == self.num_microbatches:
+            return self.table
+        if count not in self._fewer:
+            self._fewer[count] = of_fewer(self.table, self.placement, count).with_reductions()
+        return self._fewer[count]
 
     def forward(self, batch: Any) -> Any:
         """The last stage's output for a batch, which cannot be differentiated, on the rank that has
         that stage; None on the others. Batches of other sizes have fewer microbatches."""
-        self._failures.telling(lambda: self._run(None, batch, None))
-        outputs = [each for _, each in sorted(self._executor.outputs.items())]
+        purpose = Purpose(trains=False, has_losses=False)
+        self._failures.telling(lambda: self._run(self._forward_only, batch, None, purpose))
+        outputs = [result_of(each) for _, each in sorted(self._executor.outputs.items())]
         if outputs and isinstance(outputs[0], tuple):
             return tuple(self._autograd.joined(each) for each in zip(*outputs, strict=True))
         return self._autograd.joined(outputs) if outputs else None
 
-    def evaluate(self, batch: Any, target: Any) -> float:
+    def evaluate(self, batch: Any, target: Any = None) -> float:
         """The loss of a batch, as step() has it, without gradients; of any number of rows."""
-        return self._failures.telling(lambda: self._loss(self._run(None, batch, target)))
+        problem = self._uncounted()
+        purpose = Purpose(trains=False, has_losses=self._giving.has_own_loss or target is not None)
+        how = self._forward_only, batch, target, purpose, None, problem
+        return self._failures.telling(lambda: self._loss(self._run(*how)))
 
-    def measure(self, batch: Any, target: Any) -> Costs:
+    def measure(self, batch: Any, target: Any = None) -> Costs:
         """What steps of the first microbatch take, in seconds, and what it holds, in bytes; the
         same on all ranks. Gradients, buffers and random numbers are afterwards what they were."""
         return self._failures.telling(lambda: self._measure(batch, target))
@@ -218,7 +243,7 @@ class PipelineParallel:
             self._lanes,
             self._stages,
             self.placement,
-            lambda table: self._run(table, batch, target, most=1),
+            lambda table: self._train(lambda _: table, batch, target, most=1),
             self._can_split,
         )
         return self.costs
@@ -234,98 +259,84 @@ class PipelineParallel:
 
     def _run(
         self,
-        table: Table | None,
+        table_of: Callable[[int], Table],
+        batch: Any,
+        target: Any,
+        purpose: Purpose,
+        most: int | None = None,
+        problem: str = "",
+    ) -> list[float]:
+        """The microbatches' weights, where losses are wanted. table_of: what makes the table of so
+        many microbatches; most: so many of them at most."""
+        how = batch, target, self.num_microbatches, purpose, self.module, self._sharing, problem
+        given = self._giving.agreed(*how).first(most)
+        table = table_of(given.microbatches)
+        for stage in self._stages.values():
+            stage.splits = table.splits
+        is_last = self.placement[-1] == self.group.rank
+        weights = self._weights(given) if is_last and purpose.has_losses else []
+        scaled = [weight * purpose.scale for weight in weights]
+        targets = [single(each) for each in given.targets]
+        calls = given.inputs if self._giving.is_whole else []
+        work = Work(given.inputs, calls, targets, purpose.has_losses, scaled, table.trains)
+        if table not in self._ahead:
+            own = [*self._stages]
+            self._ahead[table] = ahead_of(simulate(table, Costs(transfer=1.0)).buffers, own)
+        if table.trains:
+            self._sharing.begin()
+        try:
+            self._executor.run(table, work, (given.key, table.name), self._ahead[table])
+        finally:
+            self._executor.forget()
+        return weights
+
+    def _train(
+        self,
+        table_of: Callable[[int], Table],
         batch: Any,
         target: Any,
         most: int | None = None,
         scaler: ShardedGradScaler | None = None,
     ) -> list[float]:
-        """The microbatches' weights, where targets are known. Without a table one for evaluation;
-        most: so many microbatches at most."""
-        if table is not None and self._loss_fn is None:
+        if self._loss_fn is None and not self._giving.has_own_loss:
             raise ConfigError("the pipeline has no loss_fn, which training takes: pass it one")
         scale, unfit = scale_of(scaler, self._everyone)
-        problem = unfit or ("" if table is None else self._unreduced or self._autograd.unfit())
-        trains = table is not None
-        inputs, targets, key, count = self._agreed_parts(batch, target, trains, scale, problem)
-        inputs, targets, count = inputs[:most], targets[:most], min(count, most or count)
-        if table is None:
-            table = builders.forward_only(self.placement, count)
-        for stage in self._stages.values():
-            stage.splits = table.splits
-        is_last = self.placement[-1] == self.group.rank
-        weights = self._weights(targets) if is_last and targets else []
-        scaled = [weight * scale for weight in weights]
-        work = Work(inputs, [_single(each) for each in targets], scaled, table.trains)
-        if table not in self._ahead:
-            own = [*self._stages]
-            self._ahead[table] = ahead_of(simulate(table, Costs(transfer=1.0)).buffers, own)
-        ahead = self._ahead[table]
-        if table.trains:
-            self._sharing.begin()
-        try:
-            self._executor.run(table, work, (key, table.name), ahead)
-        finally:
-            self._executor.forget()
-        return weights
+        problem = unfit or self._unreduced or self._autograd.unfit() or self._uncounted()
+        purpose = Purpose(trains=True, has_losses=True, scale=scale)
+        return self._run(table_of, batch, target, purpose, most, problem)
 
-    def _agreed_parts(
-        self, batch: Any, target: Any, trains: bool, scale: float, problem: str
-    ) -> Any:
-        """This rank's microbatches, a key of their shapes, and how many there are. One exchange of
-        numbers, so that nobody begins what others do not: in training of the whole mesh, whose
-        replicas would wait for each other's gradients."""
-        inputs: list[Any] = []
-        targets: list[Any] = []
-        count = self.num_microbatches
-        try:
-            if not trains and (batch is not None or target is not None):
-                given = target if batch is None else batch
-                count = batches.count_of(given, count)
-            inputs = [] if batch is None else batches.microbatches(batch, count)
-            targets = [] if target is None else batches.microbatches(target, count)
-            self._check_given(inputs, targets, trains)
-        except ConfigError as error:
-            problem = problem or str(error)
-        said = batches.shapes(inputs)
-        own = [batches.digest(said) if inputs else 0, count if inputs or targets else 0]
-        own += [bool(problem), self._frozen(), batches.dealt(batch), batches.dealt(target)]
-        own += [int(np.float64(scale).view(np.int64)), self.group.ranks[0], *self._sharing.wanted()]
-        asked = self._everyone if trains else self.group
-        told = asked.all_gather_numbers(np.array(own, np.int64))
-        pipelines = [told[told[:, 7] == first] for first in {*told[:, 7].tolist()}]
-        is_one = all(len(each) < 2 for rows in pipelines for each in _said_of_batches(rows))
-        if told[:, 2].any() or not is_one or (told[:, 6] != told[0, 6]).any():
-            text = f"a batch of {said}, whose loss is scaled by {scale}"
-            agreed(asked, lambda: _raise(problem), lambda _: text)
-        check_wanted(asked, told[:, 8:])
-        for rows in pipelines:
-            first, last = rows[self.placement[0], 4], rows[self.placement[-1], 5]
-            batches.check_together(int(first), int(last), max(_said_of_batches(rows)[1]))
-        rows = told[told[:, 7] == self.group.ranks[0]]
-        keys, counts = _said_of_batches(rows)
-        return inputs, targets, (keys.pop(), *rows[:, 3].tolist()), counts.pop()
+    def _uncounted(self) -> str:
+        """Why the loss of a batch is not known from those of microbatches; "" if it is."""
+        if not self._giving.has_own_loss or self.placement[-1] != self.group.rank:
+            return ""
+        if self._tokens is not None or self._counted is not None:
+            return ""
+        return (
+            "it is not known what the model's own loss is the mean of: pass tokens=, which counts "
+            "that of a microbatch, or an example= with its labels"
+        )
 
-    def _frozen(self) -> int:
-        """A key of which parameters want no gradients, on which depends what stages send."""
-        wanted = "".join("01"[each.requires_grad] for each in self.module.parameters())
-        return batches.digest(wanted)
+    def _forward_only(self, count: int) -> Table:
+        return builders.forward_only(self.placement, count)
 
-    def _check_given(self, inputs: list[Any], targets: list[Any], trains: bool) -> None:
-        if self.placement[0] == self.group.rank and not inputs:
-            raise ConfigError("the rank of the first stage has no batch: pass it one")
-        if self.placement[-1] == self.group.rank and trains and not targets:
-            raise ConfigError("the rank of the last stage has no target: pass it one")
-
-    def _weights(self, targets: list[Any]) -> list[float]:
+    def _weights(self, given: Given) -> list[float]:
         """How much each microbatch counts in the mean over all; what the mean along data axes
         divides by is made up for."""
-        counts = batches.counts([_single(each) for each in targets], self._tokens)
+        if self._giving.has_own_loss:
+            count = self._counted if self._tokens is None else self._by_tokens
+            assert count is not None, "it has been refused otherwise"
+            counts = [float(count(each)) for each in given.inputs]
+        else:
+            counts = batches.counts([single(each) for each in given.targets], self._tokens)
         total = np.array([sum(counts)])
         if self._data is not None:
             self._data.all_reduce(total)
             total /= self._data.world_size
         return [count / float(total[0]) if total[0] else math.nan for count in counts]
+
+    def _by_tokens(self, call: Any) -> float:
+        assert self._tokens is not None, "the caller knows"
+        return float(self._tokens(call.named))
 
     def _loss(self, weights: list[float]) -> float:
         found = np.zeros(1)
@@ -340,49 +351,3 @@ class PipelineParallel:
             self.group.barrier()  # messages on GPUs hold nobody up: has a stage raised meanwhile?
         self.group.broadcast(found, self.placement[-1])
         return float(found[0])
-
-
-def _said_of_batches(rows: NDArray[np.int64]) -> tuple[set[int], set[int]]:
-    """The keys of shapes, and the numbers of microbatches, that a pipeline's ranks have."""
-    keys, counts = ({*column.tolist()} - {0} for column in rows.T[:2])
-    return keys, counts
-
-
-def _data_group(mesh: DeviceMesh | None) -> ProcessGroup | None:
-    names = [] if mesh is None else [name for name in DATA_AXES if name in mesh.mesh_dim_names]
-    if mesh is None or not names:
-        return None
-    view = mesh[tuple(names)]
-    group = view.flatten().get_group() if len(names) > 1 else view.get_group()
-    return None if group.world_size == 1 else group
-
-
-def _unreduced(stages: Mapping[int, Any], data: ProcessGroup | None, is_wrapped: bool) -> str:
-    """What is wrong where batches differ between ranks, and nothing averages gradients over these;
-    "" if nothing is."""
-    if data is None:
-        return ""
-    ranks = f"ranks {', '.join(map(str, data.ranks))} have different batches"
-    if not is_wrapped:
-        return (
-            f"{ranks}, and nothing averages their gradients: pass wrap=, which puts a "
-            f"DistributedDataParallel over them around a stage, or returns it where you do it"
-        )
-    whole = [s for s in stages.values() if hasattr(s, REDUCES) and not hasattr(s, HOLDS)]
-    averaged = [stage.process_group.ranks for stage in whole]
-    wrong = next((over for over in averaged if {*over} != {*data.ranks}), None)
-    if wrong is None:
-        return ""
-    return (
-        f"{ranks}, and gradients are averaged over {', '.join(map(str, wrong))}: wrap stages over "
-        f"mesh['dp'], or mesh['dp', 'cp'] where the mesh has both"
-    )
-
-
-def _single(arguments: tuple[Any, ...]) -> Any:
-    return arguments[0] if len(arguments) == 1 else arguments
-
-
-def _raise(problem: str) -> None:
-    if problem:
-        raise ConfigError(problem)

@@ -1,0 +1,69 @@
+"""Small batches for models that say by themselves what they take, as those of transformers do."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from torsh_runtime.parallel.pipeline.batches import Call
+
+ROWS, LENGTH = 2, 16
+
+
+def examples_of(model: Any) -> Iterator[Call]:
+    """Calls that may do, the better ones first; none for a model that says nothing of them."""
+    config, main = getattr(model, "config", None), getattr(model, "main_input_name", None)
+    make = _INPUTS.get(str(main))
+    if config is None or make is None:
+        return
+    like = next(model.parameters(), torch.zeros(()))
+    device = like.device if like.device.type != "meta" else torch.device("cpu")
+    inputs = {str(main): make(config, like.dtype).to(device)}
+    is_of_text = str(main) == "input_ids" or getattr(config, "is_encoder_decoder", False)
+    for labels in _labels(is_of_text) if takes(model, "labels") else ():
+        yield Call((), {**inputs, "labels": labels.to(device)})
+    yield Call((), inputs)
+
+
+def takes(model: Any, name: str) -> bool:
+    """Whether a model's forward() has this argument."""
+    found = inspect.signature(model.forward).parameters
+    return name in found or any(each.kind is each.VAR_KEYWORD for each in found.values())
+
+
+def _labels(is_of_text: bool) -> Iterator[torch.Tensor]:
+    """Of tokens, and of whole rows."""
+    if is_of_text:
+        yield torch.arange(ROWS * LENGTH).view(ROWS, LENGTH) % 2
+    yield torch.arange(ROWS) % 2
+
+
+def _ids(config: Any, _: torch.dtype) -> torch.Tensor:
+    size = int(getattr(config.get_text_config(), "vocab_size", 2))
+    ids = torch.arange(ROWS * LENGTH).view(ROWS, LENGTH) * 7 % 101
+    return ids % max(1, size - 3) + min(3, size - 1)
+
+
+def _pixels(config: Any, dtype: torch.dtype) -> torch.Tensor:
+    size = config.image_size
+    height, width = (size, size) if isinstance(size, int) else size
+    return _wave((ROWS, config.num_channels, height, width), dtype)
+
+
+def _features(config: Any, dtype: torch.dtype) -> torch.Tensor:
+    return _wave((ROWS, config.num_mel_bins, 2 * config.max_source_positions), dtype)
+
+
+def _wave(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    count = torch.Size(shape).numel()
+    return torch.arange(count, dtype=torch.float64).sin().view(shape).to(dtype)
+
+
+_INPUTS: dict[str, Callable[[Any, torch.dtype], torch.Tensor]] = {
+    "input_ids": _ids,
+    "pixel_values": _pixels,
+    "input_features": _features,
+}

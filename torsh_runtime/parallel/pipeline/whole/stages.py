@@ -1,0 +1,155 @@
+"""A stage that runs the model's own forward()."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from torsh_runtime.parallel.pipeline.batches import Call
+from torsh_runtime.parallel.pipeline.whole.copying import Copy, merged_copies, placeholder
+from torsh_runtime.parallel.pipeline.whole.structures import Structure, parted
+
+Module = torch.nn.Module
+
+
+class Part(NamedTuple):
+    """What a stage has of a model."""
+
+    layers: tuple[str, ...]
+    absent: frozenset[str]
+    """Layers of other stages, and modules whose output comes from another stage."""
+    parameters: frozenset[str]
+    """Names of those outside of layers that it has."""
+    entering: Mapping[str, Structure]
+    """What comes from the stage before: outputs of these modules."""
+    leaving: Mapping[str, Structure | None]
+    """The same for the next one; None: it is not known yet."""
+    instead: Mapping[str, str]
+    """For absent layers whose own output does not come the module whose output stands for it."""
+    following: str
+    """The next stage's first layer; "" for the last stage."""
+    dtype: torch.dtype | None = None
+    """Of the first tensor that comes, while the model has the dtype that it had when it was cut."""
+
+
+class _Reached(BaseException):
+    """A pass has come to the next stage's first layer. It is no Exception, which models catch."""
+
+    def __init__(self, passing: Passing) -> None:
+        super().__init__("the next stage's first layer is called by that stage")
+        self.passing = passing
+
+
+class Passing:
+    """What comes and goes in a pass of a stage."""
+
+    def __init__(self, part: Part) -> None:
+        self._part = part
+        self._entered: dict[str, Any] = {}
+        self._noted: dict[str, Any] = {}
+
+    def enter(self, received: Sequence[Any]) -> None:
+        """What comes from the stage before, in order."""
+        rest = list(received)
+        self._entered, self._noted = {}, {}
+        for name, structure in self._part.entering.items():
+            own, rest = rest[: structure.tensors], rest[structure.tensors :]
+            self._entered[name] = structure.filled(own)
+
+    def output_of(self, name: str) -> Any:
+        """What an absent module returns."""
+        if name == self._part.following:
+            raise _Reached(self)
+        return self._entered[self._part.instead.get(name, name)]
+
+    def note(self, name: str, output: Any) -> None:
+        """What a module has returned that crosses the next cut."""
+        self._noted[name] = output
+
+    def left(self) -> dict[str, tuple[Structure, list[torch.Tensor]]]:
+        """What crosses the next cut. TypeError if it is of another structure than the example's."""
+        found = {**self._entered, **self._noted}
+        self._entered, self._noted = {}, {}
+        outputs = {}
+        for name, structure in self._part.leaving.items():
+            if name not in found:
+                raise RuntimeError(f"{name} was not called before {self._part.following}")
+            outputs[name] = parted(found[name], name)
+            if structure not in (None, outputs[name][0]):
+                raise TypeError(
+                    f"{name} returned {outputs[name][0]}, and for the example {structure}: pass an "
+                    f"example= that is like your batches"
+                )
+        return outputs
+
+
+class WholeStage(torch.nn.Module):
+    """A part of a model, under the names that it has in the model. It is called with what the stage
+    before returned, and with the microbatch that the model gets."""
+
+    _own: Module
+    """The copy of the model, which is no child: it has this module's parameters and children."""
+
+    def __init__(self, model: Module, part: Part) -> None:
+        super().__init__()
+        self.part, self._passing = part, Passing(part)
+        copy = Copy(model, part, self._passing)
+        self._share(copy.of(model, ""))
+        self._placeholders = copy.placeholders
+        self.structures: dict[str, Structure] = {}
+        """Of what crossed the next cut in the last pass."""
+        self.defaults: dict[str, Any] = {}
+        """What the model is called with unless the microbatch has it."""
+        self.counted: Callable[[Call], float] | None = None
+        """For a microbatch how many elements the model's own loss is the mean of."""
+
+    def _share(self, own: Module) -> None:
+        # The same dicts, so that both have whatever wrappers put there.
+        self._parameters, self._modules, self._buffers = own._parameters, own._modules, own._buffers
+        self.__dict__["_own"] = own
+        layouts = getattr(own, "parameter_layouts", None)
+        if layouts is not None:
+            self.parameter_layouts = layouts
+
+    def forward(self, *received: Any, microbatch: Call) -> Any:
+        """A tuple of tensors for the next stage; of the last one what the model returns."""
+        arguments, named = microbatch
+        self._own.training = self.training
+        self._place(received)
+        self._passing.enter(received)
+        try:
+            output = self._own(*arguments, **{**self.defaults, **named})
+        except _Reached as reached:
+            if reached.passing is not self._passing:
+                raise
+            left = self._passing.left()
+            self.structures = {name: structure for name, (structure, _) in left.items()}
+            return tuple(each for _, tensors in left.values() for each in tensors)
+        if self.part.following:
+            raise RuntimeError(
+                f"{type(self._own).__qualname__}.forward() did not call {self.part.following}, "
+                f"with which the next stage begins: layers may not be left out"
+            )
+        return output
+
+    def merged_with(self, others: Sequence[WholeStage]) -> Module:
+        """One module with all layers and parameters of stages of the same model."""
+        made = torch.nn.Module()
+        own = merged_copies([each._own for each in (self, *others)])
+        made._parameters, made._modules, made._buffers = own._parameters, own._modules, own._buffers
+        return made
+
+    def _place(self, received: Sequence[Any]) -> None:
+        """Let placeholders be where the model is now, and of the dtype that it has been cast to."""
+        like = next((each for each in received if each.is_floating_point()), None)
+        if like is None:
+            like = next(self.parameters(), None)
+        if like is None:
+            return
+        for module, name, first in self._placeholders:
+            there = module.__dict__[name]
+            dtype = like.dtype if first is self.part.dtype else first
+            if there.device != like.device or there.dtype is not dtype:
+                module.__dict__[name] = placeholder(there.shape, dtype, like.device)
