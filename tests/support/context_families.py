@@ -86,7 +86,8 @@ FAMILIES = {
 def reference(
     module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: Any = None, **named: Any
 ) -> tuple[Any, None]:
-    """Attention as transformers' own, which computes softmax in float32 in places."""
+    """Attention as transformers' own, which computes softmax in float32 in places; with zeros for
+    tokens that look at none, as torch's and flash attention have it."""
     several = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(several, 1), value.repeat_interleave(several, 1)
     scores = query @ key.transpose(2, 3) * scaling
@@ -95,11 +96,11 @@ def reference(
     if mask is None:
         mask = torch.ones(scores.shape[2:], dtype=torch.bool)
         mask = mask.tril() if module.is_causal else mask
-    scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    scores = scores.masked_fill(~mask, -torch.inf)
     if named.get("s_aux") is not None:
         sinks = named["s_aux"][:, None, None].expand(*scores.shape[:3], 1)
         scores = torch.cat([scores, sinks], -1)
-    weights = scores.softmax(-1)[..., : key.shape[2]]
+    weights = scores.softmax(-1)[..., : key.shape[2]].nan_to_num()
     return (weights @ value).transpose(1, 2).contiguous(), None
 
 
@@ -184,9 +185,9 @@ def apart(name: str, mesh: Any) -> float:
     return float(np.abs(far).max())
 
 
-def trained(rank: int) -> dict[str, float | str]:
-    """By family how far it is from one process."""
-    mesh = tr.init_device_mesh({"cp": tr.get_world_size()})["cp"]
+def trained(mesh: Any) -> dict[str, float | str]:
+    """By family how far it is from one process, where nothing is rounded to float32 on the way."""
+    torch.Tensor.float = lambda self: self  # type: ignore[method-assign]
     found: dict[str, float | str] = {}
     for name in FAMILIES:
         try:

@@ -80,11 +80,12 @@ def masked(*_: Any, **named: Any) -> Any:
         refuse("the model", f"a mask by {', '.join(sorted(strange))}")
     given, torch = named.get("attention_mask"), import_module("torch")
     own = _own_tokens(named)
-    if named.get("kv_length", own) != own or named.get("kv_offset") or named.get("q_offset"):
+    keys = int(named["kv_length"] if given is None else given.shape[-1])
+    if keys != own or named.get("kv_offset") or named.get("q_offset"):
         refuse(
             "the model",
-            f"{named.get('kv_length')} keys for {own} queries (a cache that is not empty, or an "
-            f"attention_mask that is not of this rank's part)",
+            f"{keys} keys for {own} queries (a cache that is not empty, or an attention_mask that "
+            f"is not of this rank's part: cut batches by tr.context_batch())",
         )
     window = int(named.get("local_size") or 0)
     if "sliding_window_bidirectional_overlay" in parts:
