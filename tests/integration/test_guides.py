@@ -72,10 +72,21 @@ def test_sharded_data_parallelism(torshrun: Launcher) -> None:
 @needs_torch
 def test_context_parallelism(torshrun: Launcher) -> None:
     keep_inductor_inside(torshrun)
-    (script,) = snippets("context-parallel.md")
+    script, _ = snippets("context-parallel.md")
     losses = re.findall(r"rank \d: loss ([\d.]+), 32 of 64 tokens", output(torshrun, script))
     assert len(losses) == 2
     assert max(map(float, losses)) < 1.0
+
+
+@pytest.mark.torch
+@needs_torch
+def test_context_parallelism_of_transformers(torshrun: Launcher) -> None:
+    pytest.importorskip("transformers")
+    keep_inductor_inside(torshrun)
+    _, script = snippets("context-parallel.md")
+    losses = re.findall(r"rank \d: loss ([\d.]+) of 32 tokens", output(torshrun, script))
+    assert len(losses) == 2
+    assert max(map(float, losses)) < 2.0
 
 
 def test_experts(torshrun: Launcher) -> None:

@@ -83,7 +83,7 @@ def _within(spans: Sequence[Span], runs: Sequence[Sequence[int]]) -> list[Span]:
 
 def _tiles(rows: slice, queries: Span, keys: Span, least: int, most: int) -> Iterator[Task]:
     """A band of two spans, tile by tile."""
-    size = min(max(most - max(least, 0) + 1, _TILES[0]), _TILES[1])
+    size = min(max((most + 1) // 2, _TILES[0]), _TILES[1])
     for first in range(0, queries.length, size):
         tile = _part(queries, first, min(first + size, queries.length))
         tile = _clipped(tile, keys.first + least, _end(keys) + most)
