@@ -84,7 +84,10 @@ def test_context_parallelism_of_transformers(torshrun: Launcher) -> None:
     pytest.importorskip("transformers")
     keep_inductor_inside(torshrun)
     _, script = snippets("context-parallel.md")
-    losses = re.findall(r"rank \d: loss ([\d.]+) of 32 tokens", output(torshrun, script))
+    # which transformers loads, and which may be built for another torch
+    without = 'import sys\n\nsys.modules["torchvision"] = None\nimport torch\n'
+    out = output(torshrun, script.replace("import torch\n", without, 1))
+    losses = re.findall(r"rank \d: loss ([\d.]+) of 32 tokens", out)
     assert len(losses) == 2
     assert max(map(float, losses)) < 2.0
 

@@ -46,8 +46,8 @@ def context_batch(batch: Mapping[str, Any], axis: Any, shift: bool = True) -> di
     if mask is not None:
         if tuple(mask.shape) != (rows, length):
             raise ConfigError(
-                f"attention_mask of shape {tuple(mask.shape)}: give 1 for tokens and 0 for padding, "
-                f"({rows}, {length})"
+                f"attention_mask of shape {tuple(mask.shape)}: give 1 for tokens and 0 for "
+                f"padding, ({rows}, {length})"
             )
         if not bool((mask != 0).all()):
             found["attention_mask"] = mask
@@ -104,8 +104,8 @@ def context_loss(scores: Any, labels: Any, axis: Any) -> Any:
     """Cross entropy of this rank's tokens, such that its mean over the ranks of the axis, and that
     of gradients, is the mean over all tokens of one process.
 
-    scores: (rows, this rank's tokens, classes), tensors of torch. labels: (rows, tokens), -100 where
-    there is nothing to learn; context_batch()'s shift_labels.
+    scores: (rows, this rank's tokens, classes), tensors of torch. labels: (rows, tokens), -100
+    where there is nothing to learn; context_batch()'s shift_labels.
     """
     import torch
 

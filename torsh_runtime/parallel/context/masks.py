@@ -1,7 +1,7 @@
 """Masks of Hugging Face's transformers, as numbers that go through a model's layers.
 
-transformers describes a mask by a function of two tokens' places, made of a few known ones. Those of
-this rank's part say nothing of whole sequences, so what the functions mean is written down instead.
+transformers describes a mask by a function of two tokens' places, made of a few known ones. Those
+of this rank's part say nothing of whole sequences, so what the functions mean is written down.
 """
 
 from __future__ import annotations

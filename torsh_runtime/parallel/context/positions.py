@@ -16,7 +16,7 @@ from torsh_runtime.parallel.context.order import of_rank
 from torsh_runtime.parallel.context.sequence import context_gather
 
 _WHOLE_LAYERS = ("full_attention", "sliding_attention", "attention", "hybrid_sliding")
-"""Kinds of layers, by config.layer_types, that mix tokens by attention functions and no otherwise."""
+"""Kinds of layers, by config.layer_types, that mix tokens by attention functions only."""
 
 
 class Whole(NamedTuple):
