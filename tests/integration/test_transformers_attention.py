@@ -23,7 +23,7 @@ REFUSALS = [
     "16 keys for 8 queries",
     "a mask of its own (attention_mask of shape (2, 1, 8, 8))",
     "rotations (longrope) that depend on the longest position, [16, 12] on its ranks beside 14",
-    "layers of the kind 'chunked_attention'",
+    "a mask by chunked_overlay",
     "a bias by position (position_bias)",
     "Linear is no model of transformers",
     "neither input_ids nor inputs_embeds",
