@@ -20,7 +20,7 @@ RUN apt-get update \
     && apt-get install -y --no-install-recommends g++ python3-dev python3-venv \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
-COPY pyproject.toml CMakeLists.txt README.md LICENSE ./
+COPY pyproject.toml CMakeLists.txt README.md LICENSE THIRD_PARTY_LICENSES ./
 COPY cmake cmake
 COPY docs/man docs/man
 COPY torshrun torshrun

@@ -2,9 +2,9 @@
 
 Ordinary DistributedDataParallel and FSDP2 scripts, in which only the backend's name differs, or
 ("unedited") nothing at all, as under `torshrun --torch-backend torsh`, or ("ours") the wrapper is
-torsh_runtime's own; two ranks with one thread each. As users find the backends: torsh tunes glibc's
-allocator by itself, Gloo does not; and with both tuned. Beside them the bare model, which does not
-communicate.
+torsh_runtime's own, or ("horovod") the optimizer is one of our Horovod interface; two ranks with
+one thread each. As users find the backends: torsh tunes glibc's allocator by itself, Gloo does not;
+and with both tuned. Beside them the bare model, which does not communicate.
 
 DDP is 10 Linear layers, whose gradients are much beside what is computed; GPT a small transformer
 with much to compute; "alone" the layers of DDP on one rank.
@@ -38,12 +38,14 @@ TUNED = {
 }
 """Freed memory stays with the process, as torsh sets it up by mallopt."""
 OWN, TORSH, UNEDITED, BARE, AS_FOUND = "ours", "torsh", "unedited", "bare", "gloo"
+HOROVOD = "horovod"
 _RATIOS = {
     "torsh/gloo": (TORSH, AS_FOUND),
     "unedited/gloo": (UNEDITED, AS_FOUND),
     "torsh/gloo tuned": (TORSH, f"{AS_FOUND} tuned"),
     "ours/gloo": (OWN, AS_FOUND),
     "ours/bare": (OWN, BARE),
+    "horovod/ours": (HOROVOD, OWN),
     "ours/gloo tuned": (OWN, f"{AS_FOUND} tuned"),
     "ours/bare tuned": (OWN, f"{BARE} tuned"),
 }
@@ -76,9 +78,15 @@ MODELS: Mapping[str, Model] = {
         width=1600,
         depth=10,
         batch=16,
-        limits={"torsh/gloo": 0.58, "unedited/gloo": 0.58, "ours/gloo": 0.5, "ours/bare": 1.15},
+        limits={
+            "torsh/gloo": 0.58,
+            "unedited/gloo": 0.58,
+            "ours/gloo": 0.5,
+            "ours/bare": 1.15,
+            "horovod/ours": 1.1,
+        },
     ),
-    "GPT": Model(width=256, depth=4, batch=8, limits={"ours/gloo": 1.0}),
+    "GPT": Model(width=256, depth=4, batch=8, limits={"ours/gloo": 1.0, "horovod/ours": 1.1}),
     "alone": Model(width=1600, depth=10, batch=16, limits={"ours/bare tuned": 1.03}, ranks=1),
     "FSDP2": Model(
         width=3200,
@@ -107,11 +115,11 @@ def contenders(here: bool) -> list[Peer]:
     """torsh, Gloo and no communication, each as it is found and the last two tuned as well."""
     base = replace(GLOO, environment=GLOO.name, requirements=() if here else GLOO.requirements)
     torsh = replace(base, name=TORSH)
-    own = replace(base, name=OWN)
+    own, horovod = replace(base, name=OWN), replace(base, name=HOROVOD)
     unedited = replace(base, name=UNEDITED, env={**base.env, "TORSH_TORCH_BACKEND": "torsh"})
     others = [replace(base, name=name) for name in (AS_FOUND, BARE)]
     tuned = [replace(peer, name=f"{peer.name} tuned", env={**peer.env, **TUNED}) for peer in others]
-    return [own, torsh, unedited, *others, *tuned]
+    return [own, horovod, torsh, unedited, *others, *tuned]
 
 
 def work(names: Sequence[str], ranks: int) -> session.Work:

@@ -2,8 +2,9 @@
 
 The script is an ordinary one; only the backend's name differs. The plan names it: "torsh", "gloo",
 "unedited", which asks for gloo and has torsh in its stead, "ours", where the wrapper is ours, too,
-or "bare", which trains on each rank by itself, without communication. Each rank leaves its figures
-in `rank-<n>.json` beside the plan.
+"horovod", where a DistributedOptimizer of Horovod's interface is in the wrapper's place, or "bare",
+which trains on each rank by itself, without communication. Each rank leaves its figures in
+`rank-<n>.json` beside the plan.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ _TIMEOUT = timedelta(seconds=120)
 def join(plan: dict[str, Any]) -> str:
     """Make the default group; what the plan calls the contender's first word."""
     library: str = plan["library"].split()[0]
-    if library in ("ours", "torsh", "unedited"):
+    is_torsh = library in ("ours", "horovod", "torsh", "unedited")
+    if is_torsh:
         site.addsitedir(plan["site"])  # where torsh_runtime is, after torch's own environment
         import torsh_runtime.integrations.torch  # noqa: F401  (registers the backend)
-    name = "torsh" if library in ("ours", "torsh") else "gloo"
+    name = "torsh" if is_torsh and library != "unedited" else "gloo"
     dist.init_process_group(name, timeout=_TIMEOUT)
-    is_torsh = library in ("ours", "torsh", "unedited")
     assert hasattr(dist.group.WORLD, "is_torsh") == is_torsh
     return library
 
@@ -104,9 +105,20 @@ _WRAPPERS: dict[tuple[str, bool], Callable[[Any], nn.Module]] = {
 }
 
 
-def training_step(model: nn.Module, width: int, batch: int) -> Callable[[], float]:
-    """One step on this rank's own batch, which returns its loss."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+def horovods(optimizer: torch.optim.Optimizer, model: nn.Module) -> Any:
+    """The optimizer with gradients averaged as Horovod's does."""
+    import torsh_runtime.integrations.horovod.torch as hvd
+
+    hvd.init()
+    return hvd.DistributedOptimizer(optimizer, model.named_parameters())
+
+
+def training_step(model: nn.Module, width: int, batch: int, averages: bool) -> Callable[[], float]:
+    """One step on this rank's own batch, which returns its loss. averages: whether the optimizer
+    averages gradients."""
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.01)
+    if averages:
+        optimizer = horovods(optimizer, model)
     torch.manual_seed(1 + dist.get_rank())
     data, target = torch.randn(batch, width), torch.randn(batch, width)
 
@@ -147,10 +159,10 @@ def main() -> None:
     operation = plan["operation"]
     model: nn.Module = _MODELS.get(operation, layers)(shape["width"], shape["depth"])
     nbytes = 4 * sum(parameter.numel() for parameter in model.parameters())
-    if library != "bare":
+    if library not in ("bare", "horovod"):
         is_ours = library == "ours"
         model = _WRAPPERS.get((operation, is_ours), own_ddp if is_ours else ddp)(model)
-    step = training_step(model, shape["width"], shape["batch"])
+    step = training_step(model, shape["width"], shape["batch"], library == "horovod")
     losses = [step() for _ in range(_CHECKED_STEPS)]
     gc.disable()
     probe = Probe(plan["pingpong"], path.parent, dist.get_rank())

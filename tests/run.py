@@ -1,6 +1,6 @@
 """Runs the tests so that the run ends: `python tests/run.py [--quick] [PYTEST'S ARGUMENTS...]`.
 
-Without arguments, or with --quick alone, tests of two files run at a time. One that fails is run
+Without arguments, or with --quick alone, tests of three files run at a time. One that fails is run
 twice more, by itself; if it passes then it is called unsteady, and of these there may be a few.
 With arguments pytest does what they say. A run that takes too long is ended in any case, with all
 that it has started, and says which tests were running, and where they stood.
@@ -24,7 +24,12 @@ SOAK_LIMIT = 3 * 60 * 60.0
 MOST_UNSTEADY = 3
 TURNS = 2
 """How often a test that failed has to pass by itself."""
-TWO_FILES_AT_A_TIME = ("--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder")
+THREE_FILES_AT_A_TIME = (
+    "--numprocesses=3",
+    "--dist=loadfile",
+    "--no-loadscope-reorder",
+    "--durations=30",
+)
 
 
 class Runs:
@@ -38,7 +43,7 @@ class Runs:
 
     def all_tests(self, arguments: Sequence[str]) -> int:
         """Run all tests, and those that failed once more; the exit code."""
-        code, record = self.pytest([*TWO_FILES_AT_A_TIME, *arguments])
+        code, record = self.pytest([*THREE_FILES_AT_A_TIME, *arguments])
         failed = record.failed()
         if code != 1 or not failed or not record.is_collected() or record.left_out():
             return code

@@ -22,13 +22,20 @@ class _Variables(NamedTuple):
     local_world_size: str
 
 
+_PALS = _Variables("PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE")
+"""HPE Cray's mpiexec."""
+_FLUX = _Variables("FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID", "")
 _MPIEXEC = (
     _Variables(
         *(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
     ),
     _Variables("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    _PALS,
+    _FLUX,
 )
-"""Open MPI's; MPICH's and those that are made of it, such as Intel MPI's."""
+"""Open MPI's; MPICH's and those that are made of it, such as Intel MPI's; and others that count as
+mpiexec.
+"""
 
 
 def completed(environ: Environ) -> Environ:
@@ -54,14 +61,24 @@ def place(environ: Environ) -> dict[str, str]:
     names = _mpiexec(environ)
     if names is None:
         return {}
-    world_size, local = environ[names.world_size], environ.get(names.local_world_size, "1")
+    world_size, local_size = environ[names.world_size], _local_size(names, environ)
+    alone = {"LOCAL_RANK": "0"} if world_size == "1" else {}
+    local_rank = environ.get(names.local_rank, environ.get("LOCAL_RANK"))
     return {
         "RANK": environ[names.rank],
         "WORLD_SIZE": world_size,
-        "LOCAL_RANK": environ.get(names.local_rank, "0"),
-        "LOCAL_WORLD_SIZE": local,
-        "GROUP_WORLD_SIZE": "1" if local == world_size else "2",  # or more: it does not say
+        **(alone if local_rank is None else {"LOCAL_RANK": local_rank}),
+        "LOCAL_WORLD_SIZE": local_size,
+        "GROUP_WORLD_SIZE": "1" if local_size == world_size else "2",  # or more: it does not say
     }
+
+
+def _local_size(names: _Variables, environ: Environ) -> str:
+    """How many of the ranks are on this host; "0" if that is not known."""
+    world_size = environ[names.world_size]
+    if world_size == "1" or (names is _FLUX and environ.get("FLUX_JOB_NNODES") == "1"):
+        return world_size
+    return environ.get(names.local_world_size, "0")
 
 
 def _step(environ: Environ) -> slurm.Step | None:
@@ -111,12 +128,15 @@ def meeting_point(environ: Environ) -> str:
 
 
 def _mpiexec(environ: Environ) -> _Variables | None:
-    """What mpiexec has said, if that counts. srun sets PMI_RANK too, but says in variables of its
-    own what is local.
+    """What mpiexec has said, if that counts: of several the one that tells what is local. srun sets
+    PMI_RANK too, but says in variables of its own what is local.
     """
-    given = (names for names in _MPIEXEC if names.rank in environ and names.world_size in environ)
-    found = None if "RANK" in environ else next(given, None)
-    if found is None or found.local_rank in environ:
+    if "RANK" in environ:
+        return None
+    given = [names for names in _MPIEXEC if names.rank in environ and names.world_size in environ]
+    telling = [names for names in given if names.local_rank in environ]
+    found = next(iter(telling or given), None)
+    if found is None or (telling and found is not _PALS):
         return found
     return None if slurm.step(environ) else found
 

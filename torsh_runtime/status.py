@@ -53,7 +53,7 @@ RECORD_WORDS = 16
 FIRST_RECORD = 16
 WRITING, INSIDE, LEFT = 1, 2, 3
 
-# In the order of the enumerations in csrc/common/types.hpp.
+# The numbers of csrc/common/types.hpp: agents read them, and have no core.
 OPERATIONS = (
     "all_reduce",
     "reduce",

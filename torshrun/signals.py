@@ -1,4 +1,4 @@
-"""Signals that processes die of: their names, and what they tell about who is to blame."""
+"""Signals: their names, those that are for workers, and what they tell about who is to blame."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ FIRST_CAUSES = frozenset(
 a process aborts by itself, and often because of its peers, as by NCCL's watchdog or an exception
 that no thread catches.
 """
+NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
+"""They are for the workers, unless the user names them as ones that stop the job."""
 
 
 def exit_code(status: int) -> int:

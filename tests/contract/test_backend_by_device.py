@@ -16,7 +16,7 @@ from support.suite import CASES
 from support.suite.cases import LONG
 
 import torsh_runtime as tr
-from torsh_runtime.backends.base import BackendType, ByDevice, ReduceOp
+from torsh_runtime.backends.base import Backend, BackendType, ByDevice, ReduceOp
 from torsh_runtime.backends.by_device import ByDeviceBackend
 from torsh_runtime.backends.library.gloo import GlooBackend
 from torsh_runtime.backends.nccl.backend import NcclBackend
@@ -235,3 +235,29 @@ def test_a_rank_that_left_is_named(run: Run, kind: str) -> None:
         assert caught.value.rank == 1
 
     run(body)
+
+
+def test_what_is_known_of_the_group_is_what_the_host_knows(run: Run) -> None:
+    def body(backend: ByDeviceBackend) -> None:
+        host, _ = backend.members
+        assert backend.facts == host.facts
+        assert backend.facts.is_in_node
+        assert backend.facts.held_bytes > 0
+        backend.barrier(LONG)
+        assert backend.all_come(np.zeros(2))
+        backend.barrier(LONG)
+        assert not backend.all_come(on_gpu(2, 0))  # it waits on its stream
+
+    run(body)
+
+
+def test_nothing_that_a_backend_may_do_is_left_to_its_default() -> None:
+    of_the_group = {"rank", "world_size", "connect"}
+    of_members = {"name_ranks", "note_as"}
+    left = {"subgroup"}  # its ranks meet over the store
+    defaults = {
+        name
+        for name in vars(Backend)
+        if not name.startswith("_") and name not in Backend.__abstractmethods__
+    }
+    assert defaults - of_the_group - of_members - left <= vars(ByDeviceBackend).keys()

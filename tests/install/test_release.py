@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import tomllib
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
 
 import pytest
 from support.man_pages import FOLDER, pages
@@ -27,6 +30,20 @@ def test_pages_show_that_version() -> None:
 def test_what_is_not_released_stands_above() -> None:
     headings = re.findall(r"(?m)^## (\S+)", (CHECKOUT / "CHANGELOG.md").read_text())
     assert headings[:2] == ["Unreleased", version()]
+
+
+def test_licences_of_what_is_compiled_in_go_with_it() -> None:
+    given = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["license-files"]
+    texts = " ".join(" ".join((CHECKOUT / name).read_text() for name in given).split())
+    try:
+        compiled = distribution("nanobind")
+    except PackageNotFoundError:
+        pytest.skip("nanobind is in environments in which torshrun is built")
+    (own,) = (file for file in compiled.files or () if file.name == "LICENSE")
+    assert " ".join(own.read_text().split()) in texts
+    header = compiled.locate_file("nanobind/ext/robin_map/include/tsl/robin_map.h")
+    notice = Path(str(header)).read_text().partition("*/")[0].removeprefix("/*")
+    assert " ".join(notice.replace("*", " ").split()) in texts
 
 
 @pytest.mark.parametrize("file", pages())

@@ -72,6 +72,8 @@ def test_those_that_are_given_away(wheel: Path) -> None:
         check(names, in_the_source_distribution())
         keeper = opened.getinfo("torshrun/keeper/torsh-keeper")
         about = opened.read(f"torshrun-{version()}.dist-info/WHEEL").decode()
+    licences = {name.rpartition("licenses/")[2] for name in names if "/licenses/" in name}
+    assert licences == {"LICENSE", "THIRD_PARTY_LICENSES"}
     assert keeper.external_attr >> 16 & 0o111 == 0o111
     python, abi, platform = wheel.stem.split("-")[2:]
     assert abi in {python, "abi3"}

@@ -21,7 +21,7 @@ def test_ranks_on_dask_workers(tmp_path: Path) -> None:
     found = dict(line.split(" ", 1) for line in out.splitlines())
     assert found["sums"] == "[(0, 6.0), (1, 6.0)]"
     assert found["again"] == "[(0, 1.0)]"
-    assert found["compute"] == "[] 2"
+    assert found["compute"] == "[] [3, 5] 2"
     assert found["torch"] == "[2.0, 2.0] [2.0, 2.0]"
     assert found["few"].startswith("ConfigError: 3 Dask workers were asked for and 2 are there")
     assert found["own"] == "KeyError: 'of rank 1'"
@@ -29,11 +29,12 @@ def test_ranks_on_dask_workers(tmp_path: Path) -> None:
         "CommTimeout: the start of all ranks timed out after 0.5 s waiting for rank(s) 1, "
         "on tcp://127.0.0.1:"
     )
-    assert found["grown"] == "[3, 3, 3]"
+    assert found["grown"] == found["early"] == "[3, 3, 3]"
     assert found["lost"] in (
         "[(0, 2, '1'), (1, 2, '1')]",
         "[(0, 3, '1'), (1, 3, '1'), (2, 3, '1')]",
     )
+    assert found["cancelled"].startswith("WorkerFailed: Dask has cancelled a rank's task, _rank-")
     assert found["environment"] == "[None]"
 
 

@@ -81,6 +81,26 @@ def test_checkpoints_of_a_stage_are_loaded_by_any_other() -> None:
         assert "different tags: of rank 0 on rank(s) 0, of rank 1 on rank(s) 1" in found["tags"]
 
 
+@pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 4)])
+def test_checkpoints_are_loaded_by_other_numbers_of_ranks(
+    before: int, after: int, tmp_path: Path
+) -> None:
+    from support import deepspeed_training as training
+
+    for found in run_in_one_world(
+        before, {"saved": partial(training.saved_by_each_stage, tmp_path)}, 60.0
+    )["saved"]:
+        assert not isinstance(found, Raised), found.error.trace
+    bodies = {"continued": partial(training.continued_at_other_size, tmp_path)}
+    for found in run_in_one_world(after, bodies, 60.0)["continued"]:
+        assert not isinstance(found, Raised), found.error.trace
+        for name, (saved_by, scale, losses) in found.items():
+            assert saved_by == before
+            assert scale == (512 if "fp16" in name else 1)
+            tolerance = 0.003 if "fp16" in name else 1e-6
+            assert losses == pytest.approx(of_all("alone")[0][3:], rel=tolerance), name
+
+
 def test_programs_bring_their_own_optimizer_schedule_and_data() -> None:
     first, second = of_all("own parts")
     for name in ("ddp", "fsdp"):

@@ -99,3 +99,14 @@ def test_losses_are_those_of_data_parallelism(name: str, way: str, ranks: int) -
 
 def test_replicas_of_shards_train_as_data_parallelism_does() -> None:
     check_same(whole(trained(4)["hybrid"]), whole(trained(4)["ddp"]))
+
+
+def test_outputs_in_objects_that_nobody_looks_into_are_trained_or_refused() -> None:
+    import torch
+    from support import fsdp_training
+
+    bodies = {"hidden": fsdp_training.with_hidden_outputs}
+    for (seen, hidden), told in whole(run_in_one_world(2, bodies, 60.0)["hidden"]):
+        torch.testing.assert_close(hidden, seen)
+        assert "returned a SimpleNamespace, in which" in told
+        assert "lists, tuples, dicts or dataclasses" in told

@@ -32,6 +32,8 @@ def trained() -> dict[str, list[Any]]:
     named = {way: bodies.training(way, 2) for way in bodies.WAYS}
     named |= {"adasum": bodies.adasum_training, "sparse": bodies.sparse_training}
     named |= {"mistakes": bodies.mistakes, "batch_norm": bodies.batch_norm}
+    named |= {"changing": bodies.changing_training, "uneven": bodies.uneven_training}
+    named |= {"twice": bodies.started_twice, "names": bodies.alike_names}
     return run_in_one_world(2, named, 60.0)
 
 
@@ -206,3 +208,21 @@ def test_mistakes_with_optimizers_are_told() -> None:
 
 def test_batch_norm_over_ranks() -> None:
     assert of("batch_norm", trained()) == ["as one process"] * 2
+
+
+def test_optimizers_follow_what_is_trained() -> None:
+    for found, expected in of("changing", trained()):
+        assert found == pytest.approx(expected)
+
+
+def test_a_rank_that_had_no_batch_yet_trains_later() -> None:
+    expected = 1.0 - 2 * 0.05 - 0.1 - 2 * 0.05
+    assert of("uneven", trained()) == [[pytest.approx(expected)] * 4] * 2
+
+
+def test_optimizers_outlive_what_they_were_made_in() -> None:
+    assert of("twice", trained()) == [[pytest.approx(0.8)] * 4] * 2
+
+
+def test_networks_may_have_parameters_of_the_same_names() -> None:
+    assert of("names", trained()) == [True, True]

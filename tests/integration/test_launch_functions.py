@@ -104,8 +104,12 @@ def test_what_cannot_be_is_refused_by_name(torshrun: Launcher) -> None:
         if __name__ == "__main__":
             tried(work, threading.Lock())
             tried(work)
+            tried(work, nproc_per_node="many")
             tried(work, options=["--no-such-option"])
             tried(work, options="--standalone")
+            tried(work, options=["--hang-timeout", 60])
+            tried(work, options=["--role", "a", "train.py"])
+            tried(work, options=["--dry-run"])
             sys.modules["cloudpickle"] = None
             tried(lambda: 1)
         """,
@@ -114,18 +118,54 @@ def test_what_cannot_be_is_refused_by_name(torshrun: Launcher) -> None:
     lines = out.splitlines()
     assert "its arguments, cannot be sent to other processes: TypeError: cannot pickle" in lines[0]
     assert "the function has run, but rank 0's result is lost: TypeError" in lines[1]
-    assert "torshrun has refused its options" in lines[2]
-    assert "there is no option --no-such-option" in err
-    assert "options as a list" in lines[3]
-    assert lines[4].startswith("BackendUnavailable Sending a function of a notebook")
-    assert "pip install 'cloudpickle>=3'" in lines[4]
+    assert "torshrun has started no worker: its output says why" in lines[2]
+    assert "torshrun: error: --nproc-per-node: 'many' is not a whole number" in err
+    assert "there is no option --no-such-option" in lines[3]
+    assert "options as a list" in lines[4]
+    assert "options as a list" in lines[5]
+    assert "options must not name a script, as 'train.py': launch() runs" in lines[6]
+    assert "call torshrun itself for --dry-run" in lines[7]
+    assert lines[8].startswith("BackendUnavailable Sending a function of a notebook")
+    assert "pip install 'cloudpickle>=3'" in lines[8]
 
 
 def test_a_program_without_a_guard_is_told_so(torshrun: Launcher) -> None:
-    program = "import torshrun\ndef work(): pass\ntorshrun.launch(work)\n"
-    code, _, err = run(torshrun, program)
+    program = """
+    import threading, torshrun
+    def work(): pass
+    def begin():
+        try:
+            torshrun.launch(work)
+        except Exception as error:
+            print(error)
+    thread = threading.Thread(target=begin)
+    thread.start(), thread.join()
+    torshrun.launch(work)
+    """
+    code, out, err = run(torshrun, program)
     assert code == 1
-    assert "launch() is called while a worker loads the program" in err
+    told = "launch() is called while a worker loads the program"
+    assert out.count(f"[0] {told}") == 2  # of each worker's thread, and of no further worker's
+    assert told in err
+
+
+def test_a_full_disk_is_told_by_its_place(torshrun: Launcher) -> None:
+    program = """
+    import resource, signal, torshrun
+    from torsh_runtime.errors import ConfigError
+    def work(_): pass
+    if __name__ == "__main__":
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+        try:
+            torshrun.launch(work, bytes(5000))
+        except ConfigError as error:
+            print(error)
+    """
+    code, out, err = run(torshrun, program)
+    assert code == 0, err
+    assert out.startswith("cannot write the function and its arguments, 5,0")
+    assert f"bytes, to {torshrun.temporary}: File too large. TMPDIR says" in out
 
 
 @pytest.mark.parametrize("signo", [signal.SIGTERM, signal.SIGINT])
@@ -153,6 +193,27 @@ def test_a_signal_reaches_workers_once(torshrun: Launcher, signo: signal.Signals
     out, err = process.communicate(timeout=30)
     assert out.count("saved") == 2, err
     assert out.splitlines()[-1] == ("code 75" if signo == signal.SIGTERM else "interrupted")
+
+
+def test_notices_reach_workers_and_what_is_ignored_stays_so(torshrun: Launcher) -> None:
+    program = """
+    import signal, torshrun
+    def work():
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+        print("ready", flush=True)
+        return signal.sigwait([signal.SIGUSR1]).name
+    if __name__ == "__main__":
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+        print(torshrun.launch(work, nproc_per_node=2))
+    """
+    (torshrun.folder / "program.py").write_text(textwrap.dedent(program))
+    process = torshrun.start("program.py", command=(sys.executable,))
+    assert process.stdout is not None
+    assert [process.stdout.readline()[4:] for _ in range(2)] == ["ready\n"] * 2
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGUSR1)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (0, "{0: 'SIGUSR1', 1: 'SIGUSR1'}\n"), err
 
 
 def test_nothing_is_left_of_a_program_that_is_killed(torshrun: Launcher) -> None:

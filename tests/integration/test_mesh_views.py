@@ -68,6 +68,13 @@ def measured(rank: int) -> None:
     gathered = mesh.stats()["tp"]
     assert gathered["all_gather"].bytes == 64
     assert (gathered["barrier"].calls, gathered["barrier"].bytes) == (1, 0)
+    number, sent = mesh.get_local_rank("dp"), [bytes(1000)]
+    there = tr.get_process_group_ranks(group)[1 - number]
+    move = tr.recv_object_list if number else tr.send_object_list
+    move(sent, there, group=group)
+    objects = mesh.stats()["dp"]["recv_object" if number else "send_object"]
+    assert objects.calls == 1
+    assert objects.bytes > 1000
     mesh.measure(False)
     tr.all_reduce(values, group=group)
     assert mesh.stats() == {"dp": {}, "tp": {}}

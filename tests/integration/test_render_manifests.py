@@ -273,6 +273,17 @@ def test_what_ray_runs(folder: Path) -> None:
         ("kubernetes", {"labels": [f"a={'b' * 64}"]}, "is not NAME=VALUE"),
         ("kubernetes", {"labels": [f"{'b' * 64}=a"]}, "is not NAME=VALUE"),
         ("kubernetes", {"labels": ["a=1", "a=2"]}, "labels: a name stands there twice"),
+        (
+            "kubernetes",
+            {"labels": ["kueue.x-k8s.io/queue-name=a"], "kueue_queue": "b"},
+            "labels: kueue.x-k8s.io/queue-name: another key of the section says it",
+        ),
+        (
+            "kubernetes",
+            {"annotations": ["scheduling.k8s.io/group-name=a"], "volcano_queue": "b"},
+            "annotations: scheduling.k8s.io/group-name: another key of the section says it",
+        ),
+        ("kubernetes", {"health_port": 29400}, "health_port: 29400 is where the nodes meet"),
         ("kubernetes", {"annotations": ["a"]}, "as annotations are"),
         ("kubernetes", {"annotations": ["a=b\nc"]}, "is not one line"),
         ("kubernetes", {"node_selector": ["a=b\nc: d"]}, "is not NAME=VALUE"),

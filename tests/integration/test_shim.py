@@ -89,10 +89,11 @@ def test_torchx_gives_an_empty_role(shimmed: Launcher) -> None:
 
 
 def test_zero_turns_it_off(shimmed: Launcher) -> None:
-    shimmed.environ["TORSHRUN_AS_TORCHRUN"] = "0"
     program = "import sys; print([type(each).__module__ for each in sys.meta_path])"
-    code, out, _ = run(shimmed, "-c", program)
-    assert (code, "torshrun.shim" in out) == (0, False)
+    for word, is_on in (("0", False), ("false", False), ("1", True)):
+        shimmed.environ["TORSHRUN_AS_TORCHRUN"] = word
+        code, out, _ = run(shimmed, "-c", program)
+        assert (code, "torshrun.shim" in out) == (0, is_on)
 
 
 @pytest.mark.torch
@@ -113,7 +114,12 @@ def test_functions_and_commands_of_elastic_launch(shimmed: Launcher) -> None:
     ends = f"""
     print(elastic_launch(config, work)("a"))
     print(elastic_launch(config, sys.executable)("-u", {script!r}, "b"))
+    elastic_launch(config, sys.executable)("-u", "-c", "print('of Python')")
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    try:
+        elastic_launch(config, "no-such-program")()
+    except Exception as error:
+        print(type(error).__name__, error)
     try:
         elastic_launch(config, work)("raise")
     except ChildFailedError as error:
@@ -125,6 +131,9 @@ def test_functions_and_commands_of_elastic_launch(shimmed: Launcher) -> None:
     assert "{0: (0, 'a'), 1: (1, 'a')}\n" in out
     assert "[1] hello 1 2 ['b'] False\n" in out
     assert "{0: None, 1: None}\n" in out
+    assert {"[0] of Python", "[1] of Python"} <= {*out.splitlines()}
+    assert "ConfigError torshrun has started no worker: its output says why\n" in out
+    assert "torshrun: error: program no-such-program is not in PATH\n" in err
     [failed] = [each for each in out.splitlines() if each.startswith("failed")]
     assert failed.startswith("failed 1 1 ValueError: bad batch [")
     assert "rank 1 failed first: exit code 1" in failed
@@ -200,6 +209,29 @@ def test_a_program_of_lightnings_becomes_torshrun_and_saves_at_a_notice(shimmed:
     process.communicate(timeout=120)
     assert process.returncode == 75
     assert (shimmed.folder / "hpc_ckpt_1.ckpt").exists()
+
+
+def test_a_program_that_begins_again_has_ended_as_programs_do(shimmed: Launcher) -> None:
+    """A module in the shape of Lightning's, which takes long to load."""
+    program = """
+    import os, sys, tempfile, types
+    from torshrun.shim.lightning import restart_program
+    class Launcher:
+        num_nodes, num_processes = 1, 2
+        def _call_children_scripts(self): pass
+    restart_program(types.SimpleNamespace(_SubprocessScriptLauncher=Launcher))
+    kept = tempfile.TemporaryDirectory(prefix="of-the-program-")
+    if "RANK" not in os.environ:
+        Launcher()._call_children_scripts()
+    print("rank", os.environ["RANK"], sys.argv[1:])
+    """
+    (shimmed.folder / "program.py").write_text(textwrap.dedent(program))
+    code, out, err = run(shimmed, "program.py", "--epochs", "3")
+    assert code == 0, err
+    assert sorted(out.splitlines()) == [
+        f"[{rank}] rank {rank} ['--epochs', '3']" for rank in (0, 1)
+    ]
+    assert not [*shimmed.temporary.glob("of-the-program-*")]
 
 
 @pytest.mark.slow

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from dask import delayed
+from distributed import Future
 from support.processes import soon
 
 import torsh_runtime as tr
@@ -70,6 +72,14 @@ def appears(path: str) -> bool:
     return soon(Path(path).exists, 100)
 
 
+def meets_on(mark: str) -> None:
+    """Wait, in collectives, for what does not come."""
+    end = time.monotonic() + 100
+    while time.monotonic() < end:
+        tr.barrier()
+        Path(mark).touch()
+
+
 def refused(call: Callable[[], Any]) -> str:
     """What an error says."""
     try:
@@ -84,7 +94,7 @@ def main(folder: str) -> None:
         two = dask.submit_task(float, "2")
         print("sums", run(client, ranks, two, plus=two))
         print("again", dask.run_training(ranks, 1.0, num_workers=1))
-        print("compute", dask.compute([]), dask.num_workers)
+        print("compute", dask.compute([]), dask.compute((delayed(int)("3"), 5)), dask.num_workers)
         print("torch", run(client, torch_too), run(client, torch_too))
         print("few", refused(lambda: run(client, ranks, 1.0, num_workers=3)))
         print("own", refused(lambda: run(client, fails)))
@@ -97,8 +107,20 @@ def main(folder: str) -> None:
         growing.start()
         print("grown", run(client, grows, f"{folder}/waits", num_workers=2, max_workers=3))
         growing.join(60)
+        delayed_by = client.submit(time.sleep, 2, workers=[min(client.nthreads())], pure=False)
+        print("early", run(client, grows, f"{folder}/early", num_workers=2, max_workers=3))
+        delayed_by.result(timeout=60)
         print("lost", sorted(run(client, loses_a_worker, f"{folder}/killed", num_workers=3)))
+        cancelling = threading.Thread(target=_cancel, args=(client, f"{folder}/begun"))
+        cancelling.start()
+        print("cancelled", refused(lambda: run(client, meets_on, f"{folder}/begun")))
+        cancelling.join(60)
         print("environment", sorted(set(client.run(os.environ.get, "RANK").values())))
+
+
+def _cancel(client: Any, begun: str) -> None:
+    if appears(begun):
+        client.cancel([Future(key, client) for key in client.futures], force=True)
 
 
 def _grow(dask: DaskIntegration, waits: str) -> None:

@@ -94,6 +94,35 @@ def of_one_process(rank: int) -> list[float]:
     return losses
 
 
+def saved_by_each_stage(folder: Path, rank: int) -> None:
+    """Half a training of each stage, in float32 and float16, is saved."""
+    for name, more in AT_OTHER_SIZES.items():
+        engine = deepspeed.initialize(model(), config(**more))
+        steps(engine, range(3))
+        engine.save_checkpoint(folder / name, client_state={"from": tr.get_world_size()})
+
+
+def continued_at_other_size(folder: Path, rank: int) -> dict[str, Any]:
+    """The rest of those trainings."""
+    found: dict[str, Any] = {}
+    for name, more in AT_OTHER_SIZES.items():
+        engine = deepspeed.initialize(model(), config(**more))
+        path, client_state = engine.load_checkpoint(folder / name)
+        assert path is not None
+        found[name] = client_state["from"], engine.loss_scale(), steps(engine, range(3, STEPS))
+    return found
+
+
+AT_OTHER_SIZES: dict[str, dict[str, Any]] = {
+    f"stage {stage} {kind}": {**mode, "zero_optimization": {"stage": stage}}
+    for stage in range(4)
+    for kind, mode in {
+        "fp32": {},
+        "fp16": {"fp16": {"enabled": True, "initial_scale_power": 8, "loss_scale_window": 2}},
+    }.items()
+}
+
+
 def resumed(folder: Path, rank: int) -> dict[str, Any]:
     """Stage 3 is saved, and goes on as stage 1 and 0."""
     first, _, _, _ = deepspeed.initialize(model(), config(zero_optimization={"stage": 3}))

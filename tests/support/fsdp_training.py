@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -14,6 +15,7 @@ from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 import torsh_runtime as tr
+from torsh_runtime.errors import ConfigError
 from torsh_runtime.modules.nn import NnModule
 from torsh_runtime.modules.torch import TorchModule
 
@@ -193,6 +195,42 @@ def _prepared(net: Any, course: Course) -> Any:
         elif course.compiles == "in place":
             getattr(net, name).compile(backend="aot_eager")
     return net
+
+
+class Hiding(nn.Module):
+    """Gives what a part gives, within an object that nobody looks into."""
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.part = part
+
+    def forward(self, inputs: Any) -> SimpleNamespace:
+        return SimpleNamespace(value=self.part(getattr(inputs, "value", inputs)))
+
+
+def with_hidden_outputs(rank: int) -> tuple[list[torch.Tensor], str]:
+    """Of replicated units the parameters without and with outputs in such objects; of sharded ones
+    the error."""
+    inputs = torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(1))[rank]
+    options: Any = {"auto_wrap_policy": tr.ModuleTypeBasedAutoWrap((Hiding,))}
+    found = []
+    for hides in (nn.Sequential, Hiding):
+        torch.manual_seed(0)
+        net = nn.Sequential(*(hides(nn.Linear(8, 8)) for _ in range(3)))
+        model: Any = tr.FullyShardedDataParallel(net, min_num_params=100, **options)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            outputs = model(inputs)
+            getattr(outputs, "value", outputs).square().mean().backward()
+            optimizer.step()
+        found.append(torch.cat([each.flatten() for each in model.state_dict().values()]))
+    hidden: Any = tr.FullyShardedDataParallel(Hiding(nn.Linear(8, 8)), min_num_params=0, **options)
+    try:
+        hidden(inputs)
+    except ConfigError as error:
+        return found, str(error)
+    return found, ""
 
 
 def data_parallel(rank: int, ranks: int) -> State:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -314,6 +315,132 @@ def sparse_training(rank: int) -> Any:
         optimizer.step()
         found.append(table.weight.flatten().tolist())
     return found
+
+
+class Twin:
+    """A model and an optimizer on two ranks, beside one that is given both ranks' batches."""
+
+    def __init__(self, model: torch.nn.Module, **options: Any) -> None:
+        self.model, self.expected = model, copy.deepcopy(model)
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        self.optimizer: Any = hvd.DistributedOptimizer(inner, model.named_parameters(), **options)
+
+    def step(self, *batches: Any) -> None:
+        """One step, of the batches of ranks 0 and 1."""
+        self.optimizer.zero_grad()
+        self.model(batches[hvd.rank()]).square().mean().backward()
+        self.optimizer.step()
+        self.expected.zero_grad()
+        for batch in batches:
+            (self.expected(batch).square().mean() / len(batches)).backward()
+        with torch.no_grad():
+            for own, each in zip(self.model.parameters(), self.expected.parameters(), strict=True):
+                if each.grad is not None:
+                    each -= 0.1 * each.grad.to_dense()
+                torch.testing.assert_close(own, each)
+
+
+class Halving:
+    """A compressor that has to see each gradient in its own shape."""
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        return tensor.flatten() / 2, tensor.shape
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+        return tensor.view(ctx) * 2
+
+
+@within
+def changing_training(rank: int) -> Any:
+    """What optimizers meet on the way: frozen and new parameters, layouts, each rank's own rows."""
+    torch.manual_seed(0)
+    rows = torch.randn(12, 4, 4).unbind()
+    layers = [torch.nn.Linear(4, 4), torch.nn.Linear(4, 4).double(), torch.nn.Linear(4, 4)]
+    model = torch.nn.Sequential(layers[0], Cast(torch.float64), layers[1], Cast(torch.float32))
+    layers[0].requires_grad_(False)
+    twin, other = Twin(model), Twin(copy.deepcopy(model), compression=Halving)
+    for number in range(4):
+        layers[0].requires_grad_(number in (1, 2))
+        twin.expected[0].requires_grad_(number in (1, 2))
+        twin.step(*rows[:2])
+        other.step(*rows[2:4])
+    model.append(layers[2])
+    twin.expected.append(copy.deepcopy(layers[2]))
+    twin.optimizer.add_param_group({"params": [*layers[2].parameters()], "lr": 0.1})
+    twin.step(*rows[4:6])
+    twin.step(*rows[6:8])
+    images = torch.randn(2, 1, 3, 5, 5)
+    kernels = torch.nn.Conv2d(3, 2, 3, bias=False).to(memory_format=torch.channels_last)
+    Twin(kernels).step(*images)
+    table = Twin(torch.nn.Embedding(4, 2, sparse=True))
+    table.step(torch.tensor([0]), torch.tensor([0, 3]))
+    inner = table.optimizer
+    inner.zero_grad()
+    if rank:  # the other rank has not used the table
+        table.model(torch.tensor([2])).sum().backward()
+    inner.step()
+    return table.model.weight[2].tolist(), (table.expected.weight[2] - 0.05).tolist()
+
+
+class Cast(torch.nn.Module):
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.to(self.dtype)
+
+
+@within
+def uneven_training(rank: int) -> Any:
+    """Rank 0 has no batch in the first epoch, and has fewer in the second."""
+    model = torch.nn.Linear(4, 1, bias=False)
+    model.weight.data.fill_(1.0)
+    optimizer: Any = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    for epoch in range(2):
+        for _ in range(2 * rank + epoch):
+            optimizer.zero_grad()
+            model(torch.ones(4)).sum().backward()
+            optimizer.step()
+        hvd.join()
+        hvd.broadcast_parameters(model.state_dict(), 1)
+    return model.weight.flatten().tolist()
+
+
+def started_twice(_: int) -> Any:
+    """The same optimizer between init() and shutdown(), twice."""
+    model = torch.nn.Linear(4, 1, bias=False)
+    model.weight.data.fill_(1.0)
+    hvd.init()
+    optimizer: Any = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    for number in range(2):
+        hvd.init()
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.full((4,), float(hvd.rank()))).sum().backward()
+            optimizer.step()
+        hvd.shutdown()
+        assert model.weight.grad is not None, number
+        assert model.weight.grad.tolist() == [[0.5] * 4]
+    return model.weight.flatten().tolist()
+
+
+@within
+def alike_names(_: int) -> Any:
+    """Backward passes of one network through another one whose gradients have the same names."""
+    generator, critic = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    optimizers: list[Any] = [
+        hvd.DistributedOptimizer(
+            torch.optim.SGD(each.parameters(), lr=0.1), each.named_parameters()
+        )
+        for each in (generator, critic)
+    ]
+    critic(generator(torch.ones(2))).sum().backward()
+    for each in reversed(optimizers):
+        each.step()
+    return True
 
 
 @within

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import NamedTuple, Protocol
 
@@ -116,6 +117,17 @@ class MeetingStore(Protocol):
     def put(self, key: str, value: bytes) -> object: ...
     def get(self, key: str) -> Entry | None: ...
     def wait(self, keys: Sequence[str], timeout: float) -> Mapping[str, Entry]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of a group. Who wraps a backend passes them on as a whole."""
+
+    is_in_node: bool = False
+    """Whether all ranks are known to be on one machine."""
+    held_bytes: int = 0
+    """Messages of so many bytes to a rank, all together, leave their sender before they are
+    received, without a thread that brings them; 0 where that is not known."""
 
 
 class Backend(ABC):
@@ -281,21 +293,15 @@ class Backend(ABC):
         raise ValueError(f"the {self.type} backend cannot receive objects")
 
     @property
-    def is_in_node(self) -> bool:
-        """Whether all ranks are known to be on one machine."""
-        return False
+    def facts(self) -> Facts:
+        """What is known of the group."""
+        return Facts()
 
-    @property
-    def held_bytes(self) -> int:
-        """Messages of so many bytes to a rank, all together, leave their sender before they are
-        received, without a thread that brings them; 0 where that is not known."""
-        return 0
-
-    def all_come(self) -> bool:
+    def all_come(self, array: object) -> bool:
         """Whether all ranks are about to call the next operation, so that a caller who must not be
         held up by them need not leave it to another thread. Waits for them for 20 ms at most, and
         seldom if that is in vain. To be called right before the operation. Where ranks do not see
-        that of each other it is False.
+        that of each other it is False. array: one of the operation's.
         """
         return False
 

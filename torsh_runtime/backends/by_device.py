@@ -10,7 +10,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from torsh_runtime.backends.base import Backend, ByDevice, Envelope, Reduce
+from torsh_runtime.backends.base import Backend, ByDevice, Envelope, Facts, Reduce
 from torsh_runtime.backends.configuring import Refusing
 from torsh_runtime.backends.library.news import Cause
 from torsh_runtime.backends.library.operands import is_list
@@ -55,6 +55,14 @@ class ByDeviceBackend(Backend):
     @property
     def job_ranks(self) -> Sequence[int]:
         return self._host.job_ranks
+
+    @property
+    def facts(self) -> Facts:
+        """Those of the host's: all ranks of both members are in the same places."""
+        return self._host.facts
+
+    def all_come(self, array: object) -> bool:
+        return self._at(array).all_come(array)
 
     @property
     def failed(self) -> bool:

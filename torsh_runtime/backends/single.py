@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torsh_runtime.arrays import stage
-from torsh_runtime.backends.base import Backend, BackendType, Envelope, Reduce, ReduceOp
+from torsh_runtime.backends.base import Backend, BackendType, Envelope, Facts, Reduce, ReduceOp
 from torsh_runtime.backends.library.operands import (
     check_both,
     check_part,
@@ -41,8 +41,8 @@ class SingleBackend(Backend):
         return cls()
 
     @property
-    def is_in_node(self) -> bool:
-        return True
+    def facts(self) -> Facts:
+        return Facts(is_in_node=True)
 
     @property
     def failed(self) -> bool:

@@ -116,13 +116,13 @@ class ProcessGroup:
     @property
     def is_in_node(self) -> bool:
         """Whether all its ranks are known to be on one machine."""
-        return self._backend.is_in_node
+        return self._backend.facts.is_in_node
 
     @property
     def held_bytes(self) -> int:
         """Messages of so many bytes to a rank, all together, leave their sender before they are
         received, without a thread that brings them; 0 where that is not known."""
-        return self._backend.held_bytes
+        return self._backend.facts.held_bytes
 
     @property
     def name(self) -> str:
@@ -286,9 +286,9 @@ class ProcessGroup:
         """Everyone's numbers, a row for each rank, with any backend. It blocks."""
         return self._backend.all_gather_numbers(own, self._timeout)
 
-    def all_come(self) -> bool:
-        """Whether all ranks are about to call the next operation: see Backend."""
-        return self._backend.all_come()
+    def all_come(self, array: object) -> bool:
+        """Whether all ranks are about to call the next operation, on this array: see Backend."""
+        return self._backend.all_come(array)
 
     def barrier(self, async_op: bool = False, timeout: float | None = None) -> Work:
         """Return when every rank has called it. `timeout`: seconds; None: the group's."""

@@ -14,17 +14,18 @@ LONGEST_TIMEOUT = 30 * 86400.0
 Timeout = float | timedelta | None
 
 
-def seconds(timeout: Timeout, default: float) -> float:
-    """The timeout in seconds; `default` for None. ConfigError if it makes no sense."""
+def seconds(timeout: Timeout, default: float, name: str = "timeout") -> float:
+    """The timeout in seconds; `default` for None. ConfigError, with the name of the option, if it
+    makes no sense."""
     if timeout is None:
         return default
     try:
         value = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
     except (TypeError, ValueError):
-        raise ConfigError(f"timeout {timeout!r} is no number of seconds") from None
+        raise ConfigError(f"{name} {timeout!r} is no number of seconds") from None
     if not 0 < value <= LONGEST_TIMEOUT:
         raise ConfigError(
-            f"timeout must be more than 0 and at most {LONGEST_TIMEOUT:g} s (30 days), not "
+            f"{name} must be more than 0 and at most {LONGEST_TIMEOUT:g} s (30 days), not "
             f"{value:g} s"
         )
     return value

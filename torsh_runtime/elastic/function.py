@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 from torsh_runtime.errors import ConfigError
@@ -83,12 +83,15 @@ def check_arguments(function: Callable[..., Any], number: int) -> None:
 
 
 def is_main_being_found() -> bool:
-    """Whether the caller is in a main module that find() is running."""
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is NamedFunction._run_main.__code__:
-            return True
-        frame = frame.f_back
+    """Whether find() is running a main module in this process: what is called now is called by
+    that module, which may have started a thread for it.
+    """
+    frames: list[FrameType | None] = [*sys._current_frames().values()]
+    for frame in frames:
+        while frame is not None:
+            if frame.f_code is NamedFunction._run_main.__code__:
+                return True
+            frame = frame.f_back
     return False
 
 

@@ -21,6 +21,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 _PATIENCE = 10.0
 """Seconds that the agent's store may take to answer."""
 _KEY = "stop_at"
+"""The training, as the job's first, second and so on, and the step that were agreed on."""
 
 
 class Notices:
@@ -29,6 +30,7 @@ class Notices:
     def __init__(self) -> None:
         self._heard = False
         self._store: Store | None = None
+        self._training = 0
         self._handlers: dict[signal.Signals, Any] = {}
 
     @classmethod
@@ -39,6 +41,7 @@ class Notices:
         is_worker = os.environ.get("TORSH_STORE_ENDPOINT")
         if is_worker and threading.current_thread() is threading.main_thread():
             notices._store = _store()
+            notices._training = notices._store.add(f"trainings/{os.environ['RANK']}", 1)
             for each in _SIGNALS:
                 notices._handlers[each] = signal.signal(each, notices._hear)
         return notices
@@ -54,16 +57,21 @@ class Notices:
         each step, in which all ranks have met.
 
         Who has heard a notice proposes the next step. No rank can be done with that one before the
-        proposal stands: it takes the proposer to do it.
+        proposal stands: it takes the proposer to do it. Where this step was the last one, all stop
+        behind the first step of the next training, if the job has one.
         """
         if self._store is None:
             return False
         try:
             if self._heard:
-                return step >= int(self._store.compare_set(_KEY, "", str(step + 1)))
-            if not self._store.check([_KEY]):
+                proposed = f"{self._training} {step + 1}"
+                agreed = self._store.compare_set(_KEY, "", proposed)
+            elif self._store.check([_KEY]):
+                agreed = self._store.get(_KEY)
+            else:
                 return False
-            return step >= int(self._store.get(_KEY))
+            training, last = map(int, agreed.split())
+            return (self._training, step) >= (training, last)
         except StoreError:  # the agent goes, and so does this worker
             return False
 

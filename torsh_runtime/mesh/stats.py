@@ -13,6 +13,8 @@ from torsh_runtime.backends.base import Backend
 from torsh_runtime.backends.work import Work
 from torsh_runtime.status import OPERATIONS
 
+_COUNTED = (*OPERATIONS, "send_object", "recv_object")
+
 
 @dataclass(frozen=True, slots=True)
 class OperationStats:
@@ -67,7 +69,7 @@ class _Metered:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._backend, name)
-        if name in OPERATIONS:
+        if name in _COUNTED:
             value = partial(self._call, name, value)
             setattr(self, name, value)  # the next call finds it at once
         return value
@@ -86,15 +88,22 @@ class _Metered:
     def _call(self, name: str, operation: Callable[..., Work], *arguments: Any) -> Work:
         size, began = max(map(_bytes, arguments)), time.perf_counter()
         work = operation(*arguments)
+
+        def count(done: Work) -> None:
+            came = _bytes(done.content) if name == "recv_object" else 0
+            self._meter.add(name, 1, max(size, came), began)
+
         if arguments[-1] is True:
-            work.add_done_callback(lambda _: self._meter.add(name, 1, size, began))
+            work.add_done_callback(count)
         else:
-            self._meter.add(name, 1, size, began)
+            count(work)
         return work
 
 
 def _bytes(argument: Any) -> int:
-    """Of an array, or a list of them; 0 for whatever else an operation takes."""
+    """Of an array, of bytes, or of a list of them; 0 for whatever else an operation takes."""
     if isinstance(argument, list | tuple):
         return sum(map(_bytes, argument))
+    if isinstance(argument, bytes | bytearray):
+        return len(argument)
     return int(getattr(argument, "nbytes", 0))

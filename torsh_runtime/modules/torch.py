@@ -37,6 +37,14 @@ class OnGradient:
         self._call()
 
 
+def part(flat: Tensor, start: int, like: Tensor) -> Tensor:
+    """As TorchModule.part()."""
+    # torch keeps strides in a copy if the elements fill their memory and do not overlap.
+    if torch.empty_like(like, device="meta").stride() == like.stride():
+        return flat.as_strided(like.size(), like.stride(), flat.storage_offset() + start)
+    return flat[start : start + like.numel()].view(like.shape)
+
+
 class TorchModule(ModuleAdapter[Tensor]):
     """A torch.nn.Module. See ModuleAdapter."""
 
@@ -105,10 +113,7 @@ class TorchModule(ModuleAdapter[Tensor]):
         return tensor.detach().reshape(-1)
 
     def part(self, flat: Tensor, start: int, like: Tensor) -> Tensor:
-        # torch keeps strides in a copy if the elements fill their memory and do not overlap.
-        if torch.empty_like(like, device="meta").stride() == like.stride():
-            return flat.as_strided(like.size(), like.stride(), flat.storage_offset() + start)
-        return flat[start : start + like.numel()].view(like.shape)
+        return part(flat, start, like)
 
     def shaped(self, flat: Tensor, start: int, shape: tuple[int, ...]) -> Tensor:
         return flat[start : start + math.prod(shape)].view(shape)

@@ -29,7 +29,7 @@ from torshrun.agent.time_limit import TimeLimit
 from torshrun.config.job import LaunchConfig
 from torshrun.rendezvous import base
 from torshrun.safe_files import Folder
-from torshrun.signals import signal_name
+from torshrun.signals import NOTICES, signal_name
 from torshrun.workers.commit_memory import CommitMemory
 from torshrun.workers.group import Worker, WorkerGroup
 from torshrun.workers.keeper import Keeper, SpawnFailed
@@ -54,8 +54,6 @@ ONE_REQUEST = 0.1
 CULPRIT_SECONDS = 0.8
 """How much longer it is waited for others that fail, where nobody has failed by itself yet."""
 NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
-NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that are for the workers, unless the user names them as ones that stop the job."""
 _BY_OTHERS = ("signal", "closing", "verdict")  # which may be a scheduler's wish
 
 

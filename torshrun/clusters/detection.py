@@ -12,7 +12,7 @@ from torsh_runtime.errors import ConfigError
 from torsh_runtime.launchers import launcher_process
 from torsh_runtime.slurm import Reply
 from torshrun.clusters import kubernetes, lsf, mpi, pbs, slurm
-from torshrun.clusters.hints import Cluster, Environ, Hint, Hints, Machine
+from torshrun.clusters.hints import Cluster, Environ, Hint, Hints, Machine, in_worker
 from torshrun.clusters.orchestrators import DSTACK, SKYPILOT
 from torshrun.clusters.user_key import make_user_key
 from torshrun.procfs import read_text
@@ -34,15 +34,13 @@ been started by a scheduler, whose variables its processes inherit.
 """
 _LONGEST_LIST = 64 << 20
 """Bytes of a file that lists a job's hosts, once for each process."""
-_WORKER = "TORSH_STORE_ENDPOINT"
-"""A torshrun in a worker of another one is that one's affair, and not the scheduler's."""
 
 
 def detect(kind: str, environ: Environ, machine: Machine) -> Hints | None:
     """`kind` is "auto", "none", or the one cluster to look for; ConfigError if that is not there,
     or its variables cannot be.
     """
-    if kind == "none" or (kind == "auto" and _WORKER in environ):
+    if kind == "none" or (kind == "auto" and in_worker(environ)):
         return None
     by_mpi = kind == "auto" and mpi.allocation(environ, machine) is not None
     for name in _CLUSTERS if kind == "auto" else [kind]:

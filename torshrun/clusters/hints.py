@@ -16,9 +16,18 @@ NUMBER = re.compile("[0-9]{1,9}")
 """What variables that number something have; what has anything else tells nothing."""
 GRACE_MARGIN = 5.0
 """Seconds by which workers are killed before the scheduler would kill torshrun."""
+_WORKERS = ("TORSH_STORE_ENDPOINT", "TORCHELASTIC_RUN_ID")
+"""Variables of workers of torshrun, and of torchrun and torshrun."""
 
 
 Environ = Mapping[str, str]
+
+
+def in_worker(environ: Environ) -> bool:
+    """Whether a worker of another launcher has called this torshrun, which then is that one's
+    affair, and no node of the job around it.
+    """
+    return any(name in environ for name in _WORKERS)
 
 
 class Hint(NamedTuple):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 
 from torsh_runtime import slurm
@@ -40,11 +42,30 @@ def place(hints: Hints, environ: Environ, machine: Machine) -> Hints:
 
 
 def hosts(environ: Environ, machine: Machine) -> list[str]:
-    """The job's hosts, each once: LSB_MCPU_HOSTS is left out where it would be too long."""
-    names = environ.get("LSB_MCPU_HOSTS", "").split()[::2]
+    """The job's hosts, each once."""
+    return list(_slots(environ, machine))
+
+
+def first_host(environ: Environ, machine: Machine) -> str:
+    """Where the first process of a parallel program is; "" if it is not known. Where jobs have a
+    launch host, it is the first of their hosts, with one slot, and jsrun starts nothing there.
+    """
+    slots = _slots(environ, machine)
+    names = list(slots)
+    has_launch_host = len(names) > 1 and slots[names[0]] == 1 < max(slots.values())
+    if "JSM_NAMESPACE_RANK" in environ and has_launch_host:
+        return names[1]
+    return names[0] if names else ""
+
+
+def _slots(environ: Environ, machine: Machine) -> Mapping[str, int]:
+    """By host, in the job's order: LSB_MCPU_HOSTS is left out where it would be too long."""
+    words = environ.get("LSB_MCPU_HOSTS", "").split()
+    if words:
+        counts = (int(word) if NUMBER.fullmatch(word) else 1 for word in words[1::2])
+        return dict(zip(words[::2], counts, strict=False))
     path = environ.get("LSB_DJOB_HOSTFILE")
-    names = names or (machine.read(path).split() if path else [])
-    return list(dict.fromkeys(names or environ.get("LSB_HOSTS", "").split()))
+    return Counter((path and machine.read(path).split()) or environ.get("LSB_HOSTS", "").split())
 
 
 def _among_nodes(hints: Hints, nodes: list[str], rank: int) -> Hints:

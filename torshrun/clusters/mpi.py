@@ -1,5 +1,5 @@
-"""mpiexec of Open MPI, and of MPICH (Hydra) and what is made of it, such as Intel MPI's: each
-process that it starts is a node.
+"""mpiexec of Open MPI, of MPICH (Hydra) and those made of it, such as Intel MPI's, and of HPE Cray
+(PALS): each process that it starts is a node.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ _LIBRARIES = (
     _Names("Open MPI", *(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_SIZE"))),
     _Names("MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
 )
+_CRAY = _Names("Cray's mpiexec", "PMI_RANK", "PMI_SIZE", "PMI_LOCAL_SIZE")
+"""Slurm's srun may set these on Cray's machines, too."""
 
 
 def allocation(environ: Environ, machine: Machine) -> Hints | None:
@@ -53,10 +55,9 @@ def place(hints: Hints, environ: Environ, machine: Machine) -> Hints:
 
 
 def _names(environ: Environ) -> _Names | None:
+    libraries = _LIBRARIES if "SLURM_STEP_NUM_NODES" in environ else (*_LIBRARIES, _CRAY)
     given = (
-        names
-        for names in _LIBRARIES
-        if all(environ.get(name, "").isdecimal() for name in names[1:])
+        names for names in libraries if all(environ.get(name, "").isdecimal() for name in names[1:])
     )
     return next(given, None)
 
@@ -72,6 +73,6 @@ def _first_host(names: _Names, environ: Environ, machine: Machine) -> tuple[Hint
         return Hint(host, "SLURM_JOB_NODELIST"), f"slurm-{environ.get('SLURM_JOB_ID')}"
     if nodes := pbs.hosts(environ, machine):
         return Hint(nodes[0], "PBS_NODEFILE"), f"pbs-{environ.get('PBS_JOBID')}"
-    if nodes := lsf.hosts(environ, machine):
-        return Hint(nodes[0], "LSB_MCPU_HOSTS"), lsf.run_id(environ)
+    if first := lsf.first_host(environ, machine):
+        return Hint(first, "LSB_MCPU_HOSTS"), lsf.run_id(environ)
     return None, ""

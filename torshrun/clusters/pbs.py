@@ -29,8 +29,7 @@ def place(hints: Hints, environ: Environ, machine: Machine) -> Hints:
     if len(nodes) < 2:
         return hints
     if not _is_spawned(environ):
-        told = f"on this node only, of the job's {len(nodes)}, as it is the job script's"
-        return replace(hints, found=(*hints.found, f"{told} (pbsdsh -- torshrun …)"))
+        return replace(hints, found=(*hints.found, _alone(nodes, environ)))
     return _among_nodes(hints, nodes, environ)
 
 
@@ -40,14 +39,23 @@ def hosts(environ: Environ, machine: Machine) -> list[str]:
     return list(dict.fromkeys(machine.read(path).split())) if path else []
 
 
+def _alone(nodes: list[str], environ: Environ) -> str:
+    told = f"on this node only, of the job's {len(nodes)}, as"
+    if _is_torque(environ):
+        return f"{told} Torque does not tell more (--nnodes, --node-rank and --master-addr do)"
+    return f"{told} it is the job script's (pbsdsh -- torshrun …)"
+
+
+def _is_torque(environ: Environ) -> bool:
+    return environ.get("PBS_VERSION", "").upper().startswith("TORQUE")
+
+
 def _is_spawned(environ: Environ) -> bool:
     """Whether pbsdsh, or another task manager, has started this: the job script is task 1 of node
     0. Torque numbers tasks otherwise, so that there is no telling.
     """
-    if environ.get("PBS_VERSION", "").upper().startswith("TORQUE"):
-        return False
     node, task = environ.get("PBS_NODENUM", ""), environ.get("PBS_TASKNUM", "")
-    if not NUMBER.fullmatch(node):
+    if _is_torque(environ) or not NUMBER.fullmatch(node):
         return False
     return int(node) > 0 or (bool(NUMBER.fullmatch(task)) and int(task) > 1)
 

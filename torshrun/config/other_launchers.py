@@ -14,14 +14,19 @@ _GROUPS = {
     "here it is --master-addr HOST": "main-process-ip",
     "here it is --master-port PORT": "main-process-port",
     "here it is --hostfile FILE": "H host hosts machinefile f",
+    "here it is --nnodes MIN:MAX, on each node": "min-np max-np min-num-proc max-num-proc "
+    "host-discovery-script",
+    "here it is --max-restarts N": "reset-limit",
+    "here it is --log-dir DIRECTORY": "output-filename",
+    "here it is --ssh-command COMMAND": "ssh-port ssh-identity-file",
     "here it is the variable CUDA_VISIBLE_DEVICES": "gpu-ids",
     "leave it out: workers find their places in the environment": "use-env",
 }
 _HINTS = MappingProxyType(
     {name: words for words, names in _GROUPS.items() for name in names.split()}
 )
-"""By the name in mpiexec, srun, accelerate, deepspeed or torch.distributed.launch, without dashes
-at its head and with - for _."""
+"""By the name in mpiexec, srun, horovodrun, accelerate, deepspeed or torch.distributed.launch,
+without dashes at its head and with - for _."""
 
 
 def hint(typed: str) -> str:

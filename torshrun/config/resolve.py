@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from torsh_runtime.errors import ConfigError
-from torshrun.clusters.hints import Hints
 from torshrun.config.collector import collector
 from torshrun.config.debugging import debugged, debugging_notes
 from torshrun.config.job import (
@@ -25,9 +25,9 @@ from torshrun.config.options import OPTIONS
 from torshrun.config.progress import progress_notes, progress_server
 from torshrun.config.request import Request
 from torshrun.config.secret import read_secret
-from torshrun.config.surroundings import account
+from torshrun.config.surroundings import cluster_notes
 from torshrun.config.values import CONF_WITHOUT_EFFECT, LOCAL, Endpoint, Nodes
-from torshrun.topology.cpus import allowed_cpus, told_of_binding, usable_cpus
+from torshrun.topology.cpus import usable_cpus
 
 _PORTS: Mapping[Backend, int] = {"static": 29500, "tcp": 29400, "etcd": 2379}
 """As torchrun and etcd have it."""
@@ -189,7 +189,10 @@ def _check_target(target: str, kind: Kind, environ: Mapping[str, str]) -> str:
     if script.is_dir() and not (script / "__main__.py").is_file():
         raise ConfigError(f"{target} is a directory, not a script; name the script inside it")
     if not script.exists():
-        raise ConfigError(f"script {target} does not exist (looked in {Path.cwd()})")
+        told = f"script {target} does not exist (looked in {Path.cwd()})"
+        if re.fullmatch(r"python[\d.]*", target):
+            told += f"; leave the word {target} out: torshrun runs scripts with the Python it has"
+        raise ConfigError(told)
     return target
 
 
@@ -341,8 +344,7 @@ def _notes(request: Request, workers: int, environ: Mapping[str, str]) -> Iterat
     there is one node (--nnodes 1, --node-rank 0, a rendezvous' endpoint) deserves none.
     """
     alone = is_alone(request)
-    if request.hints:
-        yield from _of_cluster(request, request.hints, environ)
+    yield from cluster_notes(request, environ, alone=alone)
     if request["rdzv_backend"] == "etcd" and not alone and not request.knows("run_id"):
         yield (
             "--rdzv-id is not given: this job is one with any other at this etcd that has none "
@@ -361,14 +363,6 @@ def _notes(request: Request, workers: int, environ: Mapping[str, str]) -> Iterat
     for key, ranks in numbered.items():
         if request[key] and min(request[key]) >= workers:
             yield f"{request.name(key)} names no worker: their {ranks} are 0 to {workers - 1}"
-
-
-def _of_cluster(request: Request, hints: Hints, environ: Mapping[str, str]) -> Iterator[str]:
-    yield account(request)
-    if hints.cluster == "slurm" and (binding := told_of_binding(environ, allowed_cpus())):
-        yield binding
-    if hints.no_secret and not is_alone(request):
-        yield f"the job has no secret of its own ({hints.no_secret}): give --secret-file"
 
 
 def _idle(request: Request) -> Iterator[tuple[str, str]]:

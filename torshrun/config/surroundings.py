@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from torshrun.clusters.detection import detect, with_secret
 from torshrun.clusters.hints import PLACE, Hint, Hints, Machine
+from torshrun.clusters.unheeded import told_of_others
 from torshrun.config.request import Entry, Request
 from torshrun.config.values import LOCAL
+from torshrun.topology.cpus import allowed_cpus, told_of_binding
 
 _MEETING = ("master_addr", "master_port")
 
@@ -21,6 +23,8 @@ def look_around(request: Request, environ: Mapping[str, str], machine: Machine) 
     if hints is None:
         return request
     if _is_contradicted(request, hints):
+        if hints.nnodes is None and hints.node_rank:
+            hints = replace(hints, found=(*hints.found, "with a job of its own"))
         hints = _without(hints, *PLACE)
     elif hints.mistake:
         raise request.refused("scheduler", hints.mistake)
@@ -118,11 +122,29 @@ def _is_contradicted(request: Request, hints: Hints) -> bool:
     return rank is not None and request.has("node_rank") and request["node_rank"] != int(rank.text)
 
 
-def account(request: Request) -> str:
-    """What was found, in a line for people; "" if nothing was."""
+def cluster_notes(request: Request, environ: Mapping[str, str], *, alone: bool) -> Iterator[str]:
+    """Lines for people about what was found. `alone`: whether the job has one node."""
     hints = request.hints
-    if hints is None:
-        return ""
+    if hints:
+        yield _account(request, hints)
+        if hints.cluster == "slurm" and (binding := told_of_binding(environ, allowed_cpus())):
+            yield binding
+        if hints.no_secret and not alone:
+            yield f"the job has no secret of its own ({hints.no_secret}): give --secret-file"
+    if not _says_how_many(request) and (unheeded := told_of_others(environ)):
+        yield unheeded
+
+
+def _says_how_many(request: Request) -> bool:
+    """Whether the user has said how many nodes there are, or a cluster that could say it."""
+    if request["standalone"] or request["hostfile"] or request["scheduler"] == "none":
+        return True
+    could_say = request.hints is not None and request.hints.cluster != "kubernetes"
+    return request.has("nnodes") or could_say
+
+
+def _account(request: Request, hints: Hints) -> str:
+    """What was found, in one line."""
     said = [*hints.found]
     if hints.rdzv_endpoint:
         said.append(f"meeting at {hints.rdzv_endpoint.text}")

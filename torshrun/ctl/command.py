@@ -3,6 +3,7 @@ what workers do is in looking.py."""
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -318,3 +319,8 @@ def run(argv: Sequence[str]) -> int:
         code = next(code for kind, code in _CODES.items() if isinstance(error, kind))
         say(str(error) if code == NOT_DONE else f"error: {error}")
         return code
+    except OSError as error:
+        if error.filename or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        say(f"error: the output cannot be written: {error.strerror}")
+        return NOT_DONE

@@ -16,9 +16,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from torshrun.exit_codes import USAGE
+from torshrun.signals import NOTICES
+
 _OF_HOSTS = ("TORSH_HOSTFILE", "TORSH_INCLUDE", "TORSH_EXCLUDE")
 """Variables by which torshrun would start the workers elsewhere."""
 _TIED = "torsh_runtime.elastic.tied"
+REFUSED = "torshrun has started no worker: its output says why"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +35,11 @@ class Outcome:
     """The first signal that this process was sent meanwhile, and that it has passed on."""
     account: Mapping[str, Any] | None = None
     """What it has left of the root cause, as torshrun/failure/error_file.py writes it."""
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether it has started no worker, because it could not do what its options ask for."""
+        return self.code == USAGE and self.account is None
 
     @property
     def rank(self) -> int:
@@ -63,9 +72,9 @@ class Outcome:
 
 
 def run_torshrun(words: Sequence[str], place: Path, signals: Sequence[signal.Signals]) -> Outcome:
-    """Run it with these arguments and wait for it. `place`: for what it leaves. `signals`: what
-    this process passes on to it, if this is its main thread. Variables that say how torchrun
-    starts workers do not count, as the arguments say it.
+    """Run it with these arguments and wait for it. `place`: for what it leaves. `signals`: those
+    that stop the job. In the main thread this process passes them on, and notices, too. Variables
+    that say how torchrun starts workers do not count, as the arguments say it.
     """
     error_file = place / "error.json"
     given = (name for name in os.environ if not _says_how(name))
@@ -95,17 +104,22 @@ def _says_how(variable: str) -> bool:
 def _passed_on(
     signals: Sequence[signal.Signals], process: subprocess.Popen[bytes]
 ) -> Iterator[list[int]]:
-    """The list gets those that came."""
+    """The list gets the `signals` that came. What this process ignores, as under nohup, stays
+    ignored, and a notice that it handles stays its own.
+    """
     got: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield got
         return
 
     def pass_on(signo: int, _: FrameType | None) -> None:
-        got.append(signo)
+        if signo in signals:
+            got.append(signo)
         process.send_signal(signo)
 
-    before = {each: signal.signal(each, pass_on) for each in signals}
+    stops = [each for each in signals if signal.getsignal(each) is not signal.SIG_IGN]
+    notices = [each for each in NOTICES if signal.getsignal(each) is signal.SIG_DFL]
+    before = {each: signal.signal(each, pass_on) for each in {*stops, *notices}}
     try:
         yield got
     finally:

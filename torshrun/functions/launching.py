@@ -10,12 +10,14 @@ from typing import Any
 
 from torsh_runtime.elastic.function import is_main_being_found
 from torsh_runtime.errors import ConfigError, WorkerFailed
-from torshrun.functions.agent_process import Outcome, run_torshrun
+from torshrun.config.command_line import parse
+from torshrun.functions.agent_process import REFUSED, Outcome, run_torshrun
 from torshrun.functions.transfer import leave_function, take_results
 
 WORKER = "torshrun.functions.worker"
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-USAGE = 2
+ELSEWHERE = ("help", "version", "dry_run", "print_config", "print_completion", "hostfile")
+"""Options with which torshrun starts no workers, or starts them on other hosts."""
 
 
 class LaunchFailed(WorkerFailed):
@@ -59,8 +61,7 @@ def launch(
             "launch() is called while a worker loads the program: call it behind "
             'if __name__ == "__main__"'
         )
-    if isinstance(options, str) or not callable(function):
-        raise ConfigError("launch() takes a function, and options as a list of texts")
+    _check_given(function, options)
     size = [f"--nproc-per-node={nproc_per_node}", f"--max-restarts={max_restarts}"]
     with tempfile.TemporaryDirectory(prefix="torsh-function-") as name:
         place = Path(name)
@@ -70,11 +71,27 @@ def launch(
         return take_results(place)
 
 
+def _check_given(function: object, options: Sequence[str]) -> None:
+    """Raise ConfigError for what would run something else than the function, or nothing here."""
+    is_text = isinstance(options, str) or any(not isinstance(each, str) for each in options)
+    if is_text or not callable(function):
+        raise ConfigError("launch() takes a function, and options as a list of texts")
+    line = parse(options)
+    if line.script is not None:
+        raise ConfigError(
+            f"options must not name a script, as {line.script!r}: launch() runs a function"
+        )
+    for key in ELSEWHERE:
+        if key in line.given:
+            option = key.replace("_", "-")
+            raise ConfigError(f"launch() starts workers here: call torshrun itself for --{option}")
+
+
 def check_outcome(outcome: Outcome) -> None:
     """Raise what has become of the workers, unless they have succeeded."""
     if outcome.signo == signal.SIGINT:
         raise KeyboardInterrupt
-    if outcome.code == USAGE and outcome.account is None:
-        raise ConfigError("torshrun has refused its options: its output says why")
+    if outcome.is_refusal:
+        raise ConfigError(REFUSED)
     if outcome.code or outcome.signo:
         raise LaunchFailed(outcome.code, outcome.rank, outcome.report)

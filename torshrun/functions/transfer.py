@@ -29,7 +29,8 @@ def leave_function(
 ) -> None:
     """Write what workers need to call it. A function that has a name in a file goes by its name;
     any other, and with `by_value` each one of the main module, goes as a value, with all that it
-    uses of that module. Raises ConfigError, BackendUnavailable without cloudpickle.
+    uses of that module. Raises ConfigError, also where there is no space for it, and
+    BackendUnavailable without cloudpickle.
     """
     of_main = getattr(function, "__module__", None) in _MAIN
     named = None if by_value and of_main else _name_of(function)
@@ -38,9 +39,16 @@ def leave_function(
         "named": None if named is None else asdict(named),
         "source": _source_of(function),
     }
-    (place / _ABOUT).write_text(json.dumps(about))
     values = (None if named else function, tuple(args))
-    (place / _VALUES).write_bytes(_dumped(values, function, by_value=named is None))
+    data = _dumped(values, function, by_value=named is None)
+    try:
+        (place / _ABOUT).write_text(json.dumps(about))
+        (place / _VALUES).write_bytes(data)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write the function and its arguments, {len(data):,} bytes, to {place.parent}: "
+            f"{error.strerror}. TMPDIR says where torshrun writes them"
+        ) from None
 
 
 def take_function(place: Path) -> tuple[Callable[..., Any], Sequence[Any], bool]:

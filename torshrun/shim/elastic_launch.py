@@ -16,7 +16,7 @@ from typing import Any
 
 from torsh_runtime.elastic.function import is_main_being_found
 from torsh_runtime.errors import BackendUnavailable, ConfigError
-from torshrun.functions.agent_process import Outcome, run_torshrun
+from torshrun.functions.agent_process import REFUSED, Outcome, run_torshrun
 from torshrun.functions.launching import WORKER
 from torshrun.functions.transfer import leave_function, take_results
 from torshrun.shim.launch_config import (
@@ -117,11 +117,15 @@ def _ranks(config: Any) -> range:
 def _check(
     api: ModuleType, outcome: Outcome, config: Any, entrypoint: Entrypoint, place: Path
 ) -> None:
-    """Raise torch's exceptions for a job that has not succeeded."""
+    """Raise torch's exceptions for a job that has not succeeded, ConfigError for one that could not
+    begin.
+    """
     if outcome.signo:
         text = f"Process {os.getpid()} got signal: {outcome.signo}"
         error = api.SignalException(text, signal.Signals(outcome.signo))
         raise _with_code(error, outcome.code or 128 + outcome.signo)
+    if outcome.is_refusal:
+        raise _with_code(ConfigError(REFUSED), outcome.code)
     if outcome.code:
         failure = _failure(api, outcome, config, place)
         name = entrypoint if isinstance(entrypoint, str) else getattr(entrypoint, "__name__", "")

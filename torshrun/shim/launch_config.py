@@ -122,7 +122,10 @@ def program_of(entrypoint: str, args: Sequence[Any]) -> list[str]:
     python = os.environ.get("PYTHON_EXEC", sys.executable)
     if entrypoint == python and words[:1] == ["-u"]:  # as torchrun has it
         run = words[1:]
-        return run if run[:1] == ["-m"] else ["--", *run]
+        if run[:1] == ["-m"]:
+            return run
+        if run and not run[0].startswith("-"):  # else an option of Python's, such as -c
+            return ["--", *run]
     return ["--no-python", "--", entrypoint, *words]
 
 

@@ -3,6 +3,7 @@ copies of the program beside it, becomes torshrun with the program in all ranks.
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from collections.abc import Callable
@@ -60,7 +61,8 @@ def _why_not(launcher: Any) -> str:
         if import_module("hydra.core.hydra_config").HydraConfig.initialized():
             return "Hydra has given this run a directory of its own"
     command = _command()
-    return "" if command else "the program is in no file, so it cannot be run again"
+    where = f"there is no file {sys.argv[0]!r} in {Path.cwd()}"
+    return "" if command else f"the program cannot be run again, as {where}"
 
 
 def _command() -> list[str]:
@@ -73,6 +75,7 @@ def _command() -> list[str]:
 
 
 def _restart(workers: int) -> NoReturn:
+    atexit._run_exitfuncs()  # the program ends here: its temporary directories and loggers close
     sys.stdout.flush()
     sys.stderr.flush()
     torshrun = [sys.executable, "-P", "-m", "torshrun", f"--nproc-per-node={workers}"]

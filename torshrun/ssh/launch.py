@@ -13,7 +13,7 @@ from importlib.metadata import version
 
 from torshrun import exit_codes
 from torshrun.config.job import Address, OutputConfig
-from torshrun.signals import signal_name
+from torshrun.signals import NOTICES, signal_name
 from torshrun.ssh import frames
 from torshrun.ssh.link import HostLost, Link, ip_or_empty
 from torshrun.ssh.plan import HostsJob
@@ -30,7 +30,6 @@ END_BOUND = 45.0
 """Seconds that hosts may take to end beyond the grace of their workers."""
 READER_STALL = 30.0
 """Seconds that the last output waits for a reader who does not read; 1 s after a stop request."""
-NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
 INSISTING = 3
 """So many times SIGINT, and hosts are left to end by themselves."""
 

@@ -78,6 +78,34 @@ def test_who_cannot_meet_is_told_what_to_do(environ: dict[str, str], remedy: str
         meeting_point(environ)
 
 
+FLUX = {
+    "FLUX_TASK_RANK": "1",
+    "FLUX_JOB_SIZE": "2",
+    "FLUX_TASK_LOCAL_ID": "1",
+    "FLUX_JOB_NNODES": "1",
+    "PMI_RANK": "1",
+    "PMI_SIZE": "2",
+}
+PALS = {"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_LOCAL_RANK": "1", "PMI_LOCAL_SIZE": "2"}
+
+
+@pytest.mark.parametrize("environ", [FLUX, PALS])
+def test_ranks_of_flux_and_cray_know_what_is_local(environ: dict[str, str]) -> None:
+    own = completed(environ)
+    assert (own["LOCAL_RANK"], own["LOCAL_WORLD_SIZE"], own["GROUP_WORLD_SIZE"]) == ("1", "2", "1")
+    assert meeting_point(environ).startswith("unix:@torsh-")
+
+
+def test_what_is_local_is_not_made_up() -> None:
+    """Or all ranks of a host would take the same GPU."""
+    pmi = {"PMI_RANK": "1", "PMI_SIZE": "2", "MASTER_ADDR": "a"}
+    assert "LOCAL_RANK" not in place(pmi)
+    assert place(pmi)["LOCAL_WORLD_SIZE"] == "0"
+    assert completed({**pmi, "LOCAL_RANK": "1"})["LOCAL_RANK"] == "1"
+    several = {**FLUX, "FLUX_JOB_NNODES": "2", "FLUX_JOB_SIZE": "4"}
+    assert place(several)["LOCAL_WORLD_SIZE"] == "0"
+
+
 STEP = {
     "SLURM_JOB_ID": "17",
     "SLURM_STEP_ID": "0",
@@ -102,6 +130,8 @@ def test_srun_with_pmi2_is_no_mpiexec() -> None:
     pmi = {"PMI_RANK": "2", "PMI_SIZE": "3", "PMI_FD": "10"}
     assert place({**STEP, **pmi}) == place(STEP)
     assert meeting_point({**STEP, **pmi}) == meeting_point(STEP)
+    assert place({**STEP, **PALS, "PMI_SIZE": "3", "PMI_RANK": "2"}) == place(STEP)
+    assert place({**STEP, **FLUX})["WORLD_SIZE"] == "2"  # in an instance that srun has started
     assert place({**STEP, **MPICH})["WORLD_SIZE"] == "2"  # mpiexec in a step
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from itertools import combinations, permutations, product
+from itertools import permutations, product
 
 import numpy as np
 import pytest
@@ -16,8 +16,8 @@ from torsh_runtime.mesh.layout import Layout, resolved
 SHAPES = [
     shape
     for dims in (1, 2, 3, 4)
-    for shape in product((1, 2, 3, 5), repeat=dims)
-    if math.prod(shape) <= 60
+    for shape in product((1, 2, 3), repeat=dims)
+    if math.prod(shape) <= 24
 ]
 NAMES = ("pp", "dp", "cp", "tp")
 
@@ -26,22 +26,20 @@ def dense(shape: tuple[int, ...]) -> tuple[Layout, np.ndarray]:
     return Layout.dense(shape, NAMES[: len(shape)]), np.arange(math.prod(shape)).reshape(shape)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_coordinates_and_members_of_a_whole_mesh(shape: tuple[int, ...]) -> None:
-    layout, table = dense(shape)
-    assert layout.shape == shape
-    for place in range(table.size):
-        assert layout.coordinate(place) == np.unravel_index(place, shape)
-        assert layout.members(place) == tuple(range(table.size))
+def test_coordinates_and_members_of_a_whole_mesh() -> None:
+    for shape in SHAPES:
+        layout, table = dense(shape)
+        assert layout.shape == shape
+        for place in range(table.size):
+            assert layout.coordinate(place) == np.unravel_index(place, shape), shape
+            assert layout.members(place) == tuple(range(table.size)), shape
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_every_choice_and_order_of_axes(shape: tuple[int, ...]) -> None:
-    layout, table = dense(shape)
-    for count in range(1, len(shape) + 1):
-        for dims in (
-            order for some in combinations(range(len(shape)), count) for order in permutations(some)
-        ):
+@pytest.mark.parametrize("count", range(1, 1 + len(NAMES)))
+def test_every_choice_and_order_of_axes(count: int) -> None:
+    for shape in SHAPES:
+        layout, table = dense(shape)
+        for dims in permutations(range(len(shape)), count):
             check_selection(layout, table, dims)
 
 
@@ -54,18 +52,20 @@ def check_selection(layout: Layout, table: np.ndarray, dims: tuple[int, ...]) ->
         around = table[tuple(slice(None) if dim in dims else at[dim] for dim in range(table.ndim))]
         kept = sorted(dims)  # the order in which indexing leaves them
         wanted = around.transpose([kept.index(dim) for dim in dims]).ravel().tolist()
-        assert list(part.members(place)) == list(flat.members(place)) == wanted
-        assert part.coordinate(place) == tuple(at[dim] for dim in dims)
+        which = f"axes {dims} of {table.shape}"
+        assert list(part.members(place)) == list(flat.members(place)) == wanted, which
+        assert part.coordinate(place) == tuple(at[dim] for dim in dims), which
         (index,) = flat.coordinate(place)
-        assert wanted[index] == place
+        assert wanted[index] == place, which
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_the_lines_of_an_axis_part_the_mesh(shape: tuple[int, ...]) -> None:
-    layout, table = dense(shape)
-    for name in layout.names:
-        lines = {layout.select([name]).members(place) for place in range(table.size)}
-        assert sorted(place for line in lines for place in line) == list(range(table.size))
+def test_the_lines_of_an_axis_part_the_mesh() -> None:
+    for shape in SHAPES:
+        layout, table = dense(shape)
+        for name in layout.names:
+            lines = {layout.select([name]).members(place) for place in range(table.size)}
+            places = sorted(place for line in lines for place in line)
+            assert places == list(range(table.size)), f"{name} of {shape}"
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=5), st.data())

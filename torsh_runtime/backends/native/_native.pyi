@@ -27,6 +27,9 @@ def vector_level() -> int:
     """For which instructions the kernels are compiled that run here: 0 every processor's, 1 those
     of x86-64-v3, 2 of x86-64-v4."""
 
+def enumerations() -> dict[str, dict[str, int]]:
+    """The core's numbers of operations, dtypes, reductions, failures and strategies, by name."""
+
 def least_block(ranks: int) -> int: ...
 
 class Typed:

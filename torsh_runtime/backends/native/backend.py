@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from torsh_runtime.backends.base import Backend, BackendType, Envelope, MeetingStore, Reduce
+from torsh_runtime.backends.base import Backend, BackendType, Envelope, Facts, MeetingStore, Reduce
 from torsh_runtime.backends.board import give_up, hear_why
 from torsh_runtime.backends.native.callbacks import Callbacks
 from torsh_runtime.backends.native.compiled import _native
@@ -253,14 +253,11 @@ class NativeBackend(Backend):
         return NativeWork(pending, self._callbacks)
 
     @property
-    def is_in_node(self) -> bool:
-        return len(self._node.ranks) == self._world_size
+    def facts(self) -> Facts:
+        is_in_node = len(self._node.ranks) == self._world_size
+        return Facts(is_in_node, self._group.held_bytes)
 
-    @property
-    def held_bytes(self) -> int:
-        return self._group.held_bytes
-
-    def all_come(self) -> bool:
+    def all_come(self, array: object) -> bool:
         return self._group.all_come()
 
     def in_order(self, call: Callable[[], None], async_op: bool = False) -> Work:
@@ -292,7 +289,7 @@ class NativeBackend(Backend):
         return own_part(memory, sharing.start, num_bytes)
 
     def common_memory(self, num_bytes: int, timeout: float) -> memoryview | None:
-        if not self.is_in_node:
+        if not self.facts.is_in_node:
             return None
         each = -(-num_bytes // self.world_size)
         return memoryview(self._map(Sharing(self, self._node.ranks, each, timeout)))[:num_bytes]

@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "bindings/arrays.hpp"
+#include "bindings/enumerations.hpp"
 #include "bindings/ndarray.hpp"
 #include "bindings/rank.hpp"
 #include "bindings/recorder.hpp"
@@ -155,6 +156,7 @@ NB_MODULE(_native, m) {
   m.def("is_reducible", [](int dtype, int op) { return torsh::is_reducible(dtype_of(dtype), op_of(op)); });
   m.def("reduce", &reduce);
   m.def("vector_level", [] { return static_cast<int>(torsh::kernels::own_level()); });
+  m.def("enumerations", &torsh::python::enumerations);
 
   nb::class_<Typed>(m, "Typed")
       .def("__init__",

@@ -31,7 +31,8 @@ inline bool has_steady_ticks() {
 }
 #endif
 
-// Nanoseconds where the processor's clock does not serve.
+// Nanoseconds where the processor's clock does not serve. The clock is not read in order with the memory accesses around
+// it, which would cost as much again: it may be up to a microsecond early.
 inline std::uint64_t ticks() {
 #if defined(__x86_64__)
   return has_steady_ticks() ? __builtin_ia32_rdtsc() : nanoseconds();

@@ -9,7 +9,7 @@
 
 namespace torsh {
 
-// The order is that of DTYPES, REDUCTIONS and OPERATIONS in torsh_runtime/status.py.
+// torsh_runtime/status.py has the same numbers, and a test holds the two together (bindings/enumerations.cpp).
 enum class DType : std::uint8_t {
   boolean,
   int8,

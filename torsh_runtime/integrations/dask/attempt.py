@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from distributed import wait
+from distributed import CancelledError, wait
 
 from torsh_runtime.errors import CommError, CommTimeout, StoreError, WorkerFailed
 from torsh_runtime.integrations import placed
@@ -16,7 +17,7 @@ from torsh_runtime.integrations.placed import RankRepeated, StartTimeout
 
 _PAUSE = 0.5
 """Seconds between two looks at which workers there are."""
-_NOTICE = 10.0
+NOTICE = 10.0
 """Seconds that the scheduler may take to notice a worker that its peers have lost."""
 _LEAVE = 60.0
 """Seconds that ranks may take to end once one of them has."""
@@ -59,17 +60,18 @@ class Attempt:
 
     def outcome(self) -> list[Any] | Ended:
         """What the ranks return, once all have, or why they ended before that. Raises what the
-        function raised, and WorkerFailed if ranks do not end.
+        function raised, and WorkerFailed if ranks do not end or were cancelled.
         """
         while not self._is_over():
             pending = [future for future in self._futures if not future.done()]
             if not pending:
                 return [future.result(timeout=_LEAVE) for future in self._futures]
             self._wait(pending, _PAUSE)
+        for future in self._futures:
+            if future.cancelled():
+                raise _cancelled(future)
         came = self._came() if not self._failed() and not self._lost() else 0
-        if came:
-            call(self._client, self._workers, placed.abort)
-        self._end(is_known=came > 0)
+        self._end(is_for_growth=came > 0)
         if came or self._lost():
             return Ended(tuple(self._lost()), came)
         raise self._cause()
@@ -85,12 +87,13 @@ class Attempt:
         is_full = len(self._workers) + self._came() == self._most
         return is_full or _is_past(self._grew + _SETTLE)
 
-    def _end(self, is_known: bool) -> None:
-        """Wait until all ranks have ended whose workers are there, and, unless it is known why,
-        until it is known which worker was lost that they blame.
+    def _end(self, is_for_growth: bool) -> None:
+        """Wait until all ranks have ended whose workers are there, which are aborted for growth.
+        Otherwise wait, too, until it is known which worker was lost that they blame.
         """
+        is_known = is_for_growth
         deadline = time.monotonic() + _LEAVE
-        notice = time.monotonic() + _NOTICE
+        notice = time.monotonic() + NOTICE
         while True:
             lost = self._lost()
             pending = [
@@ -101,14 +104,17 @@ class Attempt:
             is_known = bool(is_known or lost or self._own() or _is_past(notice))
             if self._late() or (not pending and is_known):
                 return
+            where = [self._workers[self._futures.index(future)] for future in pending]
             if pending and _is_past(deadline):
                 if self._errors() and not lost:
                     return
-                where = [self._workers[self._futures.index(future)] for future in pending]
                 raise WorkerFailed(
                     f"the ranks on Dask workers {', '.join(where)} still run {_LEAVE:g} s after "
                     f"another one has ended: they do not come to a collective, which would end them"
                 )
+            if pending and is_for_growth:  # again and again, as a rank may only be about to begin
+                with suppress(WorkerFailed):  # a worker that goes now is lost
+                    call(self._client, where, placed.abort)
             if pending:
                 self._wait(pending, _PAUSE)
             else:
@@ -154,19 +160,26 @@ class Attempt:
 
     @staticmethod
     def _wait(pending: Sequence[Any], seconds: float) -> None:
-        try:
+        with suppress(TimeoutError, CancelledError):
             wait(pending, timeout=seconds, return_when="FIRST_COMPLETED")
-        except TimeoutError:
-            return
 
 
 def _is_past(moment: float) -> bool:
     return time.monotonic() > moment
 
 
+def _cancelled(future: Any) -> WorkerFailed:
+    return WorkerFailed(
+        f"Dask has cancelled a rank's task, {future.key}: client.cancel() or client.restart() was "
+        f"called, or the scheduler has gone"
+    )
+
+
 def _error(future: Any) -> BaseException | None:
     """What a rank has raised; None if it has not, or not yet."""
-    error: BaseException | None = None
-    if future.done() and future.status != "finished":
-        error = future.exception(timeout=_LEAVE)
+    if not future.done() or future.status == "finished":
+        return None
+    if future.cancelled():
+        return _cancelled(future)
+    error: BaseException | None = future.exception(timeout=_LEAVE)
     return error

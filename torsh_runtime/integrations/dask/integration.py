@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from distributed import Client, LocalCluster
+from distributed import Client, Future, LocalCluster, wait
 
+from torsh_runtime.comm.timeouts import seconds
 from torsh_runtime.errors import ConfigError, WorkerFailed
 from torsh_runtime.integrations.dask.running import run
-from torsh_runtime.integrations.dask.workers import addresses
+from torsh_runtime.integrations.dask.workers import addresses, check_client
 
 _PAUSE = 0.1
 
@@ -35,6 +36,7 @@ class DaskConfig:
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise ConfigError(f"{name} must be a whole number from 1 on, not {value!r}")
+        seconds(self.start_timeout, self.start_timeout, "start_timeout")
 
 
 class DaskIntegration:
@@ -50,6 +52,8 @@ class DaskIntegration:
         """A cluster on this machine, or the client's. ConfigError for both."""
         if config is not None and client is not None:
             raise ConfigError("give a config, for a new cluster, or a client, and not both")
+        if client is not None:
+            check_client(client)
         self._config = config or DaskConfig()
         self._cluster: Any = None
         self._client: Any = client or self._start()
@@ -84,13 +88,20 @@ class DaskIntegration:
         return self._client.submit(function, *args, **options)
 
     def compute(self, collection: Any, timeout: float | None = None) -> Any:
-        """The value of a Dask collection, or of a list of them, computed by the workers.
+        """The value of a Dask collection, or of a list of them, computed by the workers. Values
+        that are none are returned as they are.
 
         timeout: seconds, or None: as long as the workers take. TimeoutError when it has passed.
         """
         many = isinstance(collection, list | tuple)
-        futures = self._client.compute(list(collection) if many else [collection])
-        values = [future.result(timeout=timeout) for future in futures]
+        begun = self._client.compute(list(collection) if many else [collection])
+        futures = [each for each in begun if isinstance(each, Future)]
+        try:
+            if futures:
+                wait(futures, timeout)
+        except TimeoutError:
+            raise TimeoutError(f"the workers have not computed it within {timeout:g} s") from None
+        values = self._client.gather(begun)
         return values if many else values[0]
 
     def scale_cluster(self, num_workers: int) -> None:

@@ -10,10 +10,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from torsh_runtime.comm.timeouts import seconds
 from torsh_runtime.contract import WorkerEnv
 from torsh_runtime.errors import ConfigError, WorkerFailed
-from torsh_runtime.integrations.dask.attempt import Attempt, Ended
-from torsh_runtime.integrations.dask.workers import addresses, call, places, serve, stop_serving
+from torsh_runtime.integrations.dask.attempt import NOTICE, Attempt, Ended
+from torsh_runtime.integrations.dask.workers import (
+    addresses,
+    call,
+    check_client,
+    places,
+    serve,
+    stop_serving,
+)
 from torsh_runtime.integrations.placed import abort, entered
 
 _PAUSE = 0.2
@@ -39,6 +47,8 @@ class Limits:
             is_left_out = value is None and name in ("num_workers", "max_workers")
             if not is_left_out and (type(value) is not int or value < least):
                 raise ConfigError(f"{name} must be a whole number from {least} on, not {value!r}")
+        seconds(self.timeout, self.timeout, "timeout")
+        seconds(self.start_timeout, self.start_timeout, "start_timeout")
         order = (self.min_workers, self.num_workers, self.max_workers)
         given = [number for number in order if number is not None]
         if given != sorted(given):
@@ -73,16 +83,17 @@ def run(
 
     num_workers: how many ranks there are at first; None: one for each worker.
     min_workers: how many must be left to go on after a worker was lost.
-    max_workers: with it, workers that come while the function runs end all ranks, and the function
-        is called again on more of them; None: there are never more than at first.
+    max_workers: the most ranks that there may be; None: as many as at first. Workers that come
+        while there are fewer end all ranks, and the function is called again on more of them.
     max_restarts: how often the function is called again because a worker was lost. What it goes on
         from it restores itself, from a Checkpointer.
     backend, timeout: as init_process_group() takes them.
     start_timeout: seconds until all ranks must have begun, which a worker with other tasks delays.
 
     Raises ConfigError, before anything runs, if fewer workers are there than were asked for or
-    several are one process; CommTimeout naming the ranks that have not begun; what the function
-    raised on a rank; WorkerFailed if no restart is left, too few workers are, or ranks do not end.
+    several are one process, and for options that make no sense; CommTimeout naming the ranks that
+    have not begun; what the function raised on a rank; WorkerFailed if no restart is left, too few
+    workers are, or ranks do not end or are cancelled.
     """
     limits = Limits(
         num_workers=num_workers,
@@ -93,6 +104,7 @@ def run(
         timeout=timeout,
         start_timeout=start_timeout,
     )
+    check_client(client)
     chosen, restarts = _first(client, limits), 0
     most = limits.most or len(chosen)
     for turn in itertools.count():
@@ -109,7 +121,7 @@ def run(
 
 def _first(client: Any, limits: Limits) -> list[str]:
     there = addresses(client)
-    asked = limits.num_workers or max(limits.min_workers, 1)
+    asked = limits.num_workers or limits.min_workers
     if len(there) < asked:
         raise ConfigError(
             f"{asked} Dask workers were asked for and {len(there)} are there: add workers "
@@ -147,11 +159,11 @@ def _attempt(
     try:
         where = places(client, chosen)
         rendezvous = call(client, chosen[:1], serve, where[0].host)[chosen[0]]
-    except WorkerFailed as error:
-        gone = [address for address in chosen if address not in addresses(client)]
-        if gone:
-            return Ended(tuple(gone), 0)
-        raise error
+    except WorkerFailed:
+        gone = _gone(client, chosen)
+        if not gone:
+            raise
+        return Ended(gone, 0)
     futures = []
     try:
         for address, env in zip(chosen, rendezvous.environments(where, "dask", turn), strict=True):
@@ -178,13 +190,24 @@ def _attempt(
         _call_there(client, chosen[:1], stop_serving, rendezvous.endpoint)
 
 
+def _gone(client: Any, chosen: Sequence[str]) -> tuple[str, ...]:
+    """Which of the workers have gone, once the scheduler has noticed that one has."""
+    deadline = time.monotonic() + NOTICE
+    while True:
+        there = addresses(client)
+        gone = tuple(address for address in chosen if address not in there)
+        if gone or time.monotonic() > deadline:
+            return gone
+        time.sleep(_PAUSE)
+
+
 def _call_there(
     client: Any, workers: Sequence[str], function: Callable[..., Any], *args: Any
 ) -> None:
     """As call(), on those of the workers that are there; what goes meanwhile is not missed."""
-    there = [address for address in workers if address in addresses(client)]
-    if there:
-        with suppress(WorkerFailed):
+    with suppress(WorkerFailed):
+        there = [address for address in workers if address in addresses(client)]
+        if there:
             call(client, there, function, *args)
 
 

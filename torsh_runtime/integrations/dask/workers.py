@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+from distributed import Client
+
 from torsh_runtime.errors import ConfigError, WorkerFailed
 from torsh_runtime.integrations import placed
 from torsh_runtime.integrations.placed import Place, Rendezvous
@@ -18,9 +20,23 @@ _served: dict[str, HostedStore] = {}
 """The stores that this worker's process serves, by endpoint."""
 
 
+def check_client(client: Any) -> None:
+    """ConfigError unless it is a client that can be waited for."""
+    if not isinstance(client, Client):
+        raise ConfigError(
+            f"a dask.distributed.Client is needed, and {client!r} is none: make one, "
+            f"Client(cluster) or Client(address)"
+        )
+    if client.asynchronous:
+        raise ConfigError("the Dask client is asynchronous: make one without asynchronous=True")
+
+
 def addresses(client: Any) -> list[str]:
-    """All workers of the cluster, in order."""
-    return sorted(client.nthreads())
+    """All workers of the cluster, in order. WorkerFailed if its scheduler has gone."""
+    try:
+        return sorted(client.nthreads())
+    except (OSError, TimeoutError) as error:
+        raise WorkerFailed(f"the Dask scheduler has gone or does not answer ({error})") from error
 
 
 def call(client: Any, workers: Sequence[str], function: Callable[..., Any], *args: Any) -> Any:
@@ -41,12 +57,14 @@ def call(client: Any, workers: Sequence[str], function: Callable[..., Any], *arg
 
 def places(client: Any, workers: Sequence[str]) -> list[Place]:
     """Where these workers are. ConfigError if several are one process."""
-    if any(address.startswith("inproc:") for address in workers):
+    found: dict[str, Place] = {}
+    if not any(address.startswith("inproc:") for address in workers):
+        found = call(client, workers, _here)
+    if len({(place.host, place.node, place.pid) for place in found.values()}) < len(workers):
         raise ConfigError(
             "the Dask workers are threads of one process, which can be one rank only: make the "
             "cluster with processes, LocalCluster(processes=True)"
         )
-    found = call(client, workers, _here)
     return [found[address] for address in workers]
 
 

@@ -10,6 +10,7 @@ The library deepspeed is not used. docs/deepspeed.md has the table of keys.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -138,10 +139,11 @@ def _making() -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    """`comm` is torch.distributed, which init_distributed() makes a group of; `DeepSpeedEngine` is
-    what initialize() returns."""
+    """`comm` has what torch.distributed has, which init_distributed() makes a group of;
+    `DeepSpeedEngine` is what initialize() returns."""
     if name == "comm":
-        return _making().dist
+        _making()
+        return import_module(f"{__name__}.comm")
     if name == "DeepSpeedEngine":
         return _making().DeepSpeedEngine
     raise AttributeError(

@@ -253,10 +253,10 @@ class DeepSpeedConfig:
         return section is not None and section.get("device", "none") != "none"
 
     def _check_together(self) -> None:
-        """ConfigError for values that contradict each other, or make no sense."""
+        """ConfigError that names all values that contradict each other, or make no sense."""
         problems = [*self._contradictions(), *self._wrong_numbers()]
         if problems:
-            raise ConfigError(f"the DeepSpeed configuration contradicts itself: {problems[0]}")
+            raise ConfigError(f"the DeepSpeed configuration cannot be used: {'; '.join(problems)}")
         for path in ("communication_data_type", "torch_autocast.dtype"):
             if self.get(path) is not None:
                 _dtype(path, self.get(path))
@@ -291,7 +291,7 @@ class DeepSpeedConfig:
         least = {_BATCH: 1, _MICRO: 1, _STEPS: 1, "gradient_clipping": 0, "steps_per_print": 1}
         least |= {"fp16.loss_scale": 0, "fp16.initial_scale_power": 0, "fp16.hysteresis": 1}
         least |= {"fp16.loss_scale_window": 1, "fp16.min_loss_scale": 0}
-        least |= {"zero_optimization.reduce_bucket_size": 1}
+        least |= {"zero_optimization.reduce_bucket_size": 0}
         return [
             f"{path} is {self.get(path)}, and must be {number} or more"
             for path, number in least.items()

@@ -54,7 +54,7 @@ TRAINING = (
         "optimizer.params",
         "bias_correction:bool",
         REFUSED,
-        "torch's Adam always has it.",
+        "torch's Adam always has it: pass an optimizer to initialize().",
         idle=(True,),
     ),
     Keys(

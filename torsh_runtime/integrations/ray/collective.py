@@ -8,24 +8,11 @@ registers "torsh" as a backend of ray.util.collective in this process.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import ray.util.collective as given
-from ray.util.collective import (
-    allgather,
-    allreduce,
-    barrier,
-    broadcast,
-    destroy_collective_group,
-    get_collective_group_size,
-    get_rank,
-    is_group_initialized,
-    recv,
-    reduce,
-    reducescatter,
-    send,
-)
 
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
@@ -39,18 +26,60 @@ __all__ = [
     "create_collective_group",
     "destroy_collective_group",
     "get_collective_group_size",
+    "get_group_handle",
     "get_rank",
+    "gloo_available",
     "init_collective_group",
+    "is_backend_available",
     "is_group_initialized",
+    "nccl_available",
     "process_group",
     "recv",
     "reduce",
     "reducescatter",
     "send",
 ]
+P = ParamSpec("P")
+R = TypeVar("R")
 NAME = "TORSH"
 _OURS = ("torsh", "gloo", "torch_gloo")
 """The backends of Ray's whose place ours takes, and our own."""
+
+
+def _from_here(function: Callable[P, R]) -> Callable[P, R]:
+    """The same function, for which an actor that is sent it loads this module."""
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        return function(*args, **kwargs)
+
+    call.__module__ = __name__
+    return call
+
+
+allgather = _from_here(given.allgather)
+allreduce = _from_here(given.allreduce)
+barrier = _from_here(given.barrier)
+broadcast = _from_here(given.broadcast)
+destroy_collective_group = _from_here(given.destroy_collective_group)
+get_collective_group_size = _from_here(given.get_collective_group_size)
+get_group_handle = _from_here(given.get_group_handle)
+get_rank = _from_here(given.get_rank)
+gloo_available = _from_here(given.gloo_available)
+is_backend_available = _from_here(given.is_backend_available)
+is_group_initialized = _from_here(given.is_group_initialized)
+nccl_available = _from_here(given.nccl_available)
+recv = _from_here(given.recv)
+reduce = _from_here(given.reduce)
+reducescatter = _from_here(given.reducescatter)
+send = _from_here(given.send)
+
+
+def __getattr__(name: str) -> Any:
+    raise AttributeError(
+        f"{__name__} has no {name}"
+        + (f": import ray.util.collective for {name}" if hasattr(given, name) else "")
+    )
 
 
 def init_collective_group(

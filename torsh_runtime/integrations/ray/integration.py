@@ -10,11 +10,14 @@ from typing import Any
 
 import ray
 
+from torsh_runtime.comm.timeouts import seconds
 from torsh_runtime.errors import BackendUnavailable, ConfigError
 from torsh_runtime.integrations.ray.train import IS_V2, TorshConfig, TorshTrainer
 
 SEARCHES = ("random", "optuna")
 SCHEDULERS = ("fifo", "asha")
+_ROUNDING = 1e-6
+"""Three workers that take 0.1 of something each fit where there is 0.3 of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +31,7 @@ class RayConfig:
     gpus_per_worker: float = 0
     """GPUs that Ray sets aside for each."""
     max_failures: int = 3
-    """How often Ray begins again after a failure."""
+    """How often Ray begins again after a failure; -1: always."""
     storage_path: str | None = None
     """Where Ray keeps results and checkpoints, which all nodes reach; None: Ray's own folder."""
     backend: str | None = None
@@ -37,13 +40,20 @@ class RayConfig:
     """Seconds for each operation and for meeting the others."""
 
     def __post_init__(self) -> None:
-        if type(self.num_workers) is not int or self.num_workers < 1:
+        for name, least in (("num_workers", 1), ("max_failures", -1)):
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                raise ConfigError(f"{name} must be a whole number from {least} on, not {value!r}")
+        for name in ("cpus_per_worker", "gpus_per_worker"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not value >= 0:
+                raise ConfigError(f"{name} must be a number from 0 on, not {value!r}")
+        if not self.resources:
             raise ConfigError(
-                f"num_workers must be a whole number from 1, not {self.num_workers!r}"
+                "cpus_per_worker and gpus_per_worker are both 0, and Ray places only workers that "
+                "take some: give a fraction, such as cpus_per_worker=0.01"
             )
-        for name in ("cpus_per_worker", "gpus_per_worker", "timeout"):
-            if not getattr(self, name) >= 0:
-                raise ConfigError(f"{name} must not be negative, and is {getattr(self, name)!r}")
+        seconds(self.timeout, self.timeout, "timeout")
 
     @property
     def resources(self) -> dict[str, float]:
@@ -76,7 +86,7 @@ class RayIntegration:
         Raises ConfigError, before anything is started, if the cluster has places for fewer workers,
         and ray.train's TrainingFailedError when max_failures is used up.
         """
-        self._check_places(1)
+        self._check_places()
         return self._trainer(function, train_config, name, **options).fit()
 
     def run_tuning(
@@ -92,13 +102,14 @@ class RayIntegration:
         seed: int | None = None,
         name: str | None = None,
     ) -> Any:
-        """Train once for each sample of `param_space`, all on num_workers workers, as many at once
+        """Train once for each sample of `param_space`, each on num_workers workers, as many at once
         as there are places, and return Ray's ResultGrid.
 
         param_space: values, and ray.tune's distributions; a sample is the function's train_config.
         metric, mode: what ray.train.report() reports that is to be least ("min") or greatest.
         search: "random", or "optuna", which goes by what came of earlier samples.
         scheduler: "fifo" trains all to the end; "asha" stops early what is behind at its step.
+        num_samples: with ray.tune.grid_search(), how often the whole grid is tried.
         seed: of the samples.
 
         Raises ConfigError as run_training() and for unknown names, BackendUnavailable without
@@ -106,7 +117,10 @@ class RayIntegration:
         """
         tune = import_module("ray.tune")
         _check_name("mode", mode, ("min", "max"))
-        at_once = self._check_places(num_samples)
+        if type(num_samples) is not int or num_samples < 1:
+            raise ConfigError(f"num_samples must be a whole number from 1 on, not {num_samples!r}")
+        search_alg, trial_scheduler = _search(search, seed), _scheduler(scheduler)
+        at_once = self._check_places()
         tuner = tune.Tuner(
             self._trial(function),
             param_space=dict(param_space) if IS_V2 else {"train_loop_config": dict(param_space)},
@@ -114,8 +128,8 @@ class RayIntegration:
                 metric=metric,
                 mode=mode,
                 num_samples=num_samples,
-                search_alg=_search(search, seed),
-                scheduler=_scheduler(scheduler),
+                search_alg=search_alg,
+                scheduler=trial_scheduler,
                 max_concurrent_trials=at_once,
             ),
             run_config=tune.RunConfig(name=name, storage_path=self._config.storage_path),
@@ -163,13 +177,13 @@ class RayIntegration:
             **options,
         )
 
-    def _check_places(self, wanted: int) -> int:
-        """How many of the trainings that are wanted can run at once. ConfigError if not one can."""
+    def _check_places(self) -> int:
+        """How many trainings can run at once. ConfigError if not one can."""
         if not ray.is_initialized():
             ray.init()
         need = self._config.resources
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        places = [_fitting(node, need, self._config.num_workers * wanted) for node in nodes]
+        places = [_fitting(node, need) for node in nodes]
         if sum(places) < self._config.num_workers:
             raise ConfigError(
                 f"{self._config.num_workers} workers of {_shown(need)} each were asked for, and "
@@ -179,13 +193,13 @@ class RayIntegration:
         return sum(places) // self._config.num_workers
 
 
-def _fitting(node: Mapping[str, float], need: Mapping[str, float], most: int) -> int:
-    """How many workers fit on a node, at most so many."""
-    return min([most, *(int(node.get(name, 0) / number) for name, number in need.items())])
+def _fitting(node: Mapping[str, float], need: Mapping[str, float]) -> int:
+    """How many workers fit on a node."""
+    return min(int(node.get(name, 0) / number + _ROUNDING) for name, number in need.items())
 
 
 def _shown(need: Mapping[str, float]) -> str:
-    return " and ".join(f"{number:g} {name}" for name, number in need.items()) or "nothing"
+    return " and ".join(f"{number:g} {name}" for name, number in need.items())
 
 
 def _search(name: str, seed: int | None) -> Any:

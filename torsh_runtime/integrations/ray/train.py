@@ -10,6 +10,7 @@ from typing import Any
 import ray
 from ray.train.backend import Backend, BackendConfig
 
+from torsh_runtime.comm.timeouts import seconds
 from torsh_runtime.errors import CommTimeout
 from torsh_runtime.integrations.placed import Place, enter, leave, serve
 from torsh_runtime.store.hosted import HostedStore
@@ -38,6 +39,9 @@ class TorshConfig(BackendConfig):
     """As init_process_group() takes it."""
     timeout_s: float = 1800.0
     """Seconds for each operation and for meeting the others."""
+
+    def __post_init__(self) -> None:
+        seconds(self.timeout_s, self.timeout_s, "timeout_s")
 
     @property
     def backend_cls(self) -> type[TorshBackend]:

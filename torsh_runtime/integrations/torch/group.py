@@ -65,7 +65,7 @@ class TorshProcessGroup(Configurable, c10d.ProcessGroup):  # type: ignore[misc]
             self._torsh.all_reduce(tensor, op, limit)
             return DONE
         try:
-            work = self._torsh.all_reduce(tensor, op, limit, self._may_overlap())
+            work = self._torsh.all_reduce(tensor, op, limit, self._may_overlap(tensors))
         except CommError as error:
             work = _failed(error)
         return TorshWork((work,), tensors)
@@ -74,7 +74,7 @@ class TorshProcessGroup(Configurable, c10d.ProcessGroup):  # type: ignore[misc]
     def allreduce_coalesced(self, tensors: Tensors, opts: Any) -> TorshWork:
         """Reduce each tensor in place."""
         op = reduction(opts)
-        limit, background = self._collective(opts)
+        limit, background = self._collective(opts, tensors)
         works = self._torsh.all_reduce_coalesced(tensors, op, limit, background)
         return TorshWork(works, tensors) if asynchronous(opts) else DONE
 
@@ -320,7 +320,7 @@ class TorshProcessGroup(Configurable, c10d.ProcessGroup):  # type: ignore[misc]
         self._collectives += 1
         asked = asynchronous(opts)
         limit = seconds(opts, self._timeout)
-        work = operation(*arguments, limit, asked and self._may_overlap())
+        work = operation(*arguments, limit, asked and self._may_overlap(outputs))
         return TorshWork((work,), outputs) if asked else DONE
 
     def _begin_all(
@@ -330,19 +330,19 @@ class TorshProcessGroup(Configurable, c10d.ProcessGroup):  # type: ignore[misc]
         operation: Callable[..., Work],
         calls: Iterable[tuple[object, ...]],
     ) -> TorshWork:
-        limit, background = self._collective(opts)
+        limit, background = self._collective(opts, outputs)
         works = [operation(*arguments, limit, background) for arguments in calls]
         return TorshWork(works, outputs) if asynchronous(opts) else DONE
 
-    def _collective(self, opts: Any) -> tuple[float, bool]:
+    def _collective(self, opts: Any, tensors: Tensors) -> tuple[float, bool]:
         """Count one; its timeout in seconds, and whether it is to run in the background."""
         self._collectives += 1
-        return seconds(opts, self._timeout), asynchronous(opts) and self._may_overlap()
+        return seconds(opts, self._timeout), asynchronous(opts) and self._may_overlap(tensors)
 
-    def _may_overlap(self) -> bool:
+    def _may_overlap(self, tensors: Tensors) -> bool:
         if self._overlap_backward or not in_backward():
             return True
-        return not self._torsh.all_come()
+        return not self._torsh.all_come(tensors[0] if tensors else None)
 
     def _of_root(self, lists: Sequence[Tensors], root: int) -> Tensors | None:
         """The root's list of tensors; None on the other ranks, which may have none."""

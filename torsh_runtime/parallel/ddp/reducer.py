@@ -203,7 +203,7 @@ class Reducer:
             return hook(state, bucket)
         overlaps = self._config.overlap_communication
         if overlaps is None:
-            overlaps = not bucket.group.all_come()
+            overlaps = not bucket.group.all_come(bucket.flat)
         return bucket.group.all_reduce(bucket.flat, ReduceOp.AVG, async_op=overlaps)
 
     def _end_unless_nested(self, ended: _Pass) -> None:

@@ -1,4 +1,4 @@
-"""What cannot be sharded: ConfigError, before anything is changed."""
+"""What cannot be sharded, or cannot be trained then: ConfigError."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Any
 
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.modules import ModuleAdapter
+from torsh_runtime.modules.base import leaves
 from torsh_runtime.parallel.fsdp.config import FsdpConfig
+from torsh_runtime.parallel.fsdp.unit import Unit
 from torsh_runtime.parallel.fsdp.wrapping import is_within
 
 
@@ -53,6 +55,27 @@ def check_inner(
                 f"{name!r} has a parameter of a part that is sharded already: wrap what shares "
                 f"parameters together, or the whole model only"
             )
+
+
+def check_outputs(unit: Unit, outputs: object) -> None:
+    """Of a unit that ranks have parts of: tensors where it will not be noticed that a backward pass
+    begins at them, so that the parameters would not be gathered for it."""
+    if unit.is_replicated or not unit.laid:
+        return
+    found = [*leaves(outputs)]
+    if any(map(_wants_gradient, found)):
+        return
+    for each in found:
+        if any(map(_wants_gradient, getattr(each, "__dict__", {}).values())):
+            raise ConfigError(
+                f"{unit.name or 'the model'!r} returned a {type(each).__name__}, in which "
+                f"FullyShardedDataParallel does not look for tensors: return those that losses are "
+                f"made of in lists, tuples, dicts or dataclasses"
+            )
+
+
+def _wants_gradient(value: object) -> bool:
+    return getattr(value, "requires_grad", None) is True
 
 
 def _is_within_any(name: str, paths: Collection[str]) -> bool:

@@ -13,6 +13,7 @@ from torsh_runtime.errors import CommMismatch, ConfigError, GradientError
 from torsh_runtime.modules.base import ModuleAdapter
 from torsh_runtime.monitoring.marks import Span, own_marks, section
 from torsh_runtime.parallel.added import Added
+from torsh_runtime.parallel.fsdp.checks import check_outputs
 from torsh_runtime.parallel.fsdp.config import BackwardPrefetch, FsdpConfig
 from torsh_runtime.parallel.fsdp.record import SAME_PARAMETERS, Record
 from torsh_runtime.parallel.fsdp.unit import Unit
@@ -230,6 +231,7 @@ class Passes:
     def _after_forward(self, unit: Unit, outputs: Any) -> None:
         is_again = self._adapter.in_backward()
         if self._adapter.records_gradients():
+            check_outputs(unit, outputs)
             self._adapter.on_backward(outputs, partial(self._before_backward, unit))
             is_kept = unit.keeps_whole or not unit.name
         else:
@@ -253,10 +255,7 @@ class Passes:
         self.end_forward()
 
     def _before_backward(self, unit: Unit) -> None:
-        if not self._is_ending:
-            self._is_ending = True
-            self._span = Span("fsdp.backward")
-            self._adapter.at_end_of_backward(self._end)
+        self._expect_end()
         with self._in_step():
             for each in self.units:
                 if each is unit or each.is_lent:
@@ -264,7 +263,15 @@ class Passes:
             if self._config.backward_prefetch is BackwardPrefetch.BACKWARD_PRE:
                 self._prefetch_before(unit)
 
+    def _expect_end(self) -> None:
+        """A backward pass goes on: complete it when it ends."""
+        if not self._is_ending:
+            self._is_ending = True
+            self._span = Span("fsdp.backward")
+            self._adapter.at_end_of_backward(self._end)
+
     def _on_gradient(self, unit: Unit, number: int) -> None:
+        self._expect_end()  # where outputs were in what is not looked into
         with self._in_step():
             self._take(unit, number)
 

@@ -31,6 +31,12 @@ _NOT_RENDERED = {
     "standalone": "nodes that do not know of each other are no job",
 }
 """Options that no rendered file can give, and why."""
+_OF_SHELLS = """
+    BASHOPTS BASHPID BASH_COMMAND BASH_SUBSHELL BASH_VERSINFO DIRSTACK EPOCHREALTIME EPOCHSECONDS
+    EUID FUNCNAME GROUPS HISTCMD LINENO OPTIND PIPESTATUS PPID RANDOM SECONDS SHELLOPTS SHLVL
+    SRANDOM UID _
+"""
+"""Variables to which bash, which runs what is rendered, gives values of its own, or refuses any."""
 _OF_THE_PLACE = ("nnodes", "nproc_per_node", "run_id", "shutdown_timeout")
 """Options that have a field of their own: each template gives them as the place wants it."""
 
@@ -131,6 +137,8 @@ def _check_texts(request: Request) -> None:
     for name, entry in request.environment.items():
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise ConfigError(f"{entry.name}: no shell can set a variable of this name")
+        if name in _OF_SHELLS.split():
+            raise ConfigError(f"{entry.name}: bash sets {name} itself: take another name")
         if name.startswith(("TORSH_", "PET_")):
             raise ConfigError(
                 f"{entry.name}: {name} would be an option of torshrun's where this is rendered: "

@@ -21,7 +21,7 @@ nodes N|MIN:MAX = (nnodes, else 1)
     Nodes of the job; of MIN:MAX as many as MAX are asked for, and it goes on while MIN are left.
 cpus N = (as many as workers)
     Processors per node.
-gpus N = 0
+gpus N>=0 = 0
     GPUs per node; without nproc_per_node there are as many workers.
 memory SIZE = (what the scheduler gives)
     Memory per node.

@@ -95,6 +95,20 @@ def _seconds(text: str) -> int:
     return round(number)
 
 
+def _positive(text: str) -> int:
+    number = values.count(text)
+    if number < 1:
+        raise ConfigError(f"{number} is not possible: leave the key out, or give 1 or more")
+    return number
+
+
+def _size(text: str) -> int:
+    number = values.size(text)
+    if number < 1:
+        raise ConfigError(f"{text!r} is less than a byte: leave the key out, or give more")
+    return number
+
+
 def _port(text: str) -> int:
     number = values.port(text)
     if number < 1024:
@@ -110,13 +124,14 @@ KINDS: Mapping[str, Callable[[str], Any]] = {
     "0|1|3|5": _members,
     "FLAG": values.flag,
     "LABEL": _label,
-    "N": values.count,
+    "N": _positive,
+    "N>=0": values.count,
     "N|MIN:MAX": values.nodes,
     "NAME": _name,
     "PORT": _port,
     "SECONDS": _seconds,
     "SHELL": _shell,
-    "SIZE": values.size,
+    "SIZE": _size,
     "WORD": _word,
 }
 """By what the table of keys calls it, for one text."""

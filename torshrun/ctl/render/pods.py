@@ -40,11 +40,15 @@ def facts(
     _check(name, job, place)
     labels, annotations = (_mapping(job, place, key) for key in ("labels", "annotations"))
     requests, limits = _resources(job, place, job.cpus, job.memory, job.gpus)
+    ours = _queue_labels(name, place)
+    fewest, group = _fewest_pods(name, job, place), _group(name, job, place)
+    _check_names(job, "labels", labels, ours)
+    _check_names(job, "annotations", annotations, fewest | group)
     found: Facts = {
-        "job_labels": labels | _queue_labels(name, place),
-        "job_annotations": annotations | _fewest_pods(name, job, place),
+        "job_labels": labels | ours,
+        "job_annotations": annotations | fewest,
         "pod_labels": labels,
-        "pod_annotations": annotations | _group(name, job, place),
+        "pod_annotations": annotations | group,
         "node_selector": _mapping(job, place, "node_selector"),
         "requests": requests,
         "limits": limits,
@@ -72,6 +76,16 @@ def _check(name: str, job: ClusterJob, place: Mapping[str, Any]) -> None:
         raise _refused(job, "restart_in_place", "it needs cluster: requeue: true")
     if place["health_port"] and any(each.startswith("--metrics-port") for each in job.options):
         raise _refused(job, "health_port", "metrics_port says it already: leave one of them out")
+    if place["health_port"] == job.port and not job.meets:
+        raise _refused(job, "health_port", f"{job.port} is where the nodes meet (cluster: port)")
+
+
+def _check_names(
+    job: ClusterJob, key: str, given: Mapping[str, str], ours: Mapping[str, str]
+) -> None:
+    for name in given:
+        if name in ours:
+            raise _refused(job, key, f"{name}: another key of the section says it already")
 
 
 def _refused(job: ClusterJob, key: str, why: str) -> ConfigError:

@@ -14,6 +14,8 @@ from torshrun.ctl.render.engine import fill
 from torshrun.ctl.render.job import ClusterJob
 from torshrun.ctl.render.keys import SECTIONS
 
+_LONGEST_SIGNAL = 65535
+"""Seconds before the end at which Slurm can send one."""
 _LARGEST_STARTUP = 15_000
 """Bytes of a startup script; AWS takes 16 KiB with what is put before it."""
 
@@ -90,15 +92,28 @@ def _check_needed(name: str, job: ClusterJob, place: Mapping[str, Any]) -> None:
 
 
 def _for_scheduler(name: str, job: ClusterJob) -> dict[str, Any]:
-    has_notice = bool(job.time_limit and job.time_limit > job.notice)
+    _check_notice(name, job)
     options = [f"--nproc-per-node={job.workers}"] if job.workers else []
     options += [f"--nnodes={_nodes(job)}"] if job.meets else []
     options += [f"--run-id={job.run_id}"] if job.run_id else []
-    if job.own_shutdown_timeout or (name == "pbs" and has_notice):
+    if job.own_shutdown_timeout or (name == "pbs" and job.time_limit):
         options.append(f"--shutdown-timeout={job.shutdown_timeout}")
     if name == "slurm" and job.requeue and "--requeue-on-preempt" not in job.options:
         options.append("--requeue-on-preempt")
-    return {"command": _command((*options, *job.options), job), "has_notice": has_notice}
+    return {"command": _command((*options, *job.options), job)}
+
+
+def _check_notice(name: str, job: ClusterJob) -> None:
+    if job.time_limit and job.time_limit <= job.notice:
+        raise ConfigError(
+            f"{job.source}: cluster: notice: {job.notice} s before the end of {job.time_limit} s "
+            f"(time_limit) the job has not begun: give a smaller notice"
+        )
+    if name == "slurm" and job.notice > _LONGEST_SIGNAL:
+        raise ConfigError(
+            f"{job.source}: cluster: notice: sbatch takes no --signal of more than "
+            f"{_LONGEST_SIGNAL} s: give a smaller notice"
+        )
 
 
 def _for_containers(name: str, job: ClusterJob) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from torsh_runtime.errors import ConfigError
 from torsh_runtime.integrations.deepspeed import DeepSpeedConfig, DeepSpeedIntegration
 from torsh_runtime.integrations.deepspeed.keys import Fate, markdown
 from torsh_runtime.integrations.deepspeed.reading import TABLE
+from torsh_runtime.parallel.ddp import BucketConfig
 from torsh_runtime.parallel.fsdp.config import BackwardPrefetch, ShardingStrategy
 
 DOCS = Path(__file__).parents[4] / "docs" / "deepspeed.md"
@@ -182,7 +183,10 @@ def test_unknown_keys_are_named_with_the_nearest_known_one() -> None:
         ({"optimizer": {"type": "Adam", "params": [1]}}, "optimizer.params must be an object"),
         ({"optimizer": {"type": "Adam", "params": {"betas": 1}}}, "betas must be a list"),
         ({"train_batch_size": 0}, "train_batch_size is 0, and must be 1 or more"),
-        ({"gradient_clipping": -1.0}, "gradient_clipping is -1.0"),
+        (
+            {"train_batch_size": 0, "gradient_clipping": -1.0},
+            "must be 1 or more; gradient_clipping is -1.0",
+        ),
         ({"zero_optimization": {"stage": 4}}, 'must be {"stage": 0}, 1, 2 or 3'),
         ({"zero_optimization": True}, 'must be {"stage": 0}, 1, 2 or 3'),
         (
@@ -219,6 +223,20 @@ def test_unknown_keys_are_named_with_the_nearest_known_one() -> None:
 )
 def test_wrong_values_are_refused(config: dict[str, Any], told: str) -> None:
     assert told in refusal(config)
+
+
+def test_buckets_of_nothing_are_of_the_usual_size() -> None:
+    config = DeepSpeedConfig({**BATCH, "zero_optimization": {"reduce_bucket_size": 0}})
+    assert config.to_ddp_config().bucket_size_mb == BucketConfig().bucket_size_mb
+
+
+def test_comm_is_a_module_of_torch_distributeds_names() -> None:
+    distributed = pytest.importorskip("torch").distributed
+    from torsh_runtime.integrations import deepspeed
+    from torsh_runtime.integrations.deepspeed import comm
+
+    assert deepspeed.comm is comm
+    assert comm.ReduceOp is distributed.ReduceOp
 
 
 def test_files_that_are_no_configuration_are_refused(tmp_path: Path) -> None:

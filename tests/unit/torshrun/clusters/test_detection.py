@@ -192,10 +192,16 @@ def test_pbs() -> None:
 
 
 def test_a_job_script_of_pbs_is_alone() -> None:
-    for script in (PBS, {**PBS, "PBS_VERSION": "TORQUE-6.1.2", "PBS_TASKNUM": "146"}):
-        hints = found(script)
-        assert hints.nnodes is None
-        assert "pbsdsh" in hints.found[-1]
+    hints = found(PBS)
+    assert hints.nnodes is None
+    assert "pbsdsh" in hints.found[-1]
+
+
+@pytest.mark.parametrize("task", [{"PBS_TASKNUM": "146"}, {"PBS_NODENUM": "1"}])
+def test_torque_does_not_tell_a_script_from_a_task_of_pbsdsh(task: dict[str, str]) -> None:
+    hints = found({**PBS, "PBS_VERSION": "TORQUE-6.1.2", **task})
+    assert hints.nnodes is None
+    assert "Torque does not tell more (--nnodes, --node-rank" in hints.found[-1]
 
 
 def test_pbs_tasks_that_are_more_than_hosts_are_a_mistake() -> None:
@@ -231,6 +237,24 @@ def test_mpiexec_on_several_hosts_meets_on_the_schedulers_first() -> None:
     alone = found(OPEN_MPI)  # nobody knows where rank 0 is
     assert alone.nnodes is not None
     assert alone.master_addr is None
+
+
+def test_crays_mpiexec_is_one_and_srun_is_none() -> None:
+    pals = {"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_LOCAL_RANK": "0", "PMI_LOCAL_SIZE": "1"}
+    hints = found({**PBS, **pals})
+    assert texts(hints).items() >= {"nnodes": "2", "node_rank": "1", "master_addr": "a"}.items()
+    assert found({**STEP, **pals}).found[-1] == "step 3: node 1 of 2"
+
+
+def test_jsrun_starts_nothing_on_the_launch_host() -> None:
+    job = {**LSF, "LSB_MCPU_HOSTS": "batch5 1 hostA 42 hostB 42", **OPEN_MPI}
+    assert texts(found({**job, "JSM_NAMESPACE_RANK": "1"}))["master_addr"] == "hostA"
+    assert texts(found(job))["master_addr"] == "batch5"
+    file = {**LSF, "LSB_MCPU_HOSTS": "", "LSB_DJOB_HOSTFILE": "/h", "JSM_NAMESPACE_RANK": "1"}
+    machine = Machine({"/h": "batch5\nhostA\nhostA\nhostB\nhostB\n"})
+    assert texts(found({**file, **OPEN_MPI}, machine))["master_addr"] == "hostA"
+    even = {**job, "LSB_MCPU_HOSTS": "hostA 1 hostB 1", "JSM_NAMESPACE_RANK": "1"}
+    assert texts(found(even))["master_addr"] == "hostA"
 
 
 def test_tasks_of_an_array_do_not_meet_in_one_place() -> None:
@@ -291,6 +315,7 @@ def test_what_is_no_job_is_none(environ: dict[str, str]) -> None:
 
 def test_a_torshrun_in_a_worker_is_no_node_of_the_job() -> None:
     assert detect("auto", {**STEP, "TORSH_STORE_ENDPOINT": "unix:@x"}, Machine()) is None
+    assert detect("auto", {**SKYPILOT, "TORCHELASTIC_RUN_ID": "torchruns"}, Machine()) is None
 
 
 def test_one_cluster_alone_can_be_asked_for() -> None:

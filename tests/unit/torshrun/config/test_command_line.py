@@ -58,6 +58,7 @@ def test_what_is_given(typed: str, given: dict[str, str], rest: str) -> None:
         ("--num-gpus=2", "no option --num-gpus; here it is --nproc-per-node N"),
         ("-n 2", "no option -n; here it is --nproc-per-node N"),
         ("-np 2", "no option -np; here it is --nproc-per-node N"),
+        ("--min-np 2", "no option --min-np; here it is --nnodes MIN:MAX, on each node"),
         ("-N2", "no option -N; here it is --nnodes N"),
         ("--use_env", "no option --use_env; leave it out"),
         ("--=3", "there is no option --"),

@@ -320,6 +320,8 @@ def test_scripts(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match="does not exist"):
         script(str(tmp_path / "none.py"))
+    with pytest.raises(ConfigError, match="leave the word python3 out"):
+        script("python3")
     with pytest.raises(ConfigError, match="is a directory"):
         script(str(tmp_path))
     with pytest.raises(ConfigError, match="must not be empty"):

@@ -262,6 +262,62 @@ def test_a_pod_has_the_rank_of_its_index_and_the_rest_from_its_manifest() -> Non
     assert explicit.rendezvous.node_rank == 2
 
 
+VOLCANO = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "job-master-0"}
+FLUX = {"FLUX_TASK_RANK": "1", "FLUX_JOB_SIZE": "2", "FLUX_JOB_ID": "f1"}
+SAGEMAKER = {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-2"}
+OF_POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "options"),
+    [
+        (VOLCANO, "--nnodes=$WORLD_SIZE --node-rank=$RANK --master-addr=$MASTER_ADDR"),
+        ({**VOLCANO, **OF_POD}, "--nnodes=$WORLD_SIZE --node-rank=$RANK"),
+        (FLUX, "bash -c 'torshrun --nnodes=$FLUX_JOB_SIZE --node-rank=$FLUX_TASK_RANK"),
+        (SAGEMAKER, "--nnodes=2 --node-rank=1 --master-addr=algo-1"),
+        (
+            {"NHOSTS": "2", "PE_HOSTFILE": "/spool/pe"},
+            "--hostfile=<(awk '{print $1, \"slots=\" $2}'",
+        ),
+    ],
+)
+def test_who_is_numbered_by_others_is_told_that_it_is_alone(
+    environ: dict[str, str], options: str
+) -> None:
+    job, notes = made(environ)
+    assert job.rendezvous is None
+    assert "a job of its own, on this node only" in notes[-1]
+    assert options in notes[-1]
+    for said in ({"nnodes": "1"}, {"standalone": "true"}, {"scheduler": "none"}):
+        assert not any("of its own, on" in note for note in made(environ, **said).notes)
+    assert made({**environ, "TORCHELASTIC_RUN_ID": "outer"}).notes == ()
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"RANK": "0", "WORLD_SIZE": "1"},
+        {"RANK": "4", "WORLD_SIZE": "4"},
+        {"NHOSTS": "1", "PE_HOSTFILE": "/spool/pe"},
+        {"RANK": "one", "WORLD_SIZE": "9" * 5000},
+        {**SAGEMAKER, "SM_CURRENT_HOST": "algo-3"},
+        {**SAGEMAKER, "SM_HOSTS": "[" * 60000},
+        {**SAGEMAKER, "SM_HOSTS": '["algo-2"]'},
+        {**SAGEMAKER, "SM_HOSTS": '{"algo-2": 1}'},
+        {**SAGEMAKER, "SM_HOSTS": '["algo-2", 1]'},
+        {**SAGEMAKER, "SM_HOSTS": '["algo-2\\u001b[31m", "algo-2"]'},
+    ],
+)
+def test_numbers_that_tell_of_no_other_node(environ: dict[str, str]) -> None:
+    assert made(environ).notes == ()
+
+
+def test_a_pod_whose_manifest_does_not_say_how_many_there_are_is_alone() -> None:
+    job, notes = made({"KUBERNETES_SERVICE_HOST": "10.96.0.1", "JOB_COMPLETION_INDEX": "3"})
+    assert job.rendezvous is None
+    assert notes == ("kubernetes: pod 3 of an Indexed Job, with a job of its own",)
+
+
 def test_a_place_to_meet_is_called_as_other_hosts_know_it(home: dict[str, str]) -> None:
     """SkyPilot's guide calls it localhost on the node that serves the store."""
     sky = {"SKYPILOT_NODE_RANK": "0", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2", **home}

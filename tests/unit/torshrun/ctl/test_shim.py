@@ -29,7 +29,8 @@ def test_what_is_installed_is_removed_without_a_trace(folders: tuple[Path, Path]
     assert NAME in here.install()
     assert (packages / NAME).read_text() == LINE
     assert here.status({}).endswith("torchrun is torshrun")
-    assert here.status({"TORSHRUN_AS_TORCHRUN": "0"}).endswith("torchrun is torch's own")
+    for off in ("0", "false", "No", "OFF"):
+        assert here.status({"TORSHRUN_AS_TORCHRUN": off}).endswith("torchrun is torch's own")
     assert NAME in here.remove()
     assert {path: path.read_bytes() for path in (*packages.iterdir(), *scripts.iterdir())} == before
     assert here.status({"TORSHRUN_AS_TORCHRUN": "1"}).endswith("torchrun is torshrun")

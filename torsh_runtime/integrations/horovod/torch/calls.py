@@ -11,7 +11,7 @@ from torsh_runtime.errors import CommMismatch
 Key = tuple[str, str]
 """A call's kind and name: ranks' calls with the same key are one operation."""
 
-_EQUAL_SHAPES = ("allreduce", "broadcast", "reducescatter")
+_EQUAL_SHAPES = ("allreduce", "broadcast", "reducescatter", "shared_memory")
 
 
 class Operand(NamedTuple):

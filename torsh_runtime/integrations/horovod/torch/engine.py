@@ -46,6 +46,7 @@ class Engine:
         self._changed = threading.Condition()
         self._new: list[Request] = []
         self._requests: dict[Key, Request] = {}
+        self._kept: dict[Call, Any] = {}  # shared memory that others made when this rank had joined
         self._callers = {threading.main_thread().ident}
         self._waiting: dict[int, Request] = {}
         self._join: Request | None = None
@@ -53,6 +54,11 @@ class Engine:
         self._closing = False
         self._idle_since = 0.0
         self._thread: threading.Thread | None = None
+
+    @property
+    def is_in_node(self) -> bool:
+        """Whether all ranks are on one node."""
+        return self._group.is_in_node
 
     def submit(self, request: Request) -> Request:
         """Carry it out when all ranks have made this call. Returns the request.
@@ -63,6 +69,9 @@ class Engine:
         with self._changed:
             if self._error is not None:
                 raise self._error
+            if request.call in self._kept:
+                request.finish(self._kept.pop(request.call))
+                return request
             if key in self._requests:
                 raise ConfigError(
                     f"{request.call} is under way already: synchronize() it before the name is "
@@ -186,6 +195,8 @@ class Engine:
         else:
             if request is not None:
                 request.finish(result)
+            elif matched.key[0] == "shared_memory":
+                self._kept[next(iter(matched.calls.values()))] = result
 
     def _finish_join(self, last: int) -> None:
         with self._changed:

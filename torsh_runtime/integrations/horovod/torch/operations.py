@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torsh_runtime.backends.base import ReduceOp
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.comm.objects import all_gather_object, broadcast_object_list
+from torsh_runtime.comm.shared import empty_shared
 from torsh_runtime.errors import CommMismatch
 from torsh_runtime.integrations.horovod.torch.adasum import adasum
 from torsh_runtime.integrations.horovod.torch.calls import Call, Matched, Operand
@@ -24,7 +26,7 @@ _REDUCTIONS = {
     "Max": ReduceOp.MAX,
     "Product": ReduceOp.PRODUCT,
 }
-_WITH_JOINED = ("allreduce", "barrier")
+_WITH_JOINED = ("allreduce", "barrier", "shared_memory")
 """What can be carried out though some ranks have joined."""
 
 
@@ -54,6 +56,8 @@ class Operations:
         call = next(iter(matched.calls.values()))
         if call.kind == "barrier":
             return None
+        if call.kind == "shared_memory":
+            return _shared(call.operands[0], self._host_group)
         if request is not None and call.kind.endswith("_object"):
             return self._exchange_objects(request)
         if request is None:
@@ -143,6 +147,13 @@ class Operations:
         source = tensor.detach()[: sum(sent)].contiguous()
         group.all_to_all([*torch.split(output, received)], [*torch.split(source, [*sent])])
         return output, received
+
+
+def _shared(operand: Operand, group: ProcessGroup) -> Tensor:
+    """Memory of the group's ranks for such a tensor."""
+    dtype = getattr(torch, operand.dtype)
+    nbytes = math.prod(operand.shape) * dtype.itemsize
+    return torch.from_numpy(empty_shared(nbytes, "uint8", group)).view(dtype)
 
 
 def _zeros(operand: Operand) -> Tensor:

@@ -13,17 +13,16 @@ from torsh_runtime.errors import ConfigError
 from torsh_runtime.integrations.horovod.torch.collectives import (
     Adasum,
     Average,
-    allreduce_async_,
     grouped_allreduce_,
-    sparse_allreduce_async,
-    synchronize,
 )
 from torsh_runtime.integrations.horovod.torch.compression import Compression, Compressor
+from torsh_runtime.integrations.horovod.torch.fusion import Fusion
 from torsh_runtime.integrations.horovod.torch.world import (
     ProcessSet,
     global_process_set,
     size,
 )
+from torsh_runtime.integrations.torch.marking import mark_optimizers
 
 Tensor = torch.Tensor
 
@@ -87,17 +86,35 @@ class _AveragingOptimizer(_Base):
     backward_passes_per_step: int
 
     def _begin(self) -> None:
-        self._reducing: dict[Tensor, tuple[Any, Any]] = {}
+        mark_optimizers()
+        self._complete: set[Tensor] = set()
         self._passes: dict[Tensor, int] = dict.fromkeys(self._names, 0)
+        self._watched: set[Tensor] = set()
         self._is_synchronized = False
         self._skips = False
         set_of_ranks = self._options["process_set"]
         self._is_distributed = set_of_ranks.included() and set_of_ranks.size() > 1
         if self._is_distributed:
-            for parameter in self._names:
-                if parameter.requires_grad:
-                    register: Any = parameter.register_post_accumulate_grad_hook
-                    register(self._count)
+            how = self._options, self._compression, self._sparse_as_dense
+            self._fusion = Fusion(self._names, *how)
+            self._watch()
+
+    def _watch(self) -> None:
+        """Hear of the gradients of parameters that want some."""
+        for parameter in self._names:
+            if parameter.requires_grad and parameter not in self._watched:
+                self._watched.add(parameter)
+                register: Any = parameter.register_post_accumulate_grad_hook
+                register(self._count)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As the optimizer's. The gradients of these parameters are reduced, too."""
+        super().add_param_group(param_group)
+        for parameter in self.param_groups[-1]["params"]:
+            self._names[parameter] = f"parameter {len(self._names)}"
+            self._passes[parameter] = 0
+        if self._is_distributed:
+            self._watch()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """From now on so many backward passes come before each step."""
@@ -106,7 +123,7 @@ class _AveragingOptimizer(_Base):
 
     def _count(self, parameter: Tensor) -> None:
         """A backward pass has given the parameter's gradient."""
-        if parameter in self._reducing:
+        if parameter in self._complete:
             raise AssertionError(
                 f"{self._names[parameter]} has had {self.backward_passes_per_step} backward "
                 f"pass(es) since the last step(): call step() or synchronize(), or raise "
@@ -114,42 +131,19 @@ class _AveragingOptimizer(_Base):
             )
         self._passes[parameter] += 1
         if self._passes[parameter] == self.backward_passes_per_step:
-            self._reduce(parameter)
-
-    def _reduce(self, parameter: Tensor) -> None:
-        if parameter.grad is None:  # others may have used the parameter
-            parameter.grad = torch.zeros_like(parameter)
-        gradient, name = parameter.grad, self._names[parameter]
-        if gradient.is_sparse and not self._sparse_as_dense:
-            how = {key: self._options[key] for key in ("op", "process_set")}
-            self._reducing[parameter] = sparse_allreduce_async(gradient, name, **how), None
-            return
-        dense = gradient.to_dense() if gradient.is_sparse else gradient
-        sent, context = self._compression.compress(dense)
-        handle = allreduce_async_(sent, name=name, **self._options)
-        self._reducing[parameter] = handle, context
+            self._complete.add(parameter)
+            self._fusion.come(parameter)
 
     def synchronize(self) -> None:
         """Wait until all gradients are reduced."""
         if self._is_distributed:
-            for parameter in self._names:
-                if parameter.requires_grad and parameter not in self._reducing:
-                    self._reduce(parameter)
-            for parameter, (handle, context) in self._reducing.items():
-                self._take(parameter, handle, context)
-            self._reducing.clear()
-            self._passes = dict.fromkeys(self._names, 0)
+            try:
+                self._fusion.finish()
+            finally:
+                self._complete.clear()
+                self._passes = dict.fromkeys(self._names, 0)
+            self._watch()
         self._is_synchronized = True
-
-    @torch.no_grad()
-    def _take(self, parameter: Tensor, handle: Any, context: Any) -> None:
-        gradient = parameter.grad
-        assert gradient is not None
-        reduced = synchronize(handle)
-        if gradient.is_sparse:
-            parameter.grad = reduced if reduced.is_sparse else reduced.to_sparse()
-        elif reduced is not gradient:
-            gradient.copy_(self._compression.decompress(reduced, context))
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -175,7 +169,7 @@ class _AveragingOptimizer(_Base):
 
     def zero_grad(self, *arguments: Any, **named: Any) -> None:
         """As the optimizer's."""
-        if self._reducing:
+        if self._complete:
             raise AssertionError(
                 "zero_grad() was called while gradients are reduced: call step() or synchronize() "
                 "first"
@@ -183,8 +177,10 @@ class _AveragingOptimizer(_Base):
         super().zero_grad(*arguments, **named)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As the optimizer's. Backward passes are counted anew."""
-        self._reducing.clear()
+        """As the optimizer's, once gradients are reduced that are complete. Backward passes are
+        counted anew."""
+        if self._complete:
+            self.synchronize()
         self._passes = dict.fromkeys(self._names, 0)
         self._is_synchronized = False
         super().load_state_dict(state_dict)

@@ -75,8 +75,12 @@ class ProcessSet:
 
     def name(self, kind: str) -> str:
         """A name for a call without one: such calls match by their order."""
+        return f"{kind}.noname.{self.number(kind)}"
+
+    def number(self, kind: str) -> int:
+        """How many of this kind there are by now, with this one."""
         self._unnamed[kind] += 1
-        return f"{kind}.noname.{self._unnamed[kind]}"
+        return self._unnamed[kind]
 
     def _open(self, number: int) -> None:
         members = self.ranks or []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,32 @@ def test_what_is_missing(
     (tmp_path / "job.yaml").write_text("script: train.py\n")
     assert run(["render", target, "-f", str(tmp_path / "job.yaml")]) == USAGE
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("target", "cluster", "told"),
+    [
+        ("slurm", "{notice: 30h}", "sbatch takes no --signal of more than 65535 s"),
+        ("slurm", "{time_limit: 1m}", "notice: 120 s before the end of 60 s"),
+        ("pbs", "{time_limit: 1m}", "notice: 120 s before the end of 60 s"),
+        ("lsf", "{time_limit: 2m}", "notice: 120 s before the end of 120 s"),
+    ],
+)
+def test_a_notice_that_no_scheduler_can_give(
+    target: str, cluster: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "job.yaml").write_text(f"script: train.py\ncluster: {cluster}\n")
+    assert run(["render", target, "-f", str(tmp_path / "job.yaml")]) == USAGE
+    assert told in capsys.readouterr().err
+
+
+def test_a_full_disk_is_told_in_a_line() -> None:
+    command = [sys.executable, "-m", "torshrun.ctl", "render", "slurm", "-f", str(EXAMPLE)]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    why = "No space left on device"
+    assert done.stderr == f"torshctl: error: the output cannot be written: {why}\n"
 
 
 def test_a_startup_script_that_no_cloud_takes(
