@@ -9,9 +9,11 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 from torsh_runtime.errors import ConfigError, TorshError
-from torshrun.shim import VARIABLE, says_off
 
 NAME = "torshrun_as_torchrun.pth"
+VARIABLE = "TORSHRUN_AS_TORCHRUN"
+OFF = ("0", "false", "no", "off")
+"""Its values that turn the shim off, as torshrun/shim/hook.py has them."""
 LINE = 'import sys; exec("try:\\n import torshrun.shim.hook\\nexcept ImportError: pass")\n'
 """Python runs it at its start. Without torshrun it does nothing."""
 _OWN = ("torshrun_shim.pth", NAME)
@@ -64,12 +66,12 @@ class Environment:
         installed = f"installed: {self._file}" if self._file.exists() else "not installed"
         lines = [f"shim {installed}"]
         if said:
-            state = "off" if says_off(said) else "on"
+            state = "off" if said.lower() in OFF else "on"
             lines.append(f"{VARIABLE}={said}: {state}, whatever is installed")
         other = self.other_shim()
         if other:
             lines.append(f"{other} stands in for torchrun, too")
-        on = not says_off(said) if said else self._file.exists()
+        on = said.lower() not in OFF if said else self._file.exists()
         lines.append("torchrun is torshrun" if on else "torchrun is torch's own")
         return "\n".join(lines)
 

@@ -9,14 +9,15 @@ this costs every start of Python, so it imports next to nothing.
 import os
 import sys
 
-from torshrun.shim import VARIABLE, says_off
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
+VARIABLE = "TORSHRUN_AS_TORCHRUN"
+"""1: as if the shim were installed; one of OFF: as if it were not."""
+OFF = ("0", "false", "no", "off")
 _MODULE = "torch.distributed.run"
 _CHANGES = {
     "torch.distributed.launcher.api": "elastic_launch.stand_in",
@@ -73,7 +74,7 @@ class Torchrun:
 
 def begin() -> None:
     """Do all that, unless the variable forbids it."""
-    if not says_off(os.environ.get(VARIABLE, "")):
+    if os.environ.get(VARIABLE, "").lower() not in OFF:
         sys.meta_path.insert(0, Torchrun() if is_torchrun() else Watch())
 
 
