@@ -25,7 +25,7 @@ REFUSALS = [
     "rotations (longrope) that depend on the longest position, [16, 12] on its ranks beside 14",
     "a mask by chunked_overlay",
     "a bias by position (position_bias)",
-    "Linear is no model of transformers",
+    "Linear has no set_attn_implementation()",
     "neither input_ids nor inputs_embeds",
     "attention_mask of shape (2, 1, 8, 8)",
     "cu_seq_lens_q [0, 3, 16] are not cumulative lengths",

@@ -66,7 +66,9 @@ def context_model(
     _check_model(kind, model)
     model.set_attn_implementation(register_context_attention(axis, name, method, length))
     for each in model.modules():
-        used = getattr(getattr(each, "config", None), "_attn_implementation", name)
+        used = (
+            each.config._attn_implementation if hasattr(each, "set_attn_implementation") else name
+        )
         if used != name:
             refuse(f"{type(each).__name__} of {kind}", f"{used!r} as its attention all the same")
     model.register_forward_pre_hook(partial(_with_positions, kind), with_kwargs=True)
@@ -75,7 +77,8 @@ def context_model(
 def _check_model(kind: str, model: Any) -> None:
     if not hasattr(model, "set_attn_implementation"):
         raise ConfigError(
-            f"{kind} is no model of transformers: let its layers call tr.context_attention()"
+            f"{kind} has no set_attn_implementation(), as models of newer versions of transformers "
+            f"have: let its layers call tr.context_attention()"
         )
     if getattr(model.config, "is_encoder_decoder", False):
         refuse(kind, "attention between an encoder's sequence and a decoder's")
