@@ -1,7 +1,8 @@
 """Attention over parts of sequences: `torshrun --nproc-per-node 2 benchmarks/context_parallel.py`.
 
 Forward and backward of causal attention by each method, every rank on one thread, beside one
-process on one thread that has the whole sequence while the others sleep. torch's own context
+process on one thread that has the whole sequence while the others sleep; and the ring once more
+where tokens look at those of a window only, an eighth of the sequence. torch's own context
 parallelism is tried on the same tensors over Gloo, and what it says is printed.
 """
 
@@ -27,7 +28,8 @@ from benchmarks.session import positive
 from benchmarks.timing import typical
 
 METHODS = ("ring", "all_gather", "all_to_all")
-_LIMIT = 0.57
+WINDOW = "ring, window"
+_LIMIT, _WINDOW_LIMIT = 0.57, 0.6
 Step = Callable[[], torch.Tensor]
 
 
@@ -67,6 +69,8 @@ def steps(whole: Sequence[torch.Tensor]) -> dict[str, Step]:
         method: step(lambda *each, m=method: tr.context_attention(*each, world, method=m), parts)
         for method in METHODS
     }
+    window = whole[0].shape[2] // 8
+    found[WINDOW] = step(lambda *each: tr.context_attention(*each, world, window=window), parts)
     return {
         "one process": step(
             lambda *each: functional.scaled_dot_product_attention(*each, is_causal=True), whole
@@ -123,6 +127,10 @@ def report(times: dict[str, list[float]], options: argparse.Namespace) -> list[C
         if name == "ring":
             what = f"{options.tokens} tokens, {tr.get_world_size()} ranks: ring / one process"
             checks.append(Check(what, ratio, _LIMIT, True, "zigzag ring"))
+    pairs = zip(times[WINDOW], times["ring"], strict=True)
+    saved = statistics.median(a / b for a, b in pairs)
+    what = f"a window of {options.tokens // 8} of {options.tokens} tokens / none"
+    checks.append(Check(what, saved, _WINDOW_LIMIT, True, "work that a window saves"))
     print(table.render(["attention", "ms", "of one process"], rows))
     return checks
 

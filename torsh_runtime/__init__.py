@@ -184,7 +184,10 @@ if TYPE_CHECKING:
     )
     from torsh_runtime.parallel.context import (
         context_attention as context_attention,
+        context_batch as context_batch,
         context_gather as context_gather,
+        context_loss as context_loss,
+        context_model as context_model,
         context_positions as context_positions,
         context_shard as context_shard,
         register_context_attention as register_context_attention,
@@ -422,7 +425,10 @@ _HOMES = {
     "torsh_runtime.parallel.clipping": ("clip_grad_norm_",),
     "torsh_runtime.parallel.context": (
         "context_attention",
+        "context_batch",
         "context_gather",
+        "context_loss",
+        "context_model",
         "context_positions",
         "context_shard",
         "register_context_attention",

@@ -72,8 +72,22 @@ def test_sharded_data_parallelism(torshrun: Launcher) -> None:
 @needs_torch
 def test_context_parallelism(torshrun: Launcher) -> None:
     keep_inductor_inside(torshrun)
-    (script,) = snippets("context-parallel.md")
+    script, _ = snippets("context-parallel.md")
     losses = re.findall(r"rank \d: loss ([\d.]+), 32 of 64 tokens", output(torshrun, script))
+    assert len(losses) == 2
+    assert max(map(float, losses)) < 1.0
+
+
+@pytest.mark.torch
+@needs_torch
+def test_context_parallelism_of_transformers(torshrun: Launcher) -> None:
+    pytest.importorskip("transformers")
+    keep_inductor_inside(torshrun)
+    _, script = snippets("context-parallel.md")
+    # which transformers loads, and which may be built for another torch
+    without = 'import sys\n\nsys.modules["torchvision"] = None\nimport torch\n'
+    out = output(torshrun, script.replace("import torch\n", without, 1))
+    losses = re.findall(r"rank \d: loss ([\d.]+) of 32 tokens", out)
     assert len(losses) == 2
     assert max(map(float, losses)) < 1.0
 
@@ -293,7 +307,7 @@ def test_programs_for_horovod(torshrun: Launcher) -> None:
     assert sorted(re.findall(r"begins behind step (\d+)", out)) == ["0", "0", "30", "30"]
     losses = re.findall(r"rank \d: loss ([\d.]+) after 60 steps", out)
     assert len(losses) == 2
-    assert max(map(float, losses)) < 2.0
+    assert max(map(float, losses)) < 1.0
     assert output(torshrun, settings).count("of 1000 gradients came") == 2
 
 

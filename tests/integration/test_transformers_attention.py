@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from typing import Any
 
 import pytest
 from support.forked import Raised
@@ -13,16 +14,57 @@ pytestmark = [
     pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch"),
     pytest.mark.skipif(not importlib.util.find_spec("transformers"), reason="needs transformers"),
 ]
+REFUSALS = [
+    "BloomForCausalLM has an attention of its own",
+    "T5ForConditionalGeneration has attention between an encoder's sequence and a decoder's",
+    "dropout of weights (0.1",
+    "MistralForCausalLM has no position_ids",
+    "position_ids that go from 7 to 4",
+    "16 keys for 8 queries",
+    "a mask of its own (attention_mask of shape (2, 1, 8, 8))",
+    "rotations (longrope) that depend on the longest position, [16, 12] on its ranks beside 14",
+    "a mask by chunked_overlay",
+    "a bias by position (position_bias)",
+    "Linear has no set_attn_implementation()",
+    "neither input_ids nor inputs_embeds",
+    "attention_mask of shape (2, 1, 8, 8)",
+    "cu_seq_lens_q [0, 3, 16] are not cumulative lengths",
+]
 
 
-def test_models_are_the_same_or_refused() -> None:
+@pytest.fixture(scope="module")
+def results() -> list[dict[str, Any]]:
+    """Of each rank."""
     from support import transformers_attention
 
-    for result in run_processes(2, transformers_attention.attended, 60.0):
-        assert not isinstance(result, Raised), result.error.args[0]
-        apart, (window, wide, padded, capped) = result
-        assert apart < 1e-6
-        assert "a window of 6 of 16 tokens" in window
-        assert wide == "nothing"
-        assert "padding (attention_mask)" in padded
-        assert "a cap on scores (softcap)" in capped
+    found = run_processes(2, transformers_attention.all_of_it, 300.0)
+    for result in found:
+        assert not isinstance(result, Raised), repr(result.error)
+    return found
+
+
+def test_models_are_the_same_by_a_name_alone(results: list[dict[str, Any]]) -> None:
+    for result in results:
+        assert all(each < 1e-6 for each in result["by name"])
+
+
+def test_a_models_own_loss_is_of_all_tokens(results: list[dict[str, Any]]) -> None:
+    for result in results:
+        assert all(each < 1e-6 for each in result["own loss"])
+
+
+def test_others_are_refused_on_all_ranks(results: list[dict[str, Any]]) -> None:
+    for result in results:
+        for text, expected in zip(result["refused"], REFUSALS, strict=True):
+            assert text.startswith("ConfigError"), text
+            assert expected in text
+
+
+def test_families_train_as_in_one_process(results: list[dict[str, Any]]) -> None:
+    from support import context_families
+
+    for result in results:
+        assert list(result["families"]) == list(context_families.FAMILIES)
+        for name, apart in result["families"].items():
+            assert not isinstance(apart, str), f"{name}: {apart}"
+            assert apart < 1e-9, name

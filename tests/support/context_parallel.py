@@ -29,6 +29,11 @@ class Case:
     length: int = 24
     value_size: int = 4
     scale: float | None = None
+    window: int | None = None
+    softcap: float | None = None
+    has_sinks: bool = False
+    mask: Any = None
+    """Of each row, which tokens are padding: from one place to another."""
 
 
 _ROUNDED = ((32, 2.0), (32, 2.0), (16, 1.0), (16, 1.0))
@@ -44,6 +49,18 @@ CASES = {
     "packed by row": Case(documents=[[0, 5, 24], [0, 1, 2, 22, 24]]),
     "wide values": Case(value_size=6),
     "in columns": Case(kv_heads=1, length=601),
+    "window": Case(window=5),
+    "window of one": Case(window=1, length=29),
+    "wide window": Case(window=17, kv_heads=1, documents=[0, 20, 24]),
+    "window on both sides": Case(window=4, causal=False, length=29),
+    "window, columns": Case(kv_heads=1, length=601, window=290),
+    "capped": Case(softcap=2.0, kv_heads=1),
+    "sinks": Case(has_sinks=True, scale=0.3),
+    "padded": Case(mask=[(0, 7), (19, 24)]),
+    "padded whole": Case(mask=[(3, 4), (10, 24)], causal=False),
+    "everything": Case(
+        window=6, softcap=3.0, has_sinks=True, mask=[(0, 5), (0, 0)], documents=[0, 11, 24]
+    ),
 }
 
 
@@ -59,15 +76,24 @@ class Framework:
             return self.torch.tensor(array, requires_grad=needs_gradient)
         return nn.Tensor(array, requires_grad=needs_gradient)
 
-    def attention(self, case: Case, query: Any, key: Any, value: Any) -> Any:
+    def attention(self, case: Case, query: Any, key: Any, value: Any, *sinks: Any) -> Any:
         """Of one process."""
         several = query.shape[1] // key.shape[1]
         repeated = np.repeat(np.arange(key.shape[1]), several)
-        mask = self.tensor(visible(case))
+        key, value, mask = key[:, repeated], value[:, repeated], visible(case)
         functional = self.torch.nn.functional if self.is_torch else nn.functional
-        return functional.scaled_dot_product_attention(
-            query, key[:, repeated], value[:, repeated], attn_mask=mask, scale=case.scale
-        )
+        if case.softcap is None and not sinks and mask.any(-1).all():
+            return functional.scaled_dot_product_attention(
+                query, key, value, attn_mask=self.tensor(mask), scale=case.scale
+            )
+        scores = query @ key.transpose(-1, -2) * (case.scale or query.shape[-1] ** -0.5)
+        if case.softcap is not None:
+            scores = (scores * (1 / case.softcap)).tanh() * case.softcap
+        weights = scores.exp() * self.tensor(mask.astype(float))
+        total = weights.sum(-1)[..., None] + self.tensor(1e-100 * np.ones(1))
+        for each in sinks:
+            total = total + each.exp()[:, None, None]
+        return (weights / total) @ value
 
 
 def visible(case: Case) -> Array:
@@ -82,7 +108,18 @@ def visible(case: Case) -> Array:
         for number, (start, end) in enumerate(pairwise(row)):
             document[start:end] = number
         found.append(causal & (document[:, None] == document))
-    return np.stack(found)[:, None]
+    shown = np.stack(found)[:, None]
+    if case.window is not None:
+        shown &= abs(order[:, None] - order) < case.window
+    return shown & (tokens(case) != 0)[:, None, None]
+
+
+def tokens(case: Case) -> Array:
+    """1 for tokens, 0 for padding, (batch, length)."""
+    found = np.ones((2, case.length), np.int64)
+    for row, (start, end) in enumerate(case.mask or ()):
+        found[row, start:end] = 0
+    return found
 
 
 def operands(case: Case, ranks: int) -> list[Array]:
@@ -97,15 +134,16 @@ def run(case: Case, kind: Framework, ranks: int, attention: Any, axis: Any) -> l
     """The result and gradients of whole sequences; `axis` has a part of them each, if given."""
     *arrays, weights = operands(case, ranks)
     leaves = [kind.tensor(array, True) for array in arrays]
+    sinks = [kind.tensor(np.linspace(-1, 1, len(weights[0])), True)] * case.has_sinks
     if axis is None:
-        result = attention(*leaves)
+        result = attention(*leaves, *sinks)
         whole = result
     else:
-        result = attention(*[tr.context_shard(leaf, axis, 2) for leaf in leaves])
+        result = attention(*[tr.context_shard(leaf, axis, 2) for leaf in leaves], *sinks)
         weights = tr.context_shard(weights, axis, 2)
         whole = tr.context_gather(result, axis, case.length, 2)
     (result * kind.tensor(weights)).sin().sum().backward()
-    gradients = [np.array(leaf.grad) for leaf in leaves]
+    gradients = [np.array(leaf.grad) for leaf in (*leaves, *sinks)]
     if axis is not None:
         for gradient in gradients:
             tr.all_reduce(gradient)
@@ -118,18 +156,32 @@ def differences(name: str, method: Any, framework: str, rank: int, ranks: int) -
 
     def parallel(*tensors: Any) -> Any:
         return tr.context_attention(
-            *tensors,
+            *tensors[:3],
             tr.group.WORLD,
             causal=case.causal,
             method=method,
             documents=case.documents,
             length=case.length,
             scale=case.scale,
+            window=case.window,
+            softcap=case.softcap,
+            sinks=tensors[3] if case.has_sinks else None,
+            attention_mask=None if case.mask is None else tokens(case),
         )
 
     found = run(case, kind, ranks, parallel, tr.group.WORLD)
     expected = run(case, kind, ranks, lambda *tensors: kind.attention(case, *tensors), None)
     return [float(np.abs(a - b).max()) for a, b in zip(found, expected, strict=True)]
+
+
+def all_differences(rank: int) -> dict[str, list[float]]:
+    """Of torch on four ranks, by case and method."""
+    names = ("causal", "window", "window on both sides", "padded", "everything")
+    return {
+        f"{name}, {method}": differences(name, method, "torch", rank, 4)
+        for name in names
+        for method in METHODS
+    }
 
 
 def repeats(framework: str, rank: int, ranks: int) -> bool:
@@ -256,6 +308,13 @@ def refused(rank: int, ranks: int) -> list[str]:
         lambda: tr.context_attention(
             *[nn.Tensor(zeros((1, 1, 4, 2), kind)) for kind in ("f8", "f4", "f4")], axis
         ),
+        lambda: call(window=0),
+        lambda: call(window=2.5),
+        lambda: call(window=3 + rank),
+        lambda: call(softcap=-1.0),
+        lambda: call(sinks=nn.Tensor(zeros(2))),
+        lambda: call(attention_mask=zeros((1, 4))),
+        lambda: call(attention_mask=zeros((2, 4 * ranks))),
     ]
     said = []
     for each in wrong:

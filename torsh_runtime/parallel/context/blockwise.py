@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torsh_runtime.parallel.context.kernels import Kernel
-from torsh_runtime.parallel.context.merging import Sum, cast, empty_in_kind, merge
+from torsh_runtime.parallel.context.merging import Sum, cast, empty_in_kind, kind, merge
 from torsh_runtime.parallel.context.routes import Route
 from torsh_runtime.parallel.context.tasks import Task
-from torsh_runtime.parallel.operations import Array, JointOperation
+from torsh_runtime.parallel.operations import Array, JointOperation, functions_of
 from torsh_runtime.parallel.regions.arrays import contiguous
 
 
@@ -25,23 +26,34 @@ class Blockwise(JointOperation):
     """By the rank whose block it is; in a rank's own block each query has one."""
     kernel: Kernel
     scale: float
+    is_banded: bool = False
+    """Whether tasks are bands: in the first block a query may have several, or none at all."""
+    has_sinks: bool = False
+    """Whether a fourth array gives each head a score whose weight falls on nothing."""
 
     def forward(self, *arrays: Array) -> tuple[Array, Sequence[Array]]:
-        query, *block = arrays
+        query, *block = arrays[:3]
         # Kernels are faster where a head's tokens lie one behind the other.
         key, value = map(contiguous, block)
         merged, route = _Merged(query, value), self.route()
+        if self.is_banded:
+            merged.begin()
         for source, (keys, values) in route.blocks([key, value]):
             for task in self.tasks[source]:
                 own, at = _places(task)
                 operands = query[own], keys[at], values[at]
-                merged.add(own, *self.kernel.forward(*operands, task.is_causal, self.scale))
+                how = task.is_causal, self.scale, task.band
+                merged.add(own, *self.kernel.forward(*operands, *how))
             merged.is_begun = True
+        for sinks in arrays[3:]:
+            merged.sink(sinks)
         result = cast(merged.output, query.dtype)
-        return result, (query, key, value, result, merged.logsumexp, *route.kept)
+        saved = query, key, value, result, merged.logsumexp, *arrays[3:], *route.kept
+        return result, saved
 
     def backward(self, gradient: Array, *saved: Array) -> tuple[Array | None, ...]:
         query, key, value, output, logsumexp, *kept = saved
+        sinks = [kept.pop(0)] if self.has_sinks else []
         for_query, route = Sum(query), self.route()
         for source, block in route.blocks([key, value], kept):
             sums = [Sum(each) for each in block]
@@ -56,12 +68,15 @@ class Blockwise(JointOperation):
                     logsumexp[own],
                     task.is_causal,
                     self.scale,
+                    task.band,
                 )
                 for_query.add(own, found[0])
                 for total, each in zip(sums, found[1:], strict=True):
                     total.add(at, each)
             route.give([total.array() for total in sums])
-        pairs = zip((for_query.array(), *route.returned()), (query, key, value), strict=True)
+        found = for_query.array(), *route.returned()
+        of_sinks = [_of_sinks(each, gradient, output, logsumexp) for each in sinks]
+        pairs = zip((*found, *of_sinks), (query, key, value, *sinks), strict=True)
         return tuple(cast(each, like.dtype) for each, like in pairs)
 
 
@@ -69,6 +84,14 @@ def _places(task: Task) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
     """Of its queries and of its keys."""
     every = slice(None)
     return (task.rows, every, task.queries), (task.rows, every, task.keys)
+
+
+def _of_sinks(sinks: Array, gradient: Array, output: Array, logsumexp: Array) -> Array:
+    """Their gradients: no value comes with what their weights take away."""
+    xp, computed = functions_of(sinks), kind(output)
+    weights = xp.exp(cast(sinks, computed)[:, None] - logsumexp)
+    delta = (cast(gradient, computed) * cast(output, computed)).sum(-1)
+    return -(weights * delta).sum((0, 2))
 
 
 class _Merged:
@@ -81,6 +104,25 @@ class _Merged:
         self._like, self._shape = query, (*query.shape[:3], value.shape[-1])
         self.is_begun = False
 
+    def begin(self) -> None:
+        """With nothing: queries that look at no key give zeros."""
+        self._make_room()
+        self.output[...] = 0
+        self.logsumexp[...] = -math.inf
+        self.is_begun = True
+
+    def _make_room(self) -> None:
+        self.output = empty_in_kind(self._like, self._shape)
+        self.logsumexp = empty_in_kind(self._like, self._shape[:3])
+
+    def sink(self, sinks: Array) -> None:
+        """Let a score of each head count, whose value is zero."""
+        xp = functions_of(self.output)
+        scores = cast(sinks, self.output.dtype)[:, None]
+        total = xp.logaddexp(self.logsumexp, scores)
+        self.output *= xp.exp(self.logsumexp - total)[..., None]
+        self.logsumexp = total
+
     def add(self, own: tuple[slice, ...], output: Array, logsumexp: Array) -> None:
         """Let what these were made of count too, for some queries; both arrays are taken."""
         if self.is_begun:
@@ -89,6 +131,5 @@ class _Merged:
             self.output, self.logsumexp = output, logsumexp
         else:
             if not hasattr(self, "output"):
-                self.output = empty_in_kind(self._like, self._shape)
-                self.logsumexp = empty_in_kind(self._like, self._shape[:3])
+                self._make_room()
             self.output[own], self.logsumexp[own] = output, logsumexp

@@ -6,6 +6,7 @@ from collections.abc import Container, Iterator
 
 from torsh_runtime.parallel.context.kernels import Kernel
 from torsh_runtime.parallel.context.merging import Sum, empty_by_token, merge
+from torsh_runtime.parallel.context.tasks import Band
 from torsh_runtime.parallel.operations import Array
 
 _COLUMNS = 4
@@ -24,10 +25,16 @@ class Columns(Kernel):
         self._kernel, self._lengths = kernel, lengths
 
     def forward(
-        self, query: Array, key: Array, value: Array, is_causal: bool, scale: float
+        self,
+        query: Array,
+        key: Array,
+        value: Array,
+        is_causal: bool,
+        scale: float,
+        band: Band | None = None,
     ) -> tuple[Array, Array]:
         if not (is_causal and key.shape[2] in self._lengths):
-            return self._kernel.forward(query, key, value, is_causal, scale)
+            return self._kernel.forward(query, key, value, is_causal, scale, band)
         columns = _columns(key.shape[2])
         _, first = next(columns)
         output, logsumexp = self._kernel.forward(query, key[first], value[first], True, scale)
@@ -46,10 +53,11 @@ class Columns(Kernel):
         logsumexp: Array,
         is_causal: bool,
         scale: float,
+        band: Band | None = None,
     ) -> tuple[Array, Array, Array]:
         if not (is_causal and key.shape[2] in self._lengths):
             return self._kernel.backward(
-                gradient, query, key, value, output, logsumexp, is_causal, scale
+                gradient, query, key, value, output, logsumexp, is_causal, scale, band
             )
         for_query, for_key, for_value = Sum(query), empty_by_token(key), empty_by_token(value)
         for rows, column in _columns(key.shape[2]):

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from torsh_runtime.parallel.context.kernels import Kernel
+from torsh_runtime.parallel.context.kernels import Kernel, hidden
+from torsh_runtime.parallel.context.tasks import Band
 
 Tensor = torch.Tensor
 _forward: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -31,10 +32,17 @@ class Flash(Kernel):
     """
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, scale: float
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        is_causal: bool,
+        scale: float,
+        band: Band | None = None,
     ) -> tuple[Tensor, Tensor]:
+        mask = _mask(query, key, band)
         output, logsumexp = _forward(
-            _solid(query), _solid(key), _solid(value), 0.0, is_causal, scale=scale
+            _solid(query), _solid(key), _solid(value), 0.0, is_causal, attn_mask=mask, scale=scale
         )
         return output.to(logsumexp.dtype), logsumexp
 
@@ -48,13 +56,27 @@ class Flash(Kernel):
         logsumexp: Tensor,
         is_causal: bool,
         scale: float,
+        band: Band | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         operands = map(_solid, (gradient, query, key, value, output))
         found: tuple[Tensor, Tensor, Tensor] = _backward(
-            *operands, logsumexp, 0.0, is_causal, scale=scale
+            *operands,
+            logsumexp,
+            0.0,
+            is_causal,
+            attn_mask=_mask(query, key, band),
+            scale=scale,
         )
         return found
 
 
 def _solid(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def _mask(query: Tensor, key: Tensor, band: Band | None) -> Tensor | None:
+    """What is added to scores; (1, 1, queries, keys)."""
+    if band is None:
+        return None
+    mask: Tensor = hidden(query, query.shape[2], key.shape[2], band)
+    return mask[None, None]

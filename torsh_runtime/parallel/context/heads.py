@@ -25,6 +25,12 @@ def refusal(heads: int, kv_heads: int, ranks: int) -> str:
     return ""
 
 
+def own_heads(tensor: Any, group: ProcessGroup) -> Any:
+    """What of it, (heads, ...), is of this rank's heads."""
+    share = tensor.shape[0] // group.world_size
+    return tensor[group.rank * share : (group.rank + 1) * share]
+
+
 def attention_by_heads(
     attention: Callable[[Any, Any, Any], Any],
     query: Any,

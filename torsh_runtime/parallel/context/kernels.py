@@ -6,7 +6,8 @@ softmax over this block makes it, (batch, heads, L, F), and the logarithm of the
 exponentials of scores, (batch, heads, L); both in float32, or float64 if the operands are. Backward
 takes these two as they are over all blocks, for which the gradients of each block's keys add up to
 the whole ones (Liu et al., Ring Attention, 2023). In causal attention query i looks at keys 0 to i,
-and there are no fewer queries than keys.
+and there are no fewer queries than keys; in a band, at keys at some distances, of which each query
+has one.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from __future__ import annotations
 import math
 import sys
 from abc import ABC, abstractmethod
-from typing import Any
 
 from torsh_runtime.parallel.context.merging import cast, kind
+from torsh_runtime.parallel.context.tasks import Band
 from torsh_runtime.parallel.operations import Array, functions_of
 
 
@@ -25,7 +26,13 @@ class Kernel(ABC):
 
     @abstractmethod
     def forward(
-        self, query: Array, key: Array, value: Array, is_causal: bool, scale: float
+        self,
+        query: Array,
+        key: Array,
+        value: Array,
+        is_causal: bool,
+        scale: float,
+        band: Band | None = None,
     ) -> tuple[Array, Array]:
         """Output and logsumexp, in new memory."""
 
@@ -40,6 +47,7 @@ class Kernel(ABC):
         logsumexp: Array,
         is_causal: bool,
         scale: float,
+        band: Band | None = None,
     ) -> tuple[Array, Array, Array]:
         """The gradients of query, key and value that come by way of this block."""
 
@@ -51,11 +59,22 @@ class Products(Kernel):
     in_columns = range(256, sys.maxsize)
     """Lengths of causal attention that Columns make faster: all but small matrices."""
 
+    def __init__(self, softcap: float | None = None) -> None:
+        """`softcap`: scores s become softcap · tanh(s / softcap) (Gemma Team, Gemma 2, 2024)."""
+        self._softcap = softcap
+
     def forward(
-        self, query: Array, key: Array, value: Array, is_causal: bool, scale: float
+        self,
+        query: Array,
+        key: Array,
+        value: Array,
+        is_causal: bool,
+        scale: float,
+        band: Band | None = None,
     ) -> tuple[Array, Array]:
         xp, (query, key, value) = functions_of(query), _cast(query, key, value)
-        scores = _scores(query, key, is_causal, scale)
+        scores = self._capped(_scores(query, key, scale))
+        _hide(scores, is_causal, band)
         highest = xp.amax(scores, -1)[..., None]
         scores -= highest
         xp.exp(scores, out=scores)
@@ -74,19 +93,32 @@ class Products(Kernel):
         logsumexp: Array,
         is_causal: bool,
         scale: float,
+        band: Band | None = None,
     ) -> tuple[Array, Array, Array]:
         xp, heads = functions_of(query), key.shape[1]
         gradient, query, key, value, output = _cast(gradient, query, key, value, output)
         delta = _grouped((gradient * output).sum(-1)[..., None], heads)
         gradient, key, value = _grouped(gradient, heads), key[:, :, None], value[:, :, None]
-        weights = _scores(query, key[:, :, 0], is_causal, scale)
+        weights = self._capped(_scores(query, key[:, :, 0], scale))
+        slope = None if self._softcap is None else 1 - (weights / self._softcap) ** 2
+        _hide(weights, is_causal, band)
         weights -= _grouped(logsumexp[..., None], heads)
         xp.exp(weights, out=weights)
         for_value = (weights.swapaxes(-1, -2) @ gradient).sum(2)
         weights *= gradient @ value.swapaxes(-1, -2) - delta
         weights *= scale
+        if slope is not None:
+            weights *= slope
         for_key = (weights.swapaxes(-1, -2) @ _grouped(query, heads)).sum(2)
         return _flat(weights @ key), for_key, for_value
+
+    def _capped(self, scores: Array) -> Array:
+        """These, in the same memory."""
+        if self._softcap is not None:
+            scores /= self._softcap
+            functions_of(scores).tanh(scores, out=scores)
+            scores *= self._softcap
+        return scores
 
 
 def _cast(*arrays: Array) -> list[Array]:
@@ -105,15 +137,26 @@ def _flat(array: Array) -> Array:
     return array.reshape(batch, heads * several, *rest)
 
 
-def _scores(query: Array, key: Array, is_causal: bool, scale: float) -> Array:
-    scores = (_grouped(query, key.shape[1]) * scale) @ key[:, :, None].swapaxes(-1, -2)
+def _scores(query: Array, key: Array, scale: float) -> Array:
+    return (_grouped(query, key.shape[1]) * scale) @ key[:, :, None].swapaxes(-1, -2)
+
+
+def _hide(scores: Array, is_causal: bool, band: Band | None) -> None:
+    """Let those be -∞ of keys that a query does not look at."""
+    queries, keys = scores.shape[-2:]
     if is_causal:
-        scores += _causal(scores)
-    return scores
+        band = Band(0, 0, queries)
+    if band is not None:
+        scores += hidden(scores, queries, keys, band)
 
 
-def _causal(scores: Array) -> Any:
-    """-∞ for keys behind a query's own."""
-    xp, shape = functions_of(scores), tuple(scores.shape[-2:])
-    options = {"device": scores.device} if hasattr(scores, "new_empty") else {}
-    return xp.triu(xp.full(shape, -math.inf, dtype=scores.dtype, **options), 1)
+def hidden(like: Array, queries: int, keys: int, band: Band) -> Array:
+    """-∞ for keys that a query does not look at, 0 for others; (queries, keys)."""
+    xp, (offset, least, most) = functions_of(like), band
+    options = {"device": like.device} if hasattr(like, "new_empty") else {}
+    full = xp.full((queries, keys), -math.inf, dtype=like.dtype, **options)
+    after = xp.triu(full, offset - least + 1)
+    if most >= offset + queries - 1:
+        return after
+    before = xp.tril(full, offset - most - 1)
+    return xp.minimum(after, before)

@@ -8,12 +8,12 @@ gives the sums for its own.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from torsh_runtime.backends.work import Work
 from torsh_runtime.comm.exchanging import crossing, usual_tag
 from torsh_runtime.comm.group import ProcessGroup
-from torsh_runtime.parallel.operations import Array
+from torsh_runtime.parallel.operations import Array, joined
 from torsh_runtime.parallel.regions.arrays import contiguous, empty, part, resized
 
 _BLOCKS, _SUMS = 1 << 20, (1 << 20) + 1
@@ -29,8 +29,10 @@ class Route(ABC):
     """Of a block that came in a forward pass, for the backward pass."""
 
     @abstractmethod
-    def blocks(self, own: Block, kept: Sequence[Array] = ()) -> Iterator[tuple[int, Block]]:
-        """Whose block it is, and the block. `kept`: what a forward pass has kept."""
+    def blocks(
+        self, own: Block, kept: Sequence[Array] | None = None
+    ) -> Iterator[tuple[int, Block]]:
+        """Whose block it is, and the block. `kept`: what a forward pass has kept; None in one."""
 
     @abstractmethod
     def give(self, sums: Block) -> None:
@@ -46,7 +48,9 @@ class Alone(Route):
 
     _sums: Block
 
-    def blocks(self, own: Block, kept: Sequence[Array] = ()) -> Iterator[tuple[int, Block]]:
+    def blocks(
+        self, own: Block, kept: Sequence[Array] | None = None
+    ) -> Iterator[tuple[int, Block]]:
         yield 0, own
 
     def give(self, sums: Block) -> None:
@@ -73,8 +77,10 @@ class Ring(Route):
         self._sums: Block = []
         self._under_way: list[Work] = []
 
-    def blocks(self, own: Block, kept: Sequence[Array] = ()) -> Iterator[tuple[int, Block]]:
-        here, last = [*kept] or own, self._group.world_size - 1
+    def blocks(
+        self, own: Block, kept: Sequence[Array] | None = None
+    ) -> Iterator[tuple[int, Block]]:
+        here, last = [*(kept or own)], self._group.world_size - 1
         for step in range(1 if kept else 0, last + 1):
             self._step = step
             source, after = self._source(0), self._source(1)
@@ -131,6 +137,92 @@ class Ring(Route):
         return crossing(group, sent, before, room, behind, usual_tag(sent[0], tag))
 
 
+class Direct(Route):
+    """Ranks send each other what they look at and no more: step by step to the rank one before, two
+    before and so on, what is for the next step while this one's is computed with. Where a rank
+    needs nothing of another, no message goes.
+    """
+
+    def __init__(self, group: ProcessGroup, needed: Callable[[int, int], Sequence[slice]]) -> None:
+        """`needed`: which tokens a rank needs of a source's, by the rank and the source."""
+        self._group, self._needed = group, needed
+        self._step = 0
+        self._own: Block = []
+        self._sums: Block = []
+        self._coming: list[tuple[Sequence[slice], Block]] = []
+        self._under_way: list[Work] = []
+
+    def blocks(
+        self, own: Block, kept: Sequence[Array] | None = None
+    ) -> Iterator[tuple[int, Block]]:
+        rank, ranks = self._group.rank, self._group.world_size
+        is_backward = kept is not None
+        coming, works = ([*(kept or ())], []) if is_backward else self._fetched(own, 1)
+        yield rank, own
+        for self._step in range(1, ranks):
+            _wait(works)
+            here = coming
+            if self._step == 1:
+                self.kept = here
+            if self._step + 1 < ranks:
+                coming, works = self._fetched(own, self._step + 1)
+            if here:
+                yield (rank + self._step) % ranks, here
+            if is_backward:
+                self._send_back(own)
+
+    def _fetched(self, own: Block, step: int) -> tuple[Block, list[Work]]:
+        """Begin to send to the rank so many before what it needs, and to receive."""
+        there, here = self._partners(step)
+        sent = self._wanted(own, self._needed(there, self._group.rank))
+        came = self._needed(self._group.rank, here)
+        room = self._room(own, came, 2)
+        return room, crossing(self._group, sent, there, room, here, usual_tag(own[0], _BLOCKS))
+
+    def _partners(self, step: int) -> tuple[int, int]:
+        """Who looks at this rank's tokens in a step, and whose this one looks at."""
+        rank, ranks = self._group.rank, self._group.world_size
+        return (rank - step) % ranks, (rank + step) % ranks
+
+    def _wanted(self, own: Block, some: Sequence[slice]) -> Block:
+        if not some:
+            return []
+        parts = [[part(each, 2, one.start, one.stop) for one in some] for each in own]
+        return [contiguous(joined(each, 2) if len(each) > 1 else each[0]) for each in parts]
+
+    def _room(self, like: Block, some: Sequence[slice], dim: int) -> Block:
+        length = sum(one.stop - one.start for one in some)
+        return [empty(each, resized(each.shape, dim, length)) for each in like if length]
+
+    def give(self, sums: Block) -> None:
+        if self._step == 0:
+            self._own = sums
+        else:
+            self._sums = sums
+
+    def _send_back(self, own: Block) -> None:
+        """Begin to send the sums for what came, and to receive those for what was sent."""
+        there, here = self._partners(self._step)
+        some = self._needed(there, self._group.rank)
+        room = self._room([each.swapaxes(1, 2) for each in self._own], some, 1)
+        sent, self._sums = _by_token(self._sums), []
+        tag = usual_tag(own[0], _SUMS)
+        self._under_way += crossing(self._group, sent, here, room, there, tag)
+        self._coming.append((some, [each.swapaxes(1, 2) for each in room]))
+
+    def returned(self) -> Block:
+        _wait(self._under_way)
+        for some, sums in self._coming:
+            for total, each in zip(self._own, sums, strict=False):
+                at = 0
+                for one in some:
+                    size = one.stop - one.start
+                    place = part(total, 2, one.start, one.stop)
+                    place += part(each, 2, at, at + size)
+                    at += size
+        return self._own
+
+
 class Gathering(Route):
     """All ranks' blocks are gathered at once (Llama Team, The Llama 3 Herd of Models, 2024): one
     collective for each of keys and values, and the memory for all of them.
@@ -142,7 +234,9 @@ class Gathering(Route):
         self._sums: dict[int, Block] = {}
         self._source = 0
 
-    def blocks(self, own: Block, kept: Sequence[Array] = ()) -> Iterator[tuple[int, Block]]:
+    def blocks(
+        self, own: Block, kept: Sequence[Array] | None = None
+    ) -> Iterator[tuple[int, Block]]:
         gathered = [self._gathered(each) for each in own]
         for step in range(self._group.world_size):
             self._source = (self._group.rank - step) % self._group.world_size

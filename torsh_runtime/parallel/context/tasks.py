@@ -7,7 +7,7 @@ triangles.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import groupby, pairwise
 from typing import NamedTuple
@@ -16,6 +16,15 @@ from torsh_runtime.parallel.context.chunks import Span, chunks
 
 Documents = tuple[tuple[int, ...], ...]
 """Of each row of a batch the cumulative lengths of its documents, or once for all rows."""
+
+
+class Band(NamedTuple):
+    """Which keys of a rectangle its queries look at: those at some distances."""
+
+    offset: int
+    """The first query's place in the sequence less the first key's."""
+    least: int
+    most: int
 
 
 class Task(NamedTuple):
@@ -27,6 +36,8 @@ class Task(NamedTuple):
     keys: slice
     is_causal: bool
     """Whether query i looks at keys 0 to i only; there are as many then."""
+    band: Band | None = None
+    """None: queries look at all keys, or as `is_causal` says."""
 
 
 @lru_cache(maxsize=1024)
@@ -40,13 +51,13 @@ def tasks(
     found: list[Task] = []
     for row, cuts in enumerate(documents):
         rows = slice(None) if len(documents) == 1 else slice(row, row + 1)
-        own, other = _by_document(queries, cuts), _by_document(keys, cuts)
+        own, other = by_document(queries, cuts), by_document(keys, cuts)
         for document in own.keys() & other.keys():
             found += _between(rows, own[document], other[document], is_causal)
     return tuple(found)
 
 
-def _by_document(spans: Sequence[Span], cuts: Sequence[int]) -> dict[int, list[Span]]:
+def by_document(spans: Iterable[Span], cuts: Sequence[int]) -> dict[int, list[Span]]:
     """The spans, cut where documents begin; by the document's number."""
     found: dict[int, list[Span]] = {}
     for first, at, length in spans:

@@ -1,7 +1,8 @@
-"""context_attention as an attention function of Hugging Face's transformers."""
+"""context_attention as the attention of Hugging Face's transformers."""
 
 from __future__ import annotations
 
+import inspect
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -9,40 +10,105 @@ from typing import Any
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.parallel.context.attention import Method, context_attention
+from torsh_runtime.parallel.context.masks import Look, masked, refuse
+from torsh_runtime.parallel.context.positions import Sequences
 from torsh_runtime.parallel.groups import group_of
 
 _REFUSED = {
-    "softcap": "a cap on scores",
-    "s_aux": "attention sinks",
     "position_bias": "a bias by position",
     "head_mask": "a mask of heads",
     "alibi": "a bias by distance",
+    "cu_seq_lens_q": "lengths of packed documents (cut the batch by tr.context_batch())",
 }
 """What models pass to attention functions, and would be others without."""
+_POSITIONS = "context_positions"
+"""The argument by which position_ids come to layers of models that do not pass them on."""
 
 
 def register_context_attention(
     axis: Any, name: str = "torsh_context", method: Method = "ring", length: int | None = None
 ) -> str:
     """Let models of transformers attend by context_attention(): `model.set_attn_implementation(
-    tr.register_context_attention(mesh["cp"]))`. Returns the name.
+    tr.register_context_attention(mesh["cp"]))`. Returns the name. context_model() does that and
+    also sees to it that the model is one that can.
 
-    axis, method, length: see context_attention(). What it cannot compute is a ConfigError with the
-    first batch: sliding windows and chunks that are shorter than the sequence, caps on scores,
-    sinks, biases, dropout of weights, and masks, also such of padding.
+    axis, method: see context_attention(). length: of whole sequences; None asks the ranks. Each
+    rank gives the model its part of a batch, as context_batch() makes it. What cannot be computed
+    is a ConfigError with the first batch, on all ranks.
     """
-    function = _Function(group_of(axis), name, method, length)
+    function = _Function(group_of(axis), method, length)
     import_module("transformers").AttentionInterface.register(name, function)
-    masks = import_module("transformers.masking_utils").AttentionMaskInterface
-    masks.register(name, function.mask)
+    try:
+        masks = import_module("transformers.masking_utils").AttentionMaskInterface
+    except ImportError:
+        raise ConfigError(
+            "transformers has no AttentionMaskInterface, without which masks of models cannot be "
+            "understood: install transformers 4.53 or newer"
+        ) from None
+    masks.register(name, masked)
     return name
+
+
+def context_model(
+    model: Any,
+    axis: Any,
+    method: Method = "ring",
+    length: int | None = None,
+    name: str = "torsh_context",
+) -> None:
+    """Let a model of transformers attend to sequences that the ranks of an axis have parts of. It
+    gets its batches from context_batch().
+
+    axis, method, length, name: as register_context_attention(). ConfigError for a model whose
+    attention cannot be replaced, or which has layers of which each needs the whole sequence.
+    """
+    kind = type(model).__name__
+    _check_model(kind, model)
+    model.set_attn_implementation(register_context_attention(axis, name, method, length))
+    for each in model.modules():
+        used = (
+            each.config._attn_implementation if hasattr(each, "set_attn_implementation") else name
+        )
+        if used != name:
+            refuse(f"{type(each).__name__} of {kind}", f"{used!r} as its attention all the same")
+    model.register_forward_pre_hook(partial(_with_positions, kind), with_kwargs=True)
+
+
+def _check_model(kind: str, model: Any) -> None:
+    if not hasattr(model, "set_attn_implementation"):
+        raise ConfigError(
+            f"{kind} has no set_attn_implementation(), as models of newer versions of transformers "
+            f"have: let its layers call tr.context_attention()"
+        )
+    if getattr(model.config, "is_encoder_decoder", False):
+        refuse(kind, "attention between an encoder's sequence and a decoder's")
+    for each in model.modules():
+        can = getattr(each, "_can_set_attn_implementation", lambda: True)
+        if not can():
+            refuse(type(each).__name__, "an attention of its own, which cannot be replaced")
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        refuse(kind, "no position_ids, so that each rank would count from 0")
+
+
+def _with_positions(
+    kind: str, model: Any, args: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a model's forward, so that all its layers get to know the positions."""
+    signature = inspect.signature(model.forward)
+    positions = signature.bind_partial(*args, **named).arguments.get("position_ids")
+    if positions is None:
+        refuse(kind, "no position_ids, so that each rank would count from 0")
+    if any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values()):
+        named = {**named, _POSITIONS: positions}
+    return args, named
 
 
 class _Function:
     """What transformers calls."""
 
-    def __init__(self, group: ProcessGroup, name: str, method: Method, length: int | None) -> None:
-        self._group, self._name, self._method, self._length = group, name, method, length
+    def __init__(self, group: ProcessGroup, method: Method, length: int | None) -> None:
+        self._group, self._method = group, method
+        self._sequences = Sequences(group, length)
 
     def __call__(
         self,
@@ -57,36 +123,32 @@ class _Function:
     ) -> tuple[Any, None]:
         """As transformers' own: (batch, tokens, heads, size), and no weights."""
         where = type(module).__name__
-        for option, what in _REFUSED.items():
-            if named.get(option) is not None:
-                self._refuse(where, f"{what} ({option})")
-        if dropout:
-            self._refuse(where, f"dropout of weights ({dropout})")
-        if attention_mask is not None:
-            self._refuse(where, "a mask (attention_mask)")
-        self._check_window(where, named.get("sliding_window"), query.shape[2])
-        causal = named.get("is_causal")
-        causal = getattr(module, "is_causal", True) if causal is None else causal
-        attend = partial(context_attention, method=self._method, length=self._length)
-        mixed = attend(query, key, value, self._group, causal, scale=scaling)
+        self._check(where, dropout, named)
+        look = Look.of(where, module, attention_mask, named.get("is_causal"))
+        positions = named.get("position_ids")
+        positions = named.get(_POSITIONS) if positions is None else positions
+        whole = self._sequences.known(where, positions, look, query.shape[2])
+        whole.check_config(where, getattr(module, "config", None))
+        mixed = context_attention(
+            query,
+            key,
+            value,
+            self._group,
+            look.is_causal,
+            self._method,
+            whole.documents,
+            whole.length,
+            scaling,
+            look.window_beside(where, named.get("sliding_window"), whole.length),
+            named.get("softcap"),
+            named.get("s_aux"),
+            whole.tokens,
+        )
         return mixed.transpose(1, 2).contiguous(), None
 
-    def mask(self, *_: Any, **named: Any) -> None:
-        """None: context_attention() knows what is causal. ConfigError where more is masked."""
-        given = named.get("attention_mask")
-        if given is not None and not bool(given.all()):
-            self._refuse("the model", "padding (attention_mask)")
-        own = named.get("q_length", 0)
-        self._check_window("the model", named.get("local_size"), int(own))
-
-    def _check_window(self, where: str, window: int | None, own: int) -> None:
-        whole = self._length or own * self._group.world_size
-        if window is not None and window < whole:
-            self._refuse(where, f"a window of {window} of {whole} tokens (sliding_window)")
-
-    def _refuse(self, where: str, what: str) -> None:
-        raise ConfigError(
-            f"{where} asks for {what}, which context_attention does not compute, so that it would "
-            f"be another model: leave {self._name!r} to models without, pad by sequences of equal "
-            f"length, and use another attn_implementation without context parallelism here"
-        )
+    def _check(self, where: str, dropout: float, named: dict[str, Any]) -> None:
+        for option, what in _REFUSED.items():
+            if named.get(option) is not None:
+                refuse(where, f"{what} ({option})")
+        if dropout:
+            refuse(where, f"dropout of weights ({dropout}; set the config's to 0)")

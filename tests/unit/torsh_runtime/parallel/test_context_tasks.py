@@ -7,8 +7,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from torsh_runtime.parallel.context.bands import Runs, Sight, banded_tasks, needed
 from torsh_runtime.parallel.context.chunks import chunks, lengths, seen
-from torsh_runtime.parallel.context.tasks import Documents, tasks
+from torsh_runtime.parallel.context.tasks import Documents, Task, tasks
 from torsh_runtime.parallel.experts.routing import Assignment, Exchange, highest, reverse
 
 LENGTH = 23
@@ -48,6 +49,59 @@ def test_tasks_are_each_pair_once(documents: Documents, is_causal: bool, ranks: 
                     np.tril(part) if task.is_causal else part
                 )
     assert (found == np.stack([wanted(row, is_causal) for row in rows])).all()
+
+
+def shown(task: Task) -> np.ndarray:
+    """Which keys the queries of a task look at."""
+    queries, keys = (np.arange(each.stop - each.start) for each in (task.queries, task.keys))
+    distance = queries[:, None] - keys
+    if task.is_causal:
+        return (distance >= 0).astype(int)
+    if task.band is None:
+        return np.ones(distance.shape, int)
+    offset, least, most = task.band
+    return ((distance + offset >= least) & (distance + offset <= most)).astype(int)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize("window", [None, 1, 3, 9, 22])
+@pytest.mark.parametrize("runs", [(), (((0, 9), (11, 23)), ((4, 20),))], ids=["all", "padded"])
+def test_bands_are_each_pair_once(runs: Runs, window: int, is_causal: bool, ranks: int) -> None:
+    documents = ((0, 4, 4, 17, 23),)
+    sight = Sight(documents, is_causal, window, runs)
+    order = np.arange(LENGTH)
+    near = abs(order[:, None] - order) < (window or LENGTH)
+    expected = np.stack([wanted(documents[0], is_causal) * near] * 2)
+    for row, some in enumerate(runs):
+        for key in set(range(LENGTH)) - {at for run in some for at in range(*run)}:
+            expected[row, :, key] = 0
+    found = np.zeros((2, LENGTH, LENGTH), int)
+    for rank in range(ranks):
+        for source in range(ranks):
+            mine, its = places(ranks, rank), places(ranks, source)
+            sent = needed(LENGTH, ranks, rank, source, sight)
+            for task in banded_tasks(LENGTH, ranks, rank, source, sight):
+                assert any(a.start <= task.keys.start and task.keys.stop <= a.stop for a in sent)
+                part = shown(task)
+                assert part.any(1).all()
+                where = np.ix_(range(2)[task.rows], mine[task.queries], its[task.keys])
+                found[where] += part
+    assert (found == expected).all()
+
+
+def test_a_window_saves_work_and_messages() -> None:
+    size, ranks, window = 1 << 12, 4, 256
+    sight = Sight(window=window)
+    work = sent = 0
+    for rank in range(ranks):
+        for source in range(ranks):
+            for task in banded_tasks(size, ranks, rank, source, sight):
+                work += shown(task).size
+            for some in needed(size, ranks, rank, source, sight):
+                sent += (some.stop - some.start) * (rank != source)
+    assert work < 1.7 * size * window
+    assert sent == 6 * (window - 1)
 
 
 def test_ranks_have_as_much_to_do() -> None:

@@ -1,0 +1,216 @@
+"""One call of context_attention as all ranks mean it."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from torsh_runtime.comm.agreement import check_same
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.parallel.context.bands import (
+    Runs,
+    Sight,
+    banded_tasks,
+    needed,
+    of_what_came,
+)
+from torsh_runtime.parallel.context.chunks import lengths
+from torsh_runtime.parallel.context.heads import refusal
+from torsh_runtime.parallel.context.tasks import Documents, Task, tasks
+from torsh_runtime.parallel.operations import is_recorded
+
+
+class Plan(NamedTuple):
+    """What all ranks do."""
+
+    length: int
+    sight: Sight
+    scale: float
+    softcap: float | None
+
+    def tasks(self, group: ProcessGroup | None = None) -> list[tuple[Task, ...]]:
+        """By the rank whose keys they are about; without a group those of whole sequences."""
+        rank, ranks = (group.rank, group.world_size) if group else (0, 1)
+        places = [(self.length, ranks, rank, source) for source in range(ranks)]
+        if self.sight.is_banded:
+            return [banded_tasks(*each, self.sight) for each in places]
+        return [tasks(*each, self.sight.documents, self.sight.is_causal) for each in places]
+
+    def needed(self, group: ProcessGroup) -> Callable[[int, int], tuple[slice, ...]]:
+        """Which tokens a rank needs of a source's, by the rank and the source."""
+        return partial(_needed, self.length, group.world_size, self.sight)
+
+    def tasks_of_parts(self, group: ProcessGroup) -> list[tuple[Task, ...]]:
+        """As tasks(), where of other ranks' keys nothing comes but what is needed."""
+        came = self.needed(group)
+        return [
+            every if source == group.rank else of_what_came(every, came(group.rank, source))
+            for source, every in enumerate(self.tasks(group))
+        ]
+
+
+def _needed(length: int, ranks: int, sight: Sight, rank: int, source: int) -> tuple[slice, ...]:
+    return needed(length, ranks, rank, source, sight)
+
+
+def agreed(
+    group: ProcessGroup,
+    tensors: Sequence[Any],
+    method: str,
+    sight: tuple[bool, Any, Any, Any],
+    length: int | None,
+    scale: float | None,
+    softcap: float | None,
+) -> Plan:
+    """The same on all ranks. ConfigError on all of them otherwise.
+
+    tensors: query, key, value, and sinks if there are. sight: what `causal`, `documents`, `window`
+    and `attention_mask` are.
+    """
+    problem, text, made = "", "", None
+    try:
+        made = _made(group, tensors, sight, length, scale, softcap)
+        problem = _problem(group, tensors, method, made)
+        shapes = [(*each.shape[:2], *each.shape[3:]) for each in tensors]
+        text = (
+            f"{method}, {made}, shapes without tokens {shapes}, {tensors[0].dtype}, "
+            f"{'with' if is_recorded(*tensors) else 'without'} a backward pass"
+        )
+    except ConfigError as error:
+        problem = str(error)
+    check_same(group, "calls of context_attention", problem or text)
+    if problem or made is None:
+        raise ConfigError(f"context_attention: {problem}")
+    return made
+
+
+def _made(
+    group: ProcessGroup,
+    tensors: Sequence[Any],
+    sight: tuple[bool, Any, Any, Any],
+    length: int | None,
+    scale: float | None,
+    softcap: float | None,
+) -> Plan:
+    """What this rank means. ConfigError for what cannot be understood."""
+    shapes = [tuple(getattr(each, "shape", ())) for each in tensors[:3]]
+    if any(len(shape) != 4 or not shape[-1] for shape in shapes):
+        raise ConfigError(_misfit(*shapes))
+    kinds = {str(getattr(each, "dtype", None)) for each in tensors[:3]}
+    if len(kinds) > 1:
+        raise ConfigError(f"query, key and value are of several dtypes, {', '.join(sorted(kinds))}")
+    if getattr(scale, "requires_grad", False):
+        raise ConfigError(
+            "scale is a number, through which no gradient flows: multiply the query by what is "
+            "trained, and pass scale=1"
+        )
+    try:
+        whole = operator.index(length or shapes[0][2] * group.world_size)
+        factor = 1 / math.sqrt(shapes[0][-1]) if scale is None else float(scale)
+        cap = None if softcap is None else float(softcap)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{length=}, {scale=}, {softcap=}: {error}") from None
+    return Plan(whole, _sight(whole, *sight), factor, cap)
+
+
+def _sight(whole: int, causal: bool, documents: Any, window: Any, mask: Any) -> Sight:
+    try:
+        cuts = _cuts(documents)
+    except (TypeError, ValueError, IndexError):
+        raise ConfigError(
+            f"documents={documents!r}: give cumulative lengths from 0 to {whole}, whole numbers, "
+            f"or such for each row"
+        ) from None
+    try:
+        far = None if window is None else operator.index(window)
+    except TypeError:
+        raise ConfigError(f"window={window!r} is no number of tokens") from None
+    if far is not None and far < 1:
+        raise ConfigError(f"window={far}: a token looks at itself at least, so give 1 or more")
+    runs = () if mask is None else runs_of(mask, whole)
+    return Sight(cuts, bool(causal), None if far is None or far >= whole else far, runs)
+
+
+def _cuts(documents: Any) -> Documents:
+    if documents is None:
+        return ()
+    rows = documents if np.ndim(documents[0]) else [documents]
+    return tuple(tuple(operator.index(cut) for cut in row) for row in rows)
+
+
+def runs_of(mask: Any, whole: int) -> Runs:
+    """Where tokens begin and end in the rows of a mask of whole sequences; () if all are."""
+    rows = np.asarray(mask.cpu() if hasattr(mask, "cpu") else mask)
+    if rows.ndim != 2 or rows.shape[1] != whole:
+        raise ConfigError(
+            f"attention_mask has shape {rows.shape}: it is that of whole sequences, (batch, "
+            f"{whole}), 1 for tokens and 0 for padding"
+        )
+    rows = rows != 0
+    if rows.all():
+        return ()
+    edges = np.diff(np.pad(rows.astype(np.int8), ((0, 0), (1, 1))), axis=1)
+    pairs = [(np.flatnonzero(row == 1), np.flatnonzero(row == -1)) for row in edges]
+    return tuple(
+        tuple(zip(starts.tolist(), stops.tolist(), strict=True)) for starts, stops in pairs
+    )
+
+
+def _misfit(query: Sequence[int], key: Sequence[int], value: Sequence[int]) -> str:
+    return (
+        f"query {query}, key {key} and value {value} do not fit: they are (batch, heads, tokens, "
+        f"size), of which keys and values may have fewer heads, in a number that divides the "
+        f"query's"
+    )
+
+
+def _problem(group: ProcessGroup, tensors: Sequence[Any], method: str, plan: Plan) -> str:
+    """What is wrong with this rank's call; "" if nothing is."""
+    q, k, v = (tuple(each.shape) for each in tensors[:3])
+    if not (q[0] == k[0] and q[2:] == k[2:] and k[:3] == v[:3] and k[1] and q[1] % k[1] == 0):
+        return _misfit(q, k, v)
+    if method not in ("ring", "all_gather", "all_to_all"):
+        return f"there is no method {method!r}: use 'ring', 'all_gather' or 'all_to_all'"
+    ranks = group.world_size
+    if not plan.length:
+        return "sequences without tokens have nothing to attend to: leave such batches out"
+    if 1 < ranks > plan.length // 2:
+        return f"{plan.length} tokens give {ranks} ranks no early and late chunk each"
+    own = lengths(plan.length, ranks)[group.rank]
+    if q[2] != own:
+        return (
+            f"rank {group.rank} has {q[2]} tokens, and of {plan.length} it has to have {own}, as "
+            f"context_shard() gives; pass `length` where sequences do not divide evenly"
+        )
+    return (
+        _problem_of_rows(q[0], plan)
+        or _problem_of_scores(q[1], tensors[3:], plan)
+        or (refusal(q[1], k[1], ranks) if method == "all_to_all" else "")
+    )
+
+
+def _problem_of_rows(batch: int, plan: Plan) -> str:
+    """Of what is said of each row of a batch."""
+    for cuts in plan.sight.documents:
+        if not cuts or cuts[0] or cuts[-1] != plan.length or any(a > b for a, b in pairwise(cuts)):
+            return f"documents {cuts} are not cumulative lengths from 0 to {plan.length}"
+    for what, rows in (("documents", plan.sight.documents), ("attention_mask", plan.sight.runs)):
+        if len(rows) not in (0, 1, batch):
+            return f"{what} of {len(rows)} rows are given for a batch of {batch}"
+    return ""
+
+
+def _problem_of_scores(heads: int, sinks: Sequence[Any], plan: Plan) -> str:
+    if plan.softcap is not None and not 0 < plan.softcap < math.inf:
+        return f"softcap={plan.softcap}: give a number above 0, or None"
+    for each in sinks:
+        if tuple(getattr(each, "shape", ())) != (heads,):
+            return f"sinks give {heads} heads one score each, shape ({heads},)"
+    return ""
