@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,14 @@ import torch
 from torch import Tensor
 
 import torsh_runtime as tr
-from benchmarks.family_models import FAMILIES, Batch, Family
+from benchmarks.family_models import FAMILIES, Batch, Family, following
 from torsh_runtime.parallel.layouts import cut
 
 STEPS, RATE, NORM, TOLERANCE = 10, 3e-3, 0.5, 1e-9
 RIGHT, REFUSED, WRONG = "right", "refused", "WRONG"
 SENSELESS, NOT_TRIED = "–", "not tried"
-TOKENS = 8
+TOKENS, MICROBATCHES = 8, 2
+_OF_LOSSES = ("labels", "shift_labels", "num_items_in_batch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +34,17 @@ class Trained:
 
 
 @cache
-def whole(name: str) -> Trained:
-    """That of one process."""
+def whole(name: str, is_deep: bool = False) -> Trained:
+    """That of one process. is_deep: whether the model has layers enough for four stages."""
     family = FAMILIES[name]
-    model = family.built().train()
+    model = built(family, is_deep)
     clip = partial(torch.nn.utils.clip_grad_norm_, [*model.parameters()], NORM)
     return trained(model, family, clip)
+
+
+def built(family: Family, is_deep: bool = False) -> Any:
+    """A model to be trained."""
+    return family.built(**family.deep if is_deep else {}).train()
 
 
 @contextmanager
@@ -65,13 +72,19 @@ def trained(model: Any, family: Family, clip: Callable[[], Any]) -> Trained:
         norms.append(float(clip()))
         optimizer.step()
         losses.append(loss.item())
-    return Trained(losses, norms, {name: each.detach() for name, each in model.named_parameters()})
+    return Trained(losses, norms, _parameters(model))
+
+
+def _parameters(model: Any) -> dict[str, Tensor]:
+    """By all names that they have."""
+    named = model.named_parameters(remove_duplicate=False)
+    return {name: each.detach() for name, each in named}
 
 
 def tensor_parallel(name: str, mesh: Any, sequence: bool = False) -> str:
     """Of parallelize(model, mesh, "auto"), or with parts of sequences between layers."""
     family = FAMILIES[name]
-    model = family.built().train()
+    model = built(family)
     plan = tr.plan_of(model, mesh.size(), sequence=True) if sequence else "auto"
     tr.parallelize(model, mesh, plan)
     found = trained(model, family, lambda: tr.clip_grad_norm_(model, NORM, mesh))
@@ -85,7 +98,7 @@ def compared(own: Trained, reference: Trained, layouts: Mapping[str, Any], mesh:
         "norms": _furthest(zip(own.norms, reference.norms, strict=True)),
     }
     for name, parameter in own.parameters.items():
-        expected = reference.parameters[name]
+        expected, parameter = reference.parameters[name], parameter.detach()
         if name in layouts:
             piece = layouts[name].piece(mesh.coordinate)
             expected = torch.from_numpy(cut(expected.numpy(), piece).copy())
@@ -129,24 +142,95 @@ def generating(name: str, mesh: Any) -> str:
     return ""
 
 
+def pipelined(name: str, mesh: Any, schedule: str, stages: int) -> str:
+    """Of PipelineParallel(model, …), with the model's own loss."""
+    family = FAMILIES[name]
+    pipeline = tr.PipelineParallel(
+        built(family, is_deep=True), MICROBATCHES, mesh=mesh, cuts=stages, schedule=schedule
+    )
+    found = _stepped(pipeline, family.batch, mesh)
+    return compared(found, whole(name, is_deep=True), {}, mesh)
+
+
+def spread(name: str, mesh: Any) -> str:
+    """Of two stages of two parts of layers, twice."""
+    family, group = FAMILIES[name], mesh.get_group("dp")
+    model = tr.parallelize(built(family, is_deep=True), mesh, "auto")
+    pipeline = tr.PipelineParallel(
+        model,
+        MICROBATCHES,
+        mesh=mesh,
+        cuts=2,
+        wrap=lambda stage: tr.DistributedDataParallel(stage, process_group=group),
+    )
+    place, count = mesh.coordinate["dp"], group.world_size
+
+    def own_batch(step: int) -> Batch:
+        return {key: each.chunk(count)[place] for key, each in family.batch(step).items()}
+
+    found = _stepped(pipeline, own_batch, mesh)
+    return compared(found, whole(name, is_deep=True), tr.layouts_of(pipeline.module), mesh)
+
+
+@in_float64()
+def _stepped(pipeline: Any, batch: Callable[[int], Batch], mesh: Any) -> Trained:
+    optimizer = torch.optim.AdamW(pipeline.module.parameters(), lr=RATE)
+    losses, norms = [], []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        losses.append(pipeline.step(batch(step)))
+        norms.append(float(tr.clip_grad_norm_(pipeline.module, NORM, mesh)))
+        optimizer.step()
+    return Trained(losses, norms, dict(pipeline.module.named_parameters()))
+
+
+@in_float64()
+def context_parallel(name: str, mesh: Any) -> str:
+    """Of context_model() and context_batch()."""
+    family = FAMILIES[name]
+    model = built(family)
+    tr.context_model(model, mesh)
+    replica = tr.DistributedDataParallel(model, process_group=mesh.get_group())
+    optimizer = torch.optim.AdamW(replica.parameters(), lr=RATE)
+    losses, norms = [], []
+    for step in range(STEPS):
+        batch = tr.context_batch(family.batch(step), mesh, family.loss is following)
+        given = {key: each for key, each in batch.items() if key not in _OF_LOSSES}
+        loss = tr.context_loss(replica(**given).logits, batch["shift_labels"], mesh)
+        optimizer.zero_grad()
+        loss.backward()
+        norms.append(float(tr.clip_grad_norm_(replica, NORM)))
+        optimizer.step()
+        mean = loss.detach().clone()
+        tr.all_reduce(mean, tr.ReduceOp.AVG)
+        losses.append(mean.item())
+    return compared(Trained(losses, norms, _parameters(model)), whole(name), {}, mesh)
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """One way to spread models."""
 
-    ranks: int
     run: Callable[[str, Any], str] | None
-    """(family, mesh of one axis "tp") -> what is wrong; "" for nothing, SENSELESS where there is no
-    such thing. None: not tried."""
+    """(family, mesh) -> what is wrong; "" for nothing, SENSELESS where there is no such thing.
+    None: not tried."""
+    axes: Mapping[str, int]
+    """Of the mesh."""
+
+    @property
+    def ranks(self) -> int:
+        """How many it takes."""
+        return prod(self.axes.values())
 
 
 COLUMNS: Mapping[str, Column] = {
-    "TP 2": Column(2, tensor_parallel),
-    "TP 4": Column(4, tensor_parallel),
-    "TP + SP 2": Column(2, partial(tensor_parallel, sequence=True)),
-    "generate": Column(2, generating),
-    "PP 1f1b": Column(2, None),
-    "PP zbv": Column(2, None),
-    "CP": Column(2, None),
-    "TP × PP × DP": Column(8, None),
+    "TP 2": Column(tensor_parallel, {"tp": 2}),
+    "TP 4": Column(tensor_parallel, {"tp": 4}),
+    "TP + SP 2": Column(partial(tensor_parallel, sequence=True), {"tp": 2}),
+    "generate": Column(generating, {"tp": 2}),
+    "PP 1f1b": Column(partial(pipelined, schedule="1f1b", stages=2), {"pp": 2}),
+    "PP zbv": Column(partial(pipelined, schedule="zbv", stages=4), {"pp": 2}),
+    "CP": Column(context_parallel, {"cp": 2}),
+    "TP × PP × DP": Column(spread, {"pp": 2, "dp": 2, "tp": 2}),
 }
 """By title."""

@@ -91,9 +91,16 @@ def masked(step: int) -> Batch:
     """Padded rows in which some tokens are to be told."""
     ids = _ids(step)
     lengths = torch.tensor([LENGTH, LENGTH - 4, LENGTH - 7, LENGTH])
-    labels = ids.masked_fill(torch.arange(ids.numel()).view_as(ids) % 3 != 0, -100)
     mask = (torch.arange(LENGTH)[None] < lengths[:, None]).long()
+    is_told = torch.arange(ids.numel()).view_as(ids) % 3 == 0
+    labels = ids.masked_fill(~is_told | (mask == 0), -100)
     return {"input_ids": ids, "labels": labels, "attention_mask": mask}
+
+
+def counted(step: int) -> Batch:
+    """The same with positions as models count them that have a row for padding."""
+    batch = masked(step)
+    return {**batch, "position_ids": torch.arange(1, LENGTH + 1).expand_as(batch["input_ids"])}
 
 
 def translated(step: int) -> Batch:
@@ -171,6 +178,11 @@ class Family:
         return self.loss(model(**batch), batch)
 
     @property
+    def deep(self) -> Mapping[str, Any]:
+        """Options with which it has four layers."""
+        return {} if self.batch in (translated, described, spoken) else {"num_hidden_layers": 4}
+
+    @property
     def generates(self) -> bool:
         """Whether it writes texts."""
         return self.batch in (causal, translated, spoken)
@@ -233,7 +245,7 @@ FAMILIES: Mapping[str, Family] = {
         {**_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 6},
     ),
     "bert": Family("BERT", "BertConfig", "BertForMaskedLM", _PLAIN, masked),
-    "roberta": Family("RoBERTa", "RobertaConfig", "RobertaForMaskedLM", _PLAIN, masked),
+    "roberta": Family("RoBERTa", "RobertaConfig", "RobertaForMaskedLM", _PLAIN, counted),
     "deberta": Family(
         "DeBERTa",
         "DebertaV2Config",

@@ -25,6 +25,8 @@ REFUSALS = [
     "rotations (longrope) that depend on the longest position, [16, 12] on its ranks beside 14",
     "a mask by chunked_overlay",
     "a bias by position (position_bias)",
+    "RobertaForMaskedLM has positions from 2 on, and was given 0",
+    "CLIPModel has pixel_values, of which no sequence is cut",
     "Linear has no set_attn_implementation()",
     "neither input_ids nor inputs_embeds",
     "attention_mask of shape (2, 1, 8, 8)",

@@ -14,6 +14,7 @@ import torsh_runtime as tr
 
 LENGTH = 16
 _SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "vocab_size": 20}
+_TOWERS = {"text_config": _SIZES, "vision_config": {"image_size": 8, "patch_size": 4}}
 _HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 
 
@@ -96,6 +97,11 @@ def _refused(mesh: Any) -> list[str]:
         config = hf.Llama4TextConfig(**_SIZES, **_HEADS, head_dim=4, **options)
         return hf.Llama4ForCausalLM(config)
 
+    def counting() -> Any:
+        options = {"num_attention_heads": 2, "attention_probs_dropout_prob": 0.0}
+        sizes = {name: each for name, each in _SIZES.items() if "heads" not in name}
+        return hf.RobertaForMaskedLM(hf.RobertaConfig(**sizes, **options, pad_token_id=1))
+
     own = whole["input_ids"].shape[1] // 2
     mask = torch.ones(2, 1, own, own, dtype=torch.bool)
     scenes: list[Callable[[], Any]] = [
@@ -109,6 +115,8 @@ def _refused(mesh: Any) -> list[str]:
         lambda: run(deep()),
         lambda: run(chunked()),
         lambda: run(_mistral(), position_bias=mask),
+        lambda: run(counting()),
+        lambda: fitted(hf.CLIPModel(hf.CLIPConfig(**_TOWERS))),
         lambda: fitted(torch.nn.Linear(1, 1)),
         lambda: tr.context_batch({"tokens": 1}, mesh),
         lambda: tr.context_batch(whole | {"attention_mask": mask}, mesh),

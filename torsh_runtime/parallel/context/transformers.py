@@ -7,6 +7,8 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
+import numpy as np
+
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.parallel.context.attention import Method, context_attention
@@ -21,6 +23,7 @@ _REFUSED = {
     "cu_seq_lens_q": "lengths of packed documents (cut the batch by tr.context_batch())",
 }
 """What models pass to attention functions, and would be others without."""
+_TOKENS = "input_ids"
 _POSITIONS = "context_positions"
 """The argument by which position_ids come to layers of models that do not pass them on."""
 
@@ -71,7 +74,8 @@ def context_model(
         )
         if used != name:
             refuse(f"{type(each).__name__} of {kind}", f"{used!r} as its attention all the same")
-    model.register_forward_pre_hook(partial(_with_positions, kind), with_kwargs=True)
+    given = partial(_with_positions, kind, group_of(axis), _first_position(model))
+    model.register_forward_pre_hook(given, with_kwargs=True)
 
 
 def _check_model(kind: str, model: Any) -> None:
@@ -86,21 +90,53 @@ def _check_model(kind: str, model: Any) -> None:
         can = getattr(each, "_can_set_attn_implementation", lambda: True)
         if not can():
             refuse(type(each).__name__, "an attention of its own, which cannot be replaced")
+        main = getattr(each, "main_input_name", _TOKENS)
+        if main != _TOKENS:
+            refuse(f"{type(each).__name__} of {kind}", f"{main}, of which no sequence is cut")
     if "position_ids" not in inspect.signature(model.forward).parameters:
         refuse(kind, "no position_ids, so that each rank would count from 0")
 
 
+def _first_position(model: Any) -> int:
+    """That of a sequence's first token: models whose table of positions has a row for padding, as
+    RoBERTa's, count from the row behind it."""
+    tables = (getattr(each, "position_embeddings", None) for each in model.modules())
+    paddings = (getattr(table, "padding_idx", None) for table in tables)
+    return next((each + 1 for each in paddings if each is not None), 0)
+
+
 def _with_positions(
-    kind: str, model: Any, args: tuple[Any, ...], named: dict[str, Any]
+    kind: str,
+    group: ProcessGroup,
+    first: int,
+    model: Any,
+    args: tuple[Any, ...],
+    named: dict[str, Any],
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of a model's forward, so that all its layers get to know the positions."""
     signature = inspect.signature(model.forward)
-    positions = signature.bind_partial(*args, **named).arguments.get("position_ids")
+    given = signature.bind_partial(*args, **named).arguments
+    positions = given.get("position_ids")
     if positions is None:
         refuse(kind, "no position_ids, so that each rank would count from 0")
+    if first:
+        _check_first(kind, group, first, positions, given.get("attention_mask"))
     if any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values()):
         named = {**named, _POSITIONS: positions}
     return args, named
+
+
+def _check_first(kind: str, group: ProcessGroup, first: int, positions: Any, mask: Any) -> None:
+    """ConfigError, on all ranks, for tokens with positions that the model gives none."""
+    of_tokens = positions if mask is None else positions[mask != 0]
+    lowest = int(of_tokens.min()) if of_tokens.numel() else first
+    lowest = int(group.all_gather_numbers(np.array([lowest], np.int64)).min())
+    if lowest < first:
+        refuse(
+            kind,
+            f"positions from {first} on, and was given {lowest} (give tr.context_batch() the "
+            f"position_ids of whole sequences, counted as the model counts them)",
+        )
 
 
 class _Function:
