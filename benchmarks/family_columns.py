@@ -190,7 +190,7 @@ def context_parallel(name: str, mesh: Any) -> str:
     family = FAMILIES[name]
     model = built(family)
     tr.context_model(model, mesh)
-    replica = tr.DistributedDataParallel(model, process_group=mesh.get_group())
+    replica: Any = tr.DistributedDataParallel(model, process_group=mesh.get_group())
     optimizer = torch.optim.AdamW(replica.parameters(), lr=RATE)
     losses, norms = [], []
     for step in range(STEPS):
