@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import site
 import sys
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from spawn import free_port
 from timing import Call, Probe, figures, publish, typical
 from torch import nn
 
@@ -109,6 +111,9 @@ def horovods(optimizer: torch.optim.Optimizer, model: nn.Module) -> Any:
     """The optimizer with gradients averaged as Horovod's does."""
     import torsh_runtime.integrations.horovod.torch as hvd
 
+    port = torch.tensor([free_port()])
+    dist.broadcast(port, 0)
+    os.environ["MASTER_PORT"] = str(int(port))  # torch's own store listens where it was
     hvd.init()
     return hvd.DistributedOptimizer(optimizer, model.named_parameters())
 

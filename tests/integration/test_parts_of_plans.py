@@ -38,7 +38,7 @@ def test_gradients_of_a_part_of_what_all_ranks_have_are_named() -> None:
     assert "'0.k_norm.bias'" in first["norms"]
     assert "0.out" not in first["norms"]
     assert "'0.k.bias', '0.v.weight'" in first["one head of keys"]
-    assert "as many of their heads as ranks" in first["one head of keys"]
+    assert "with query_heads where these are more" in first["one head of keys"]
 
 
 def test_the_state_of_layers_that_are_cut_is_refused() -> None:

@@ -89,9 +89,10 @@ class Giving:
         own += [content if inputs else 0, *sharing.wanted()]
         asked = self._everyone if purpose.trains else self._group
         told = asked.all_gather_numbers(np.array(own, np.int64))
-        text = f"a batch of {batches.dealt(batch)} rows, {said}, and a loss times {purpose.scale}"
+        text = f"a batch of {batches.dealt(batch)} rows, {said}"
         if self.is_whole:
             text += f", of contents {content:x}"
+        text += f", whose loss is scaled by {purpose.scale}"
         _check_one(asked, told, problem, text)
         check_wanted(asked, told[:, _CONTENT + 1 :])
         if not self.is_whole:
