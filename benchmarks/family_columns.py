@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from math import prod
 from typing import Any
@@ -39,7 +39,8 @@ def whole(name: str, is_deep: bool = False) -> Trained:
     family = FAMILIES[name]
     model = built(family, is_deep)
     clip = partial(torch.nn.utils.clip_grad_norm_, [*model.parameters()], NORM)
-    return trained(model, family, clip)
+    found = trained(model, family, clip)
+    return replace(found, parameters=_parameters(model, remove_duplicate=False))
 
 
 def built(family: Family, is_deep: bool = False) -> Any:
@@ -75,10 +76,8 @@ def trained(model: Any, family: Family, clip: Callable[[], Any]) -> Trained:
     return Trained(losses, norms, _parameters(model))
 
 
-def _parameters(model: Any) -> dict[str, Tensor]:
-    """By all names that they have."""
-    named = model.named_parameters(remove_duplicate=False)
-    return {name: each.detach() for name, each in named}
+def _parameters(model: Any, **options: bool) -> dict[str, Tensor]:
+    return {name: each.detach() for name, each in model.named_parameters(**options)}
 
 
 def tensor_parallel(name: str, mesh: Any, sequence: bool = False) -> str:
@@ -98,7 +97,7 @@ def compared(own: Trained, reference: Trained, layouts: Mapping[str, Any], mesh:
         "norms": _furthest(zip(own.norms, reference.norms, strict=True)),
     }
     for name, parameter in own.parameters.items():
-        expected, parameter = reference.parameters[name], parameter.detach()
+        expected = reference.parameters[name]
         if name in layouts:
             piece = layouts[name].piece(mesh.coordinate)
             expected = torch.from_numpy(cut(expected.numpy(), piece).copy())
@@ -181,16 +180,19 @@ def _stepped(pipeline: Any, batch: Callable[[int], Batch], mesh: Any) -> Trained
         losses.append(pipeline.step(batch(step)))
         norms.append(float(tr.clip_grad_norm_(pipeline.module, NORM, mesh)))
         optimizer.step()
-    return Trained(losses, norms, dict(pipeline.module.named_parameters()))
+    return Trained(losses, norms, _parameters(pipeline.module))
+
+
+def context_parallel(name: str, mesh: Any) -> str:
+    """Of context_model() and context_batch()."""
+    model = built(FAMILIES[name])
+    tr.context_model(model, mesh)
+    replica: Any = tr.DistributedDataParallel(model, process_group=mesh.get_group())
+    return compared(_of_parts(replica, FAMILIES[name], mesh), whole(name), {}, mesh)
 
 
 @in_float64()
-def context_parallel(name: str, mesh: Any) -> str:
-    """Of context_model() and context_batch()."""
-    family = FAMILIES[name]
-    model = built(family)
-    tr.context_model(model, mesh)
-    replica: Any = tr.DistributedDataParallel(model, process_group=mesh.get_group())
+def _of_parts(replica: Any, family: Family, mesh: Any) -> Trained:
     optimizer = torch.optim.AdamW(replica.parameters(), lr=RATE)
     losses, norms = [], []
     for step in range(STEPS):
@@ -204,7 +206,7 @@ def context_parallel(name: str, mesh: Any) -> str:
         mean = loss.detach().clone()
         tr.all_reduce(mean, tr.ReduceOp.AVG)
         losses.append(mean.item())
-    return compared(Trained(losses, norms, _parameters(model)), whole(name), {}, mesh)
+    return Trained(losses, norms, _parameters(replica.module))
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 
 STEPS = 5
 PAUSE = 0.25
+LONGEST = 30.0
+"""Seconds to wait for another rank's fault."""
 GROUPS = {"all": [[0, 1, 2, 3]], "tp": [[0, 1], [2, 3]], "dp": [[0, 2], [1, 3]]}
 OPERATIONS = ("all_reduce", "broadcast", "all_gather")
 DTYPES = ("float32", "float64", "int32")
@@ -93,7 +95,9 @@ class Rank:
             is_second = (step, at) == (fault["step"], fault["at"] + 1)
             return kind == "swap" and is_second and self.rank == fault["rank"]
         if self.rank != fault["rank"]:
-            time.sleep(PAUSE if inside or kind == "cut" else 0.0)
+            if inside:
+                self.await_death()
+            time.sleep(PAUSE if kind == "cut" else 0.0)
             return False
         self.note(call)
         instead = {"skip": [], "swap": [after, call], "wrong": [wrong(call, fault["variant"])]}
@@ -128,9 +132,19 @@ class Rank:
         """End this process at once, or when it is inside the call."""
         if not inside:
             os.kill(os.getpid(), signal.SIGKILL)
+        (self.folder / "pid").write_text(str(os.getpid()))
+        (self.folder / "pid").rename(self.folder / "struck")
         end = threading.Timer(PAUSE / 2, os.kill, (os.getpid(), signal.SIGKILL))
         end.daemon = True
         end.start()
+
+    def await_death(self) -> None:
+        """Wait until the rank that is killed inside its call is gone: it cannot have left it."""
+        struck, end = self.folder / "struck", time.monotonic() + LONGEST
+        while not struck.exists() or Path(f"/proc/{struck.read_text()}/exe").exists():
+            if time.monotonic() > end:
+                raise TimeoutError(f"no rank was killed within {LONGEST:g} s")
+            time.sleep(0.01)
 
     def fill(self) -> None:
         """Use more memory than there is, in a group of a small limit if there is one."""
