@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 pytest_plugins = ("support.quick", "support.run_record", "support.ssh_jobs")
 settings.register_profile("any machine", deadline=None)  # how long an example takes proves nothing
 settings.load_profile("any machine")
+
+_ROOT = str(Path(__file__).resolve().parents[1])
+if _ROOT not in sys.path:  # the benchmarks are not installed, and found after what is
+    sys.path.append(_ROOT)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
