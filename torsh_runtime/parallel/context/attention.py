@@ -78,8 +78,7 @@ def context_attention(
     alone = partial(applied, operation(Alone, plan.tasks()))
     if group.world_size == 1:
         return alone(*tensors)
-    own = [own_heads(each, group) for each in tensors[3:]]
-    attention = partial(_with, alone, own)
+    attention = partial(_with, alone, [own_heads(each, group) for each in tensors[3:]])
     return attention_by_heads(attention, query, key, value, group, plan.length)
 
 
