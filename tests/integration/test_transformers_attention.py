@@ -31,6 +31,7 @@ REFUSALS = [
     "neither input_ids nor inputs_embeds",
     "attention_mask of shape (2, 1, 8, 8)",
     "cu_seq_lens_q [0, 3, 16] are not cumulative lengths",
+    "no token of the batch has a label, on any of 2 ranks",
 ]
 
 

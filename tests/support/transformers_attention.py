@@ -121,6 +121,7 @@ def _refused(mesh: Any) -> list[str]:
         lambda: tr.context_batch({"tokens": 1}, mesh),
         lambda: tr.context_batch(whole | {"attention_mask": mask}, mesh),
         lambda: tr.context_batch(whole | {"cu_seq_lens_q": torch.tensor([0, 3, 16])}, mesh),
+        lambda: tr.context_loss(torch.zeros(1, own, 3), torch.full((1, own), -100), mesh),
     ]
     return [raised(scene) for scene in scenes]
 

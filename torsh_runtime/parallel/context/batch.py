@@ -111,6 +111,11 @@ def context_loss(scores: Any, labels: Any, axis: Any) -> Any:
 
     group = group_of(axis)
     count = group.all_gather_numbers(np.array([int((labels != _IGNORED).sum())], np.int64)).sum()
+    if not count:
+        raise ConfigError(
+            f"no token of the batch has a label, on any of {group.world_size} ranks: a mean over "
+            f"none is no number, so leave this batch out"
+        )
     total = torch.nn.functional.cross_entropy(
         scores.flatten(0, -2), labels.flatten(), ignore_index=_IGNORED, reduction="sum"
     )
