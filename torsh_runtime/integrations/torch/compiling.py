@@ -6,7 +6,10 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any, TypeVar
 
+import torch
 from torch._C._dynamo import eval_frame
+from torch._library.effects import EffectType
+from torch.library import Library
 
 Class = TypeVar("Class", bound=type)
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -36,3 +39,40 @@ def leave_alone(method: Function) -> Function:
         strategy = eval_frame._FrameExecStrategy(skip, skip)
         eval_frame.set_code_exec_strategy(method.__code__, strategy)
     return method
+
+
+def is_traced() -> bool:
+    """Whether torch.compile reads what runs here, to make a graph of it."""
+    return torch.compiler.is_dynamo_compiling()
+
+
+class Operators:
+    """Operators of this library in graphs, as torch.ops.torsh has them for as long as this lives.
+
+    They are called in graphs only: torch takes tens of microseconds for each.
+    """
+
+    def __init__(self) -> None:
+        self._library = Library("torsh", "FRAGMENT")
+
+    def composed(self, schema: str, function: Callable[..., Any]) -> None:
+        """One that graphs have in the pieces which the function calls, gradients included."""
+        self._library.define(schema)
+        self._library.impl(_name(schema), function, "CompositeImplicitAutograd")
+
+    def with_effect(
+        self, schema: str, function: Callable[..., Any], fake: Callable[..., Any]
+    ) -> None:
+        """One without a gradient that compilers call as often as the program does, in its order.
+
+        fake: the result's shape, dtype and strides, without its values.
+        """
+        name = _name(schema)
+        self._library.define(schema)
+        self._library.impl(name, function, "CompositeExplicitAutograd")
+        self._library._register_fake(name, fake)
+        self._library._register_effectful_op(f"torsh::{name}", EffectType.ORDERED)
+
+
+def _name(schema: str) -> str:
+    return schema.partition("(")[0]

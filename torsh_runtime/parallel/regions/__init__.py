@@ -111,6 +111,12 @@ def all_to_all(
     return _mapped(tensor, AllToAll(group, dims[0], there, dims[1], back))
 
 
+def is_traced() -> bool:
+    """Whether torch.compile reads what runs here, to make a graph of it."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.compiler.is_dynamo_compiling()
+
+
 def _along(
     tensor: Any, group: ProcessGroup, dim: int, sizes: Sequence[int] | None
 ) -> tuple[int, tuple[int, ...]]:

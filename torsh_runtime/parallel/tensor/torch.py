@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.integrations.torch.compiling import leave_alone
+from torsh_runtime.integrations.torch.compiling import is_traced, leave_alone
 from torsh_runtime.integrations.torch.modes import has_modes
 from torsh_runtime.layout import Shard
 from torsh_runtime.parallel import regions
@@ -44,6 +44,8 @@ def _compare(tensor: Tensor, axis: Axis, where: str) -> None:
 
 def _added(summed: Tensor, bias: Tensor) -> Tensor:
     """In place; a subclass's sum is a view of its values, where torch has none of that."""
+    if is_traced():
+        return summed + bias
     is_plain = type(summed) is Tensor and type(bias) in (Tensor, nn.Parameter)
     return summed.add_(bias) if is_plain and not has_modes() else summed + bias
 
