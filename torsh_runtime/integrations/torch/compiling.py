@@ -8,11 +8,12 @@ from typing import Any, TypeVar
 
 import torch
 from torch._C._dynamo import eval_frame
-from torch._library.effects import EffectType
 from torch.library import Library
 
 Class = TypeVar("Class", bound=type)
 Function = TypeVar("Function", bound=Callable[..., Any])
+_HAS_EFFECTS = hasattr(Library, "_register_effectful_op")
+"""Whether graphs may have our operators; versions of torch without this run them between graphs."""
 _LEFT_ALONE: dict[str, Any] = {
     "_torchdynamo_disable": True,
     "_torchdynamo_disable_msg": "collectives run as they are; what is around them is compiled",
@@ -43,7 +44,7 @@ def leave_alone(method: Function) -> Function:
 
 def is_traced() -> bool:
     """Whether torch.compile reads what runs here, to make a graph of it."""
-    return torch.compiler.is_dynamo_compiling()
+    return _HAS_EFFECTS and torch.compiler.is_dynamo_compiling()
 
 
 class Operators:
@@ -67,6 +68,10 @@ class Operators:
 
         fake: the result's shape, dtype and strides, without its values.
         """
+        if not _HAS_EFFECTS:
+            return
+        from torch._library.effects import EffectType
+
         name = _name(schema)
         self._library.define(schema)
         self._library.impl(name, function, "CompositeExplicitAutograd")

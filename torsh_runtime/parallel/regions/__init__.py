@@ -112,9 +112,12 @@ def all_to_all(
 
 
 def is_traced() -> bool:
-    """Whether torch.compile reads what runs here, to make a graph of it."""
-    torch = sys.modules.get("torch")
-    return torch is not None and torch.compiler.is_dynamo_compiling()
+    """See integrations.torch.compiling."""
+    if "torch" not in sys.modules:
+        return False
+    from torsh_runtime.integrations.torch import compiling
+
+    return compiling.is_traced()
 
 
 def _along(

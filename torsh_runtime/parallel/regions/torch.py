@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from torsh_runtime.integrations.torch.compiling import is_traced, leave_alone
 from torsh_runtime.integrations.torch.modes import has_modes
+from torsh_runtime.parallel.regions import traced
 from torsh_runtime.parallel.regions.maps import Map, Operation
 
 
@@ -71,8 +72,6 @@ def _returned(
 def applied(tensor: torch.Tensor, operation: Operation) -> torch.Tensor:
     """See regions.applied()."""
     if is_traced() and isinstance(operation, Map):
-        from torsh_runtime.parallel.regions import traced
-
         return traced.applied(tensor, operation)
     return _applied(tensor, operation)
 

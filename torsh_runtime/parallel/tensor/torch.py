@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.integrations.torch.compiling import is_traced, leave_alone
+from torsh_runtime.integrations.torch.compiling import is_traced
 from torsh_runtime.integrations.torch.modes import has_modes
 from torsh_runtime.layout import Shard
 from torsh_runtime.parallel import regions
@@ -20,7 +20,7 @@ from torsh_runtime.parallel.tensor.attention import heads_first, joined
 from torsh_runtime.parallel.tensor.axis import Axis
 from torsh_runtime.parallel.tensor.cuts import cuts
 from torsh_runtime.parallel.tensor.kinds import calls_forward, joined_class, output_dim
-from torsh_runtime.parallel.tensor.parts import Layouts, check_same_input
+from torsh_runtime.parallel.tensor.parts import Layouts
 from torsh_runtime.parallel.tensor.plan import (
     Attention,
     Block,
@@ -35,11 +35,7 @@ from torsh_runtime.parallel.tensor.plan import (
     Summed,
     Vocabulary,
 )
-
-
-@leave_alone
-def _compare(tensor: Tensor, axis: Axis, where: str) -> None:
-    check_same_input(tensor.detach(), axis, where)
+from torsh_runtime.parallel.tensor.traced import check_rows, compare
 
 
 def _added(summed: Tensor, bias: Tensor) -> Tensor:
@@ -53,7 +49,7 @@ def _added(summed: Tensor, bias: Tensor) -> Tensor:
 class _OfTorch:
     framework = "torch"
     functional = functional
-    compare = staticmethod(_compare)
+    compare = staticmethod(compare)
     added = staticmethod(_added)
 
 
@@ -134,10 +130,7 @@ class VocabParallelEmbedding(_OfTorch, embeddings.VocabParallelEmbedding, nn.Emb
 
     def own_places(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """See layers."""
-        if indices.device.type != "cpu":  # what it finds, nobody waits for
-            torch._assert_async(((indices >= 0) & (indices < self.rows)).all())
-        elif indices.numel():
-            self._check_range(int(indices.min()), int(indices.max()))
+        check_rows(indices, self.rows, self.where)
         elsewhere = (indices < self.start) | (indices >= self.end)
         return (indices - self.start).masked_fill(elsewhere, 0), elsewhere[..., None]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor
@@ -15,10 +15,13 @@ from torch._subclasses import FakeTensor
 
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.comm.keys import own_keys
-from torsh_runtime.integrations.torch.compiling import Operators
+from torsh_runtime.integrations.torch.compiling import Operators, is_traced
 from torsh_runtime.parallel.regions import traced
 from torsh_runtime.parallel.regions.maps import AllGather, Copy
+from torsh_runtime.parallel.tensor.axis import Axis
+from torsh_runtime.parallel.tensor.embeddings import check_range
 from torsh_runtime.parallel.tensor.entrance import Entrance
+from torsh_runtime.parallel.tensor.parts import check_same_input
 
 
 class _Entrance(Entrance):
@@ -63,7 +66,51 @@ def entered(tensor: Tensor, group: ProcessGroup, sequence_dim: int | None) -> Te
     return result
 
 
+class _Compared:
+    """What came first to the layers of each group."""
+
+    def __init__(self) -> None:
+        self._groups: WeakSet[ProcessGroup] = WeakSet()
+
+    def compare(self, tensor: Tensor, group: str, axis: str, where: str) -> None:
+        """See Layer._compare_first()."""
+        found = own_keys().group_of(group)
+        if found not in self._groups:
+            self._groups.add(found)
+            compare(tensor, Axis(axis, found), where)
+
+
+def compare(tensor: Tensor, axis: Axis, where: str) -> None:
+    """See Layer._compare_first()."""
+    if not is_traced():
+        check_same_input(tensor.detach(), axis, where)
+        return
+    if tensor.dtype.is_floating_point:
+        where = "a layer"  # graphs are one for all layers of a class
+    torch.ops.torsh.compare(tensor, axis.group.key, axis.name, where)
+
+
+def check_rows(indices: Tensor, rows: int, where: str) -> None:
+    """IndexError for indices that are no rows, also within a graph."""
+    if is_traced():
+        torch.ops.torsh.check_rows(indices, rows, where)
+    elif indices.device.type != "cpu":  # what it finds, nobody waits for
+        torch._assert_async(((indices >= 0) & (indices < rows)).all())
+    elif indices.numel():
+        check_range(int(indices.min()), int(indices.max()), rows, where)
+
+
+def _nothing(*_: Any) -> None:
+    """What checks return."""
+
+
 _OPERATORS = Operators()
+_OPERATORS.with_effect(
+    "compare(Tensor tensor, str group, str axis, str where) -> ()", _Compared().compare, _nothing
+)
+_OPERATORS.with_effect(
+    "check_rows(Tensor indices, int rows, str where) -> ()", check_rows, _nothing
+)
 _OPERATORS.composed(
     "entered(Tensor tensor, str group, int[] dims) -> Tensor", _Entrances().entered
 )
