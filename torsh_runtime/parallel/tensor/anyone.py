@@ -107,7 +107,7 @@ class SummedLayer(AnyLayer):
 
         entered = mapped(enter, (inputs, named))
         found = super().forward(*entered[0], **entered[1])
-        if not self._is_known:
+        if regions.is_traced() or not self._is_known:
             self._check_rows()
         if dim is None:
             return _of_first(found, lambda each: regions.reduce(each, self.axis.group))
@@ -120,7 +120,8 @@ class SummedLayer(AnyLayer):
     def _check_rows(self) -> None:
         """ConfigError if forward() takes the weight of a Row layer past this, as fused kernels
         do."""
-        self._is_known = True
+        if not regions.is_traced():  # a graph would be made anew for another value
+            self._is_known = True
         for name, module in self.named_modules():
             if isinstance(module, RowParallelLinear) and not module.was_called:
                 raise ConfigError(

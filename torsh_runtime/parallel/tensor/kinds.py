@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.parallel import regions
 
 
 class Joined:
@@ -71,7 +72,8 @@ class _Outer:
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Theirs. ConfigError if it computes without what it inherits."""
         found = super().forward(*inputs, **named)  # type: ignore[misc]
-        if not self._is_known:
+        is_traced = regions.is_traced()  # a graph would be made anew for another value
+        if is_traced or not self._is_known:
             if not self._is_reached:
                 raise ConfigError(
                     f"{self.where}: the forward() of a {type(self).__name__} does not call that of "
@@ -79,7 +81,8 @@ class _Outer:
                     f"know that this rank has a part: leave it out of the plan, or cut its "
                     f"parameters by Cut() within a module that is Summed()"
                 )
-            self._is_known = True
+            if not is_traced:
+                self._is_known = True
         return found
 
 
@@ -90,7 +93,7 @@ class _Inner:
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Ours."""
-        if not self._is_reached:
+        if regions.is_traced() or not self._is_reached:
             self._is_reached = True
         return super().forward(*inputs, **named)  # type: ignore[misc]
 
