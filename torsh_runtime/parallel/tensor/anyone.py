@@ -15,7 +15,7 @@ from torsh_runtime.modules.base import leaves, mapped
 from torsh_runtime.parallel import regions
 from torsh_runtime.parallel.tensor.axis import Axis
 from torsh_runtime.parallel.tensor.cuts import sharded, unit_of
-from torsh_runtime.parallel.tensor.kinds import replaced
+from torsh_runtime.parallel.tensor.kinds import StandIn, has_stand_in, replaced
 from torsh_runtime.parallel.tensor.layers import Layer, RowParallelLinear
 from torsh_runtime.parallel.tensor.parts import Layouts
 from torsh_runtime.parallel.tensor.plan import Cut, Own, Part, Scatter, Shared, Summed
@@ -40,10 +40,16 @@ class AnyLayer(Layer):
         """See Layer."""
         super().become(entry.entry, axis, where, lie)
         self.own = entry
+        theirs: type = type(self).theirs  # type: ignore[attr-defined]
+        self._has_stand_in = has_stand_in(theirs)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """As the module's own."""
-        with self._with_shared():
+        shared = self._given()
+        if regions.is_traced() and self._has_stand_in and [*shared] == [self]:
+            forward: Any = type(self).theirs.forward  # type: ignore[attr-defined]
+            return forward(StandIn(self, shared[self]), *inputs, **named)
+        with replaced(shared) if shared else nullcontext():
             return super().forward(*inputs, **named)  # type: ignore[misc]
 
     @property
@@ -51,8 +57,8 @@ class AnyLayer(Layer):
         """Whether all parameters at or below it are shared."""
         return isinstance(self.entry, Shared | Part)
 
-    def _with_shared(self) -> AbstractContextManager[None]:
-        """A block in which the gradients of what is shared are summed."""
+    def _given(self) -> dict[nn.Module, dict[str, Any]]:
+        """What stands for parameters that are shared, whose gradients are summed."""
         found: dict[nn.Module, dict[str, Any]] = {}
         known: dict[int, Any] = {}
         for module, name, parameter, entry in self._shared():
@@ -60,7 +66,7 @@ class AnyLayer(Layer):
                 copied = regions.copy(parameter, self.axis.group)
                 known[id(parameter)] = copied / self.axis.size if entry.divided else copied
             found.setdefault(module, {})[name] = known[id(parameter)]
-        return replaced(found) if found else nullcontext()
+        return found
 
     def _shared(self) -> Iterator[tuple[Any, str, Any, Shared]]:
         told = self.own.parameters
