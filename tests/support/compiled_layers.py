@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -172,6 +173,65 @@ def reentrant(rank: int) -> float:
     model.reentrant = True
     model.compile(backend="aot_eager")
     return furthest(trained(model), trained(made()))
+
+
+def drops(rank: int) -> bool:
+    """Whether what ranks have alike stays so, where heads of each draw for themselves."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(WIDTH, 4, 24, dropout=0.3, batch_first=True).double()
+    model = tr.parallelize(nn.Sequential(layer), mesh(), {"0": tr.Block()})
+    model.compile(backend="aot_eager")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    torch.manual_seed(1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(2, 6, WIDTH, dtype=torch.float64)).square().mean().backward()
+        optimizer.step()
+    cut = tr.layouts_of(model)
+    own = [each.detach() for name, each in model.named_parameters() if name not in cut]
+    told: list[Any] = [None, None]
+    tr.all_gather_object(told, [*own, torch.rand(1)])
+    return all(torch.equal(a, b) for a, b in zip(*told, strict=True))
+
+
+def collectives(rank: int) -> int:
+    """How many a pass forward and backward of an MLP with a gate has."""
+    torch.set_num_threads(1)
+    block = made(blocks=1).blocks[0]
+    block.q = block.k = block.v = block.out = block.norm = None
+
+    def mlp(x: Any) -> Any:
+        return block.down(functional.silu(block.gate(x)) * block.up(x))
+
+    calls: list[object] = []
+    compiled = torch.compile(mlp, backend="aot_eager", fullgraph=True)
+    x = torch.ones(2, 4, WIDTH, dtype=torch.float64).requires_grad_()
+    compiled(x).sum().backward()
+    with observed(calls):
+        compiled(x).sum().backward()
+    return len(calls)
+
+
+@contextmanager
+def observed(calls: list[object]) -> Iterator[None]:
+    """A block in which the sums of the mesh's group are noted."""
+    group = mesh().get_group()
+
+    class Noting:
+        def __init__(self, backend: Any) -> None:
+            self.backend = backend
+
+        def __getattr__(self, name: str) -> Any:
+            if name == "all_reduce":
+                calls.append(name)
+            return getattr(self.backend, name)
+
+    group.observe(Noting)
+    try:
+        yield
+    finally:
+        group.observe(None)
 
 
 def errors(rank: int) -> dict[str, str]:

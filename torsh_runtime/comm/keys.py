@@ -1,36 +1,33 @@
-"""Groups by a text, as what has no room for an object names them."""
+"""Objects by a text, for what can name them in no other way, as graphs of a compiler."""
 
 from __future__ import annotations
 
 from functools import cache
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import Any
 from weakref import WeakValueDictionary
-
-if TYPE_CHECKING:
-    from torsh_runtime.comm.group import ProcessGroup
 
 
 class Keys:
-    """Who has which."""
+    """Which object has which."""
 
     def __init__(self) -> None:
         self._numbers = count()
-        self._groups: WeakValueDictionary[str, ProcessGroup] = WeakValueDictionary()
+        self._known: WeakValueDictionary[str, Any] = WeakValueDictionary()
 
-    def key_for(self, group: ProcessGroup) -> str:
-        """A new one."""
+    def key_for(self, named: object) -> str:
+        """A new one, as long as the object lives."""
         key = str(next(self._numbers))
-        self._groups[key] = group
+        self._known[key] = named
         return key
 
-    def group_of(self, key: str) -> ProcessGroup:
-        """RuntimeError if it has no group any more."""
+    def named(self, key: str) -> Any:
+        """RuntimeError for what does not live any more."""
         try:
-            return self._groups[key]
+            return self._known[key]
         except KeyError:
             raise RuntimeError(
-                "a compiled model's process group is gone: compile it again with a new group"
+                "the process group of a compiled model is gone: compile the model again"
             ) from None
 
 

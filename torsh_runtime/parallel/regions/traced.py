@@ -60,7 +60,7 @@ def _call(operator: Any, tensor: torch.Tensor, applied_map: Map) -> torch.Tensor
 
 
 def _map(kind: str, group: str, numbers: Numbers) -> Map:
-    found: Map = _KINDS[kind].of(own_keys().group_of(group), numbers)
+    found: Map = _KINDS[kind].of(own_keys().named(group), numbers)
     return found
 
 

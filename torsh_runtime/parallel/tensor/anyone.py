@@ -61,11 +61,15 @@ class AnyLayer(Layer):
         """What stands for parameters that are shared, whose gradients are summed."""
         found: dict[nn.Module, dict[str, Any]] = {}
         known: dict[int, Any] = {}
+        is_traced = regions.is_traced()  # a graph with identities would be for one layer alone
         for module, name, parameter, entry in self._shared():
-            if id(parameter) not in known:
+            given = None if is_traced else known.get(id(parameter))
+            if given is None:
                 copied = regions.copy(parameter, self.axis.group)
-                known[id(parameter)] = copied / self.axis.size if entry.divided else copied
-            found.setdefault(module, {})[name] = known[id(parameter)]
+                given = copied / self.axis.size if entry.divided else copied
+            if not is_traced:
+                known[id(parameter)] = given
+            found.setdefault(module, {})[name] = given
         return found
 
     def _shared(self) -> Iterator[tuple[Any, str, Any, Shared]]:

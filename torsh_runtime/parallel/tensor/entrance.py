@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.comm.keys import own_keys
 from torsh_runtime.nn.graph import needs_gradient
 from torsh_runtime.parallel import regions
 
@@ -23,6 +24,7 @@ class Entrance:
     """
 
     def __init__(self) -> None:
+        self.key = own_keys().key_for(self)
         self._known: Callable[[], Any] = _nothing
         self._state: object = None
         self._entered: Any = None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -53,7 +53,7 @@ class _Entrances:
 
     def entered(self, tensor: Tensor, group: str, dims: Sequence[int]) -> Tensor:
         """See Entrance."""
-        found = own_keys().group_of(group)
+        found = own_keys().named(group)
         enter = self._known.setdefault(found, _Entrance())
         entered: Tensor = enter._let_in(tensor, found, dims[0] if dims else None)
         return tensor.view_as(tensor) if entered is tensor else entered
@@ -66,20 +66,6 @@ def entered(tensor: Tensor, group: ProcessGroup, sequence_dim: int | None) -> Te
     return result
 
 
-class _Compared:
-    """What came first to the layers of each group."""
-
-    def __init__(self) -> None:
-        self._groups: WeakSet[ProcessGroup] = WeakSet()
-
-    def compare(self, tensor: Tensor, group: str, axis: str, where: str) -> None:
-        """See Layer._compare_first()."""
-        found = own_keys().group_of(group)
-        if found not in self._groups:
-            self._groups.add(found)
-            compare(tensor, Axis(axis, found), where)
-
-
 def compare(tensor: Tensor, axis: Axis, where: str) -> None:
     """See Layer._compare_first()."""
     if not is_traced():
@@ -87,7 +73,14 @@ def compare(tensor: Tensor, axis: Axis, where: str) -> None:
         return
     if tensor.dtype.is_floating_point:
         where = "a layer"  # graphs are one for all layers of a class
-    torch.ops.torsh.compare(tensor, axis.group.key, axis.name, where)
+    torch.ops.torsh.compare(tensor, axis.enter.key, axis.group.key, axis.name, where)
+
+
+def _compare(tensor: Tensor, entrance: str, group: str, name: str, where: str) -> None:
+    enter: Entrance = own_keys().named(entrance)
+    if not enter.has_compared:
+        enter.has_compared = True
+        compare(tensor, Axis(name, own_keys().named(group), enter), where)
 
 
 def check_rows(indices: Tensor, rows: int, where: str) -> None:
@@ -106,7 +99,7 @@ def _nothing(*_: Any) -> None:
 
 _OPERATORS = Operators()
 _OPERATORS.with_effect(
-    "compare(Tensor tensor, str group, str axis, str where) -> ()", _Compared().compare, _nothing
+    "compare(Tensor tensor, str entrance, str group, str name, str where) -> ()", _compare, _nothing
 )
 _OPERATORS.with_effect(
     "check_rows(Tensor indices, int rows, str where) -> ()", check_rows, _nothing
