@@ -60,9 +60,8 @@ def test_layers_that_share_an_input_sum_its_gradient_once() -> None:
 
 
 def test_errors_are_those_of_what_is_not_compiled() -> None:
-    for rank, said in enumerate(of("errors")):
+    for said in of("errors"):
         assert said["rows"].startswith("IndexError: tokens: indices from 13 to 25 came")
         assert "ConfigError: tokens: rank(s) 1 of the axis 'tp' are given another" in said["input"]
         assert "ConfigError: 0: an input of shape (2, 3) came to rank" in said["size"]
-        if rank == 0:
-            assert "PeerLost: rank 1 was lost during all_reduce" in said["late"]
+        assert "CommAborted: " in said["ended"]

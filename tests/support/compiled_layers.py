@@ -241,12 +241,13 @@ def errors(rank: int) -> dict[str, str]:
     model = whole(PLAN, blocks=1)
     found["rows"] = said(lambda: model(batch(0) + CLASSES))
     found["input"] = said(lambda: whole(PLAN, blocks=1)(batch(rank)))
-    layer = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    tr.parallelize(layer, mesh(), {"0": tr.Column(), "1": tr.Row()})
+    layer, group = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), tr.new_group([0, 1])
+    tr.parallelize(layer, group, {"0": tr.Column(), "1": tr.Row()})
     layer.compile(backend="aot_eager")
     found["size"] = said(lambda: layer(torch.ones(2, 3)))
-    if rank == 0:
-        found["late"] = said(lambda: layer(torch.ones(2, 4).requires_grad_()))
+    if rank == 1:
+        group.abort()
+    found["ended"] = said(lambda: layer(torch.ones(2, 4).requires_grad_()))
     return found
 
 
