@@ -54,7 +54,8 @@ class Operators:
     """
 
     def __init__(self) -> None:
-        self._library = Library("torsh", "FRAGMENT")
+        library: Any = Library
+        self._library = library("torsh", "FRAGMENT")
 
     def composed(self, schema: str, function: Callable[..., Any]) -> None:
         """One that graphs have in the pieces which the function calls, gradients included."""

@@ -27,8 +27,7 @@ from torsh_runtime.parallel.regions.maps import (
 )
 
 _KINDS: dict[str, Any] = {
-    kind.__name__: kind
-    for kind in (Copy, Sum, Gather, Scatter, AllGather, ReduceScatter, AllToAll)
+    kind.__name__: kind for kind in (Copy, Sum, Gather, Scatter, AllGather, ReduceScatter, AllToAll)
 }
 Numbers = Sequence[Any]
 
@@ -40,7 +39,8 @@ class _Region(torch.autograd.Function):
         if isinstance(applied_map, Copy):
             return tensor.view_as(tensor)
         if isinstance(applied_map, Scatter):
-            return applied_map(tensor)
+            part: torch.Tensor = applied_map(tensor)
+            return part
         return _call(torch.ops.torsh.collective, tensor, applied_map)
 
     @staticmethod

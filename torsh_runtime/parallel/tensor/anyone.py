@@ -57,9 +57,9 @@ class AnyLayer(Layer):
         """Whether all parameters at or below it are shared."""
         return isinstance(self.entry, Shared | Part)
 
-    def _given(self) -> dict[nn.Module, dict[str, Any]]:
+    def _given(self) -> dict[Any, dict[str, Any]]:
         """What stands for parameters that are shared, whose gradients are summed."""
-        found: dict[nn.Module, dict[str, Any]] = {}
+        found: dict[Any, dict[str, Any]] = {}
         known: dict[int, Any] = {}
         is_traced = regions.is_traced()  # a graph with identities would be for one layer alone
         for module, name, parameter, entry in self._shared():

@@ -92,6 +92,7 @@ def check_range(lowest: int, highest: int, rows: int, where: str) -> None:
             f"ranks together"
         )
 
+
 def check_embedding(plain: Any) -> None:
     """ConfigError for an Embedding that cannot be cut."""
     for option in ("max_norm", "scale_grad_by_freq", "sparse"):

@@ -88,4 +88,3 @@ class Entrance:
 
 def _nothing() -> None:
     """What there is of no tensor."""
-

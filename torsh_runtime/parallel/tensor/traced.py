@@ -104,6 +104,4 @@ _OPERATORS.with_effect(
 _OPERATORS.with_effect(
     "check_rows(Tensor indices, int rows, str where) -> ()", check_rows, _nothing
 )
-_OPERATORS.composed(
-    "entered(Tensor tensor, str group, int[] dims) -> Tensor", _Entrances().entered
-)
+_OPERATORS.composed("entered(Tensor tensor, str group, int[] dims) -> Tensor", _Entrances().entered)
