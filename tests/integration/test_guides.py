@@ -249,6 +249,7 @@ def test_tensor_parallelism(torshrun: Launcher) -> None:
 @needs_torch
 def test_tensor_parallelism_with_a_compiler(torshrun: Launcher) -> None:
     keep_inductor_inside(torshrun)
+    torshrun.environ["TMPDIR"] = str(torshrun.folder)  # headers that it compiles beforehand
     script = snippet("tensor-parallel.md", "compiled.py")
     losses = re.findall(r"rank \d: loss ([\d.]+)", output(torshrun, script, within=180))
     assert len(losses) == 2
