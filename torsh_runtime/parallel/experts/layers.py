@@ -19,16 +19,10 @@ from torsh_runtime.modules import adapter_class
 from torsh_runtime.modules.parts import Part
 from torsh_runtime.parallel import regions
 from torsh_runtime.parallel.agreement import digest
-from torsh_runtime.parallel.experts.ranks import Ranks, Share, are_same
-from torsh_runtime.parallel.experts.routing import (
-    Assignment,
-    Exchange,
-    Indices,
-    capacity,
-    highest,
-    reverse,
-)
-from torsh_runtime.parallel.experts.rows import GroupedLinear, Rows, Scaled
+from torsh_runtime.parallel.dispatch.ranks import Ranks, are_same, shared
+from torsh_runtime.parallel.dispatch.routing import Indices, capacity, highest
+from torsh_runtime.parallel.dispatch.rows import GroupedLinear, Scaled
+from torsh_runtime.parallel.dispatch.sending import Limit, mixed
 from torsh_runtime.parallel.operations import applied, is_recorded, joined
 
 _ACTIVATIONS = ("gelu", "relu", "silu")
@@ -178,7 +172,7 @@ class MixtureOfExperts:
         self._check(input)
         tokens = input.reshape(-1, self.embed_dim)
         self._compare_first(tokens)
-        router = self._shared(self.router, self.ranks.parts)
+        router = shared(self.router, self.ranks.parts)
         scores = self.functional.softmax(self.functional.linear(tokens, router), -1)
         chosen = highest(self._on_host(scores), self.top_k)
         counts = np.bincount(chosen.reshape(-1), minlength=self.num_experts)
@@ -186,59 +180,29 @@ class MixtureOfExperts:
         weights = scores[np.arange(len(chosen))[:, None], chosen]
         if self.top_k > 1:
             weights = weights / weights.sum(-1, keepdim=True)
-        share = self.ranks.share_of(len(chosen))
-        assignment = self._assigned(chosen, everyone, share)
-        counts = self.ranks.counts_of_all(assignment.counts, chosen)
-        found = self._by_experts(share.part(tokens), assignment, counts)
-        mixed = share.whole((found * share.part(weights).reshape(*found.shape[:2], 1)).sum(1))
-        return mixed.reshape(input.shape), self._balance(scores, everyone)
+        limit = self._limit(everyone)
+        found = mixed(self.ranks, self._cuts, tokens, chosen, weights, self._feed_forward, limit)
+        return found.reshape(input.shape), self._balance(scores, everyone)
 
-    def _assigned(self, chosen: Indices, everyone: Indices, share: Share) -> Assignment:
-        """What this rank sends of its tokens, which other ranks may have as well."""
-        own = chosen[share.start : share.end]
+    def _limit(self, everyone: Indices) -> Limit | None:
+        """How many assignments experts take at most."""
         if self.capacity_factor is None:
-            return Assignment.of(own, self.num_experts)
-        before = everyone[: self.ranks.tokens.rank].sum(axis=0)
-        before += np.bincount(chosen[: share.start].reshape(-1), minlength=self.num_experts)
+            return None
         tokens = int(everyone.sum()) // self.top_k
-        limit = capacity(self.capacity_factor, tokens, self.top_k, self.num_experts)
-        return Assignment.of(own, self.num_experts, before, limit)
-
-    def _by_experts(self, tokens: Any, assignment: Assignment, counts: Indices) -> Any:
-        """What each token's experts make of it: (tokens, top_k, embed_dim). counts: of all ranks'
-        assignments, (ranks, experts)."""
-        group, places = self.ranks.experts, assignment.places
-        by_token = assignment.order[:, None] // self.top_k
-        sent = regions.applied(tokens, Rows(by_token, places))
-        exchange = Exchange.of(counts, self._cuts, group.rank)
-        came = regions.all_to_all(sent, group, exchange.sent, exchange.received)
-        there, back = exchange.order[:, None], reverse(exchange.order)[:, None]
-        results = self._feed_forward(regions.applied(came, Rows(there, back)), exchange.counts)
-        returned = regions.applied(results, Rows(back, there))
-        own = regions.all_to_all(returned, group, exchange.received, exchange.sent)
-        found = regions.applied(own, Rows(places.reshape(-1, 1), assignment.order[:, None]))
-        return found.reshape(*places.shape, self.embed_dim)
+        most = capacity(self.capacity_factor, tokens, self.top_k, self.num_experts)
+        return Limit(everyone[: self.ranks.tokens.rank].sum(axis=0), most)
 
     def _feed_forward(self, rows: Any, counts: list[int]) -> Any:
         """Of rows that lie by this rank's experts."""
         grouped = GroupedLinear(counts)
-        hidden = applied(grouped, rows, self._averaged(self.up))
+        hidden = applied(grouped, rows, self.ranks.averaged(self.up))
         activate = getattr(self.functional, self.activation)
         if self.gated:
             gate, hidden = hidden.chunk(2, -1)
             hidden = activate(gate) * hidden
         else:
             hidden = activate(hidden)
-        return applied(grouped, hidden, self._averaged(self.down))
-
-    def _averaged(self, weight: Any) -> Any:
-        """A weight whose gradient is averaged over the losses of those whose tokens come here."""
-        share = Scaled(self.ranks.ranks_of_batch / self.ranks.experts.world_size)
-        return regions.applied(self._shared(weight, self.ranks.alike), share)
-
-    def _shared(self, weight: Any, group: ProcessGroup | None) -> Any:
-        """A weight that ranks with parts of one batch use, each for its own."""
-        return weight if group is None else regions.copy(weight, group)
+        return applied(grouped, hidden, self.ranks.averaged(self.down))
 
     def _balance(self, scores: Any, everyone: Indices) -> Any:
         """experts · Σ (its part of all assignments · the mean of its scores over all tokens), after

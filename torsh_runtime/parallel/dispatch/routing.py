@@ -45,15 +45,17 @@ class Assignment:
     def of(
         cls, chosen: Indices, experts: int, before: Indices | None = None, limit: int = 0
     ) -> Assignment:
-        """`chosen`: (tokens, top_k). before: how many assignments each expert has had when this
-        rank's come; it takes no more than `limit`. None: it takes all."""
+        """`chosen`: (tokens, top_k), of which some may be no expert. before: how many assignments
+        each expert has had when this rank's come; it takes no more than `limit`. None: it takes
+        all."""
         flat = chosen.reshape(-1)
         order = np.argsort(flat, kind="stable")
-        counts = np.bincount(flat, minlength=experts)
+        order = order[(flat[order] >= 0) & (flat[order] < experts)]
+        counts = np.bincount(flat[order], minlength=experts)
         if before is not None:
             starts = np.cumsum(counts) - counts
             expert = flat[order]
-            order = order[np.arange(flat.size) - starts[expert] + before[expert] < limit]
+            order = order[np.arange(order.size) - starts[expert] + before[expert] < limit]
             counts = np.bincount(flat[order], minlength=experts)
         places = np.full(flat.size, -1)
         places[order] = np.arange(order.size)

@@ -14,7 +14,8 @@ from torsh_runtime.errors import ConfigError
 from torsh_runtime.layout import even_cuts
 from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.parallel import regions
-from torsh_runtime.parallel.experts.routing import Indices
+from torsh_runtime.parallel.dispatch.routing import Indices
+from torsh_runtime.parallel.dispatch.rows import Scaled
 from torsh_runtime.parallel.groups import group_of
 
 _DEFAULT_NAME = "ep"
@@ -118,6 +119,12 @@ class Ranks:
         parts = 1 if self.parts is None else len({*self.parts.ranks} & {*self.experts.ranks})
         return parts if self.copies is None else parts * self.copies.world_size
 
+    def averaged(self, weight: Any) -> Any:
+        """A weight of experts, whose gradient is averaged over the losses of those whose tokens
+        come here."""
+        share = Scaled(self.ranks_of_batch / self.experts.world_size)
+        return regions.applied(shared(weight, self.alike), share)
+
     def problem(self) -> str:
         """What is wrong with them; "" if nothing is."""
         if self.parts is None or {*self.parts.ranks} <= {*self.tokens.ranks}:
@@ -177,6 +184,11 @@ class Ranks:
 
     def __deepcopy__(self, memo: Any) -> Self:
         return self
+
+
+def shared(weight: Any, group: ProcessGroup | None) -> Any:
+    """A weight that ranks with parts of one batch use, each for its own tokens."""
+    return weight if group is None else regions.copy(weight, group)
 
 
 _WITH_PARTS = "pass sequence=mesh['tp'], and data=mesh['dp', 'cp', 'tp'] with these ranks"
