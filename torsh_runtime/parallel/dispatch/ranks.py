@@ -113,6 +113,28 @@ class Ranks:
         parts, alike = group_of(sequence), sequence.alike([name])
         return cls(name, experts, tokens, copies, parts, alike, (parts,))
 
+    @classmethod
+    def on(cls, mesh: DeviceMesh, name: str) -> Self:
+        """Of a model on a mesh, whose experts are along the axis of this name. Ranks along "tp"
+        have the same tokens, those along all other axes tokens of their own. ConfigError for a part
+        of a mesh that does not tell of all of these, and for experts in several stages."""
+        experts, (beside,) = mesh[name], {mesh.size_along("tp") or 1}
+        if beside > 1 and "tp" not in mesh.mesh_dim_names:
+            raise ConfigError(
+                f"{mesh} is a part of a mesh with an axis 'tp', along which ranks have the same "
+                f"tokens, and does not tell which these are: pass the whole mesh"
+            )
+        group = experts.get_group()
+        if mesh.size_along("pp") and experts.alike(["pp"]).world_size != group.world_size:
+            raise ConfigError(
+                f"ranks along {name!r} of {mesh} are in several stages, which have experts of "
+                f"their own: make it a view over axes without 'pp'"
+            )
+        batches = [each for each in mesh.mesh_dim_names if each not in ("tp", "pp")]
+        copies = experts.alike(batches)
+        tokens = group_of(mesh[tuple(batches)]) if batches else mesh.alike(mesh.mesh_dim_names)
+        return cls(name, group, tokens, copies if copies.world_size > 1 else None)
+
     @property
     def ranks_of_batch(self) -> int:
         """How many ranks of the experts' axis send the tokens of one batch, which has one loss."""

@@ -18,7 +18,7 @@ from torsh_runtime.parallel.tensor.cuts import sharded, unit_of
 from torsh_runtime.parallel.tensor.kinds import replaced
 from torsh_runtime.parallel.tensor.layers import Layer, RowParallelLinear
 from torsh_runtime.parallel.tensor.parts import Layouts
-from torsh_runtime.parallel.tensor.plan import Cut, Own, Part, Scatter, Shared, Summed
+from torsh_runtime.parallel.tensor.plan import Cut, Own, Part, Scatter, Shared, Summed, Whole
 from torsh_runtime.parallel.tensor.streams import drawing_part
 
 
@@ -45,6 +45,11 @@ class AnyLayer(Layer):
         """As the module's own."""
         with self._with_shared():
             return super().forward(*inputs, **named)  # type: ignore[misc]
+
+    def _part(self, tensor: Any) -> Any:
+        """This rank's part, along the entry's dimension, of what all ranks have."""
+        length = self._equal_part(tensor, self.entry.dim)
+        return regions.scatter(tensor, self.axis.group, self.entry.dim, [length] * self.axis.size)
 
     @property
     def _shares_all(self) -> bool:
@@ -139,9 +144,20 @@ class ScatteredLayer(AnyLayer):
         inputs, named = on_argument(self, "", inputs, named, self._part)
         return super().forward(*inputs, **named)
 
-    def _part(self, tensor: Any) -> Any:
-        length = self._equal_part(tensor, self.entry.dim)
-        return regions.scatter(tensor, self.axis.group, self.entry.dim, [length] * self.axis.size)
+
+class WholeLayer(AnyLayer):
+    """One that computes with the whole sequence, as all ranks do."""
+
+    entry: Whole
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """As the module's own; this rank's part of that."""
+        dim, group = self.entry.dim, self.axis.group
+        inputs, named = on_argument(
+            self, "", inputs, named, lambda each: regions.gather(each, group, dim)
+        )
+        found = super().forward(*inputs, **named)
+        return _of_first(found, self._part)
 
 
 def on_argument(
