@@ -138,7 +138,9 @@ def _of_part(name: str, module: Any, entry: Entry, flat: tuple[str, ...]) -> Ent
     dim = 0 if last in flat else DIM
     if isinstance(entry, Heads):
         return replace(entry, sequence_dim=dim, sequence_inputs=_INPUTS)
-    if isinstance(entry, Summed) or (isinstance(entry, Row) and not entry.output_is_spread):
+    if isinstance(entry, Summed):
+        return replace(entry, sequence_dim=dim, sequence_inputs=_INPUTS)
+    if isinstance(entry, Row) and not entry.output_is_spread:
         return replace(entry, sequence_dim=dim)
     is_query = last in ("q", "q_proj", "q_attn", "query")
     is_given_others = any(each in name for each in OTHER_INPUTS) and not is_query

@@ -106,17 +106,31 @@ class SummedLayer(AnyLayer):
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """As the module's own; to the sum."""
         dim = self.entry.sequence_dim
-
-        def enter(value: Any) -> Any:
-            return self._entered(value, dim) if isinstance(value, Tensor) else value
-
-        entered = mapped(enter, (inputs, named))
-        found = super().forward(*entered[0], **entered[1])
+        inputs, named = self._all_in(inputs, named)
+        found = super().forward(*inputs, **named)
         if not self._is_known:
             self._check_rows()
         if dim is None:
             return _of_first(found, lambda each: regions.reduce(each, self.axis.group))
         return _of_first(found, lambda each: self._summed(each, dim))
+
+    def _all_in(self, inputs: Any, named: Any) -> Any:
+        """The arguments, which each rank may use in its own way."""
+        dim, names = self.entry.sequence_dim, self.entry.sequence_inputs
+        gathered: list[Any] = []
+
+        def gather(value: Any) -> Any:
+            gathered.append(self._entered(value, dim))
+            return gathered[-1]
+
+        def enter(value: Any) -> Any:
+            if not isinstance(value, Tensor) or any(value is each for each in gathered):
+                return value
+            return self._entered(value, None if names else dim)
+
+        for name in names if dim is not None else ():
+            inputs, named = on_argument(self, name, inputs, named, gather)
+        return mapped(enter, (inputs, named))
 
     sums_parts = True
     """Whether modules below it compute parts of a sum."""

@@ -118,7 +118,10 @@ class Summed:
     each of its parameters whether it is Cut() or Shared()."""
 
     sequence_dim: int | None = None
-    """The dimension of all inputs and of the output of which each rank has an equal part."""
+    """The dimension of inputs and of the output of which each rank has an equal part."""
+    sequence_inputs: tuple[str, ...] = ()
+    """Arguments of forward() of which each rank has an equal part so, "" for the first, where
+    others are for whole sequences, as positions; none: all."""
 
 
 @dataclass(frozen=True, slots=True)
