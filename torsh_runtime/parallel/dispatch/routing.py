@@ -23,10 +23,16 @@ def highest(scores: NDArray[Any], top_k: int) -> Indices:
     return np.argsort(-scores, axis=1, kind="stable")[:, :top_k]
 
 
-def capacity(factor: float, tokens: int, top_k: int, experts: int) -> int:
+def counted(chosen: Indices, experts: int) -> Indices:
+    """(experts,): how often each was chosen; what is no expert is not counted."""
+    flat = chosen.reshape(-1)
+    return np.bincount(flat[(flat >= 0) & (flat < experts)], minlength=experts)
+
+
+def capacity(factor: float, assignments: int, experts: int) -> int:
     """How many assignments an expert takes at most: `factor` times what it would get of so many
-    tokens if all got as much (Fedus et al., Switch Transformers, 2021), rounded up."""
-    return math.ceil(factor * tokens * top_k / experts)
+    if all got as much (Fedus et al., Switch Transformers, 2021), rounded up."""
+    return math.ceil(factor * assignments / experts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from torsh_runtime.parallel import regions
 from torsh_runtime.parallel.dispatch.ranks import Ranks
-from torsh_runtime.parallel.dispatch.routing import Assignment, Exchange, Indices, reverse
+from torsh_runtime.parallel.dispatch.routing import Assignment, Exchange, Indices, counted, reverse
 from torsh_runtime.parallel.dispatch.rows import Rows
 
 Compute = Callable[[Any, list[int]], Any]
@@ -48,7 +46,7 @@ def mixed(
     if limit is None:
         assignment = Assignment.of(own, cuts[-1])
     else:
-        before = np.bincount(chosen[: share.start].reshape(-1), minlength=cuts[-1])
+        before = counted(chosen[: share.start], cuts[-1])
         assignment = Assignment.of(own, cuts[-1], limit.before + before, limit.most)
     counts = ranks.counts_of_all(assignment.counts, chosen)
     found = _by_experts(ranks, cuts, share.part(tokens), assignment, counts, compute)
