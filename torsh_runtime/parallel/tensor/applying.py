@@ -13,6 +13,7 @@ from torsh_runtime.parallel import automatic
 from torsh_runtime.parallel.agreement import check_agreed
 from torsh_runtime.parallel.layouts import sharded_by_id
 from torsh_runtime.parallel.tensor.axis import (
+    DEFAULT_NAME,
     Axis,
     axis_beside,
     axis_of,
@@ -99,8 +100,14 @@ class _Axes:
     def resolved(self, plan: Mapping[str, Entry] | str, model: Any) -> Mapping[str, Entry]:
         """The plan that is meant. ConfigError for entries for which the mesh has no axis."""
         found = automatic.resolved(plan, model, self.tensor.size, has_experts(self.mesh))
-        if any(isinstance(entry, Experts) for entry in found.values()):
+        others = [pattern for pattern, entry in found.items() if not isinstance(entry, Experts)]
+        if len(others) < len(found):
             self.experts = experts_axis_of(self.mesh)
+            if others and DEFAULT_NAME not in self.mesh.mesh_dim_names:
+                raise ConfigError(
+                    f"{self.mesh} has no axis {DEFAULT_NAME!r} along which layers are cut, as the "
+                    f"plan says of {others[0]!r}: pass a mesh that has one, of 1 rank maybe"
+                )
         elif has_experts(self.mesh):
             self.tensor = axis_of(self.mesh)
         return found

@@ -27,6 +27,8 @@ class ExpertsOfAny(AnyLayer):
     """One that gives its own experts' part of what it is asked for."""
 
     entry: Experts
+    sums_parts = True
+    """Modules below it compute with other tokens than one process's."""
     parts_group = None
     """Ranks with other experts have tokens of their own: see `parameter_layouts`."""
 
@@ -54,7 +56,7 @@ class ExpertsOfAny(AnyLayer):
             return super().forward(*inputs, **named)
         tokens, chosen, weights = self._given(inputs, named)
         rows = tokens.reshape(-1, tokens.shape[-1])
-        chosen, weights = (each.reshape(len(rows), -1) for each in (chosen, weights))
+        chosen, weights = (each.reshape(-1, each.shape[-1]) for each in (chosen, weights))
         places = chosen.detach().cpu().numpy().astype(np.int64, copy=False)
         axis: Any = self.axis
         found = mixed(axis.ranks, self._cuts, rows, places, weights, self._computed)
@@ -67,7 +69,9 @@ class ExpertsOfAny(AnyLayer):
         tokens, chosen, weights = (given.pop(name, None) for name in names[:3])
         others = [name for name, each in given.items() if each is not None]
         is_right = not others and all(isinstance(e, Tensor) for e in (tokens, chosen, weights))
-        if not is_right or chosen.is_floating_point() or chosen.shape != weights.shape:
+        if is_right:
+            is_right = not chosen.is_floating_point() and chosen.shape == weights.shape
+        if not is_right or chosen.shape[:-1].numel() != tokens.shape[:-1].numel():
             told = ", ".join(map(_told, (*inputs, *others)))
             raise ConfigError(
                 f"{self.where}: experts that are spread over ranks take tokens, the experts of "
