@@ -97,7 +97,7 @@ def test_experts(torshrun: Launcher) -> None:
     losses = re.findall(r"rank \d: loss ([\d.]+), experts 2 of 4", output(torshrun, script))
     assert len(losses) == 2
     assert max(map(float, losses)) < 0.5
-    losses = re.findall(r"rank \d: loss ([\d.]+)", output(torshrun, together))
+    losses = re.findall(r"rank \d: loss ([\d.]+)", output(torshrun, together, within=120))
     assert len(losses) == 8
     assert len({*losses}) == 1
     assert float(losses[0]) < 2.5

@@ -246,6 +246,7 @@ def refused(rank: int) -> dict[str, str]:
             "values": cut_by(other, mesh, "auto"),
             "sums": cut_by(nn.Sequential(Plain(True)), mesh, {"0": tr.Experts(**named)}),
             "counts": cut_by(nn.Sequential(Plain()), mesh, {"0": tr.Experts()}),
+            "torch's": lambda: nn.parallel.DistributedDataParallel(balanced),
             "a tuple": lambda: balanced(ids, output_router_logits=True, return_dict=False),
         }
     )

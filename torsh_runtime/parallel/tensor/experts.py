@@ -36,6 +36,10 @@ class ExpertsOfAny(AnyLayer):
     def shards(cls, plain: Any, entry: Own, axis: Axis) -> dict[str, Shard]:
         """See Layer."""
         number = number_of_experts(plain, entry.entry.counts)
+        if number < axis.size:
+            raise ConfigError(
+                f"{number} expert(s) are too few for {axis.size} ranks: take a smaller axis 'ep'"
+            )
         found = sharded(number, axis.size)
         tried(plain, entry.entry.counts)
         return dict.fromkeys(plain._parameters, found)
