@@ -7,8 +7,9 @@ gradients are compared. Each round starts each of them in processes of its own, 
 and torch's once more with the allocator tuned as ours tunes it ("tuned"). Of ratios within
 rounds the median counts.
 
-Memory is that of a rank of 1F1B, above what its process had with model and batch, at most: "resident"
-(with whatever libraries hold), and "tensors", as torch's allocator gave them.
+Memory is that of a rank of 1F1B, above what its process had with model and batch, at most: "tensors",
+as torch's allocator gave them, and "resident", with what libraries hold; of shared memory the half,
+as two ranks have it. What the kernel holds in sockets, Gloo's messages, is not counted.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ _LIMITS = {"1f1b": 0.95, "zb": 0.9, "zbv": 0.9}
 """Of ours / torch's."""
 _MICROBATCHES = (4, 8)
 """Where memory is measured."""
+_MEMORY = {"tensors": 1.005, "resident": 1.05}
+"""Of ours / torch's."""
 _NEAR = 1e-4
 _MIB = 1 << 20
 Found = dict[str, list[list[dict[str, Any]]]]
@@ -143,7 +146,7 @@ def memory(options: argparse.Namespace) -> list[Check]:
     for count in _MICROBATCHES:
         plan = {"what": "memory", "schedules": ["1f1b"], "microbatches": count}
         found = rounds(options, plan)
-        for kind in ("resident", "tensors"):
+        for kind, limit in _MEMORY.items():
             for rank in range(2):
                 held = {
                     name: median(ranks[rank][kind] for ranks in runs) / _MIB
@@ -153,7 +156,7 @@ def memory(options: argparse.Namespace) -> list[Check]:
                 cells = [f"{each:.1f}" for each in held.values()]
                 rows.append([f"{count}", kind, f"{rank}", *cells, f"{against:.2f}"])
                 what = f"{kind}, {count} microbatches, rank {rank}: ours / torch"
-                checks.append(Check(what, against, 1.0, True, "memory"))
+                checks.append(Check(what, against, limit, True, "memory"))
     print("\nMiB of a rank of 1f1b at most")
     print(table.render(["microbatches", "of", "rank", *found, "ours / torch"], rows))
     return checks

@@ -19,6 +19,7 @@ from torch import distributed, nn
 from torch.nn import functional
 
 _WARM_UP = 3
+_SMALL = {"width": 8, "hidden": 8, "rows": 2}
 _MSE = functional.mse_loss
 Step = Callable[[], object]
 
@@ -115,29 +116,27 @@ def times(plan: dict[str, Any], make: Callable[[Model, str], Step], meet: Step) 
 
 
 def memory(plan: dict[str, Any], make: Callable[[Model, str], Step], meet: Step) -> dict[str, Any]:
-    """Bytes above what the process had when model and batch were there: of its resident memory at
-    most, and of tensors at most, as torch's profiler hears of them."""
-    model = Model(plan)
+    """Bytes above what the process had when libraries, model and batch were there: of its resident
+    memory at most, of which it shares messages with the other rank, and of tensors at most, as
+    torch's profiler hears of them."""
     (schedule,) = plan["schedules"]
-    _load_libraries()
+    small = make(Model({**plan, **_SMALL}), schedule)
+    for _ in range(2):  # torch and its pipelining load much when they are used
+        small()
+    del small
+    model = Model(plan)
     gc.collect()
-    before = _kib("VmRSS")
+    before, shared = _kib("VmRSS"), _kib("RssShmem")
     Path("/proc/self/clear_refs").write_text("5")
     step = make(model, schedule)
     for _ in range(plan["turns"]):
         model.zero()
         meet()
         step()
-    resident = _kib("VmHWM") - before
+    resident = _kib("VmHWM") - before - (_kib("RssShmem") - shared) / 2
     model.zero()
     meet()
     return {"resident": 1024 * resident, "tensors": _tensor_bytes(step)}
-
-
-def _load_libraries() -> None:
-    """Take what torch takes once, of this thread and of autograd's."""
-    small = nn.Sequential(nn.RMSNorm(4), nn.Linear(4, 4))
-    _MSE(small(torch.ones(2, 4)), torch.ones(2, 4)).backward()
 
 
 def _kib(field: str) -> int:

@@ -53,11 +53,14 @@ class Giving:
         ends: tuple[int, int],
         is_whole: bool,
         has_own_loss: bool,
+        counts_rows: bool,
     ) -> None:
         """ends: the ranks of the first and the last stage. is_whole: whether stages run the model's
-        own forward(), for which all of them need the batch."""
+        own forward(), for which all of them need the batch. counts_rows: whether microbatches'
+        losses count by rows of their targets."""
         self._group, self._everyone, self._ends = group, everyone, ends
         self.is_whole, self.has_own_loss = is_whole, has_own_loss
+        self._counts_rows = counts_rows
 
     def agreed(
         self,
@@ -118,6 +121,13 @@ class Giving:
         is_due = purpose.trains and not self.has_own_loss
         if self._ends[1] == self._group.rank and is_due and not targets:
             raise ConfigError("the rank of the last stage has no target: pass it one")
+        if self._counts_rows and batches.is_uneven([single(each) for each in targets]):
+            raise ConfigError(
+                f"some microbatches have more labels of {batches.IGNORED} than others, which losses "
+                f"leave out, so that their means are not of all rows: pass "
+                f"tokens=lambda target: (target != {batches.IGNORED}).sum(), or tokens=len if "
+                f"loss_fn is the mean over all rows"
+            )
 
     def _check_together(self, told: NDArray[np.int64]) -> None:
         for rows in _pipelines(told):

@@ -8,12 +8,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, reduce
-from itertools import pairwise
 from typing import Any
 
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.modules import adapter_class
 from torsh_runtime.parallel.pipeline.batches import call_of
+from torsh_runtime.parallel.pipeline.cutting import parts_of
 
 
 class StageModule:
@@ -97,21 +97,7 @@ def split_model(model: Any, cuts: Sequence[str], example: Any = None) -> list[An
         found: list[Any] = study.stages(cuts)
         return found
     layers = layers_of(model)
-    names = [*layers]
-    wrong = [name for name in cuts if name not in layers]
-    if wrong or not layers:
-        raise ConfigError(
-            f"{type(model).__qualname__} cannot be cut at {', '.join(map(repr, wrong))}: its "
-            f"layers are {', '.join(names) or 'none'}. Give it a method pipeline_layers() that "
-            f"names what it calls one after the other, if these are not they"
-        )
-    places = [0, *(names.index(name) for name in cuts), len(names)]
-    if sorted(set(places)) != places:
-        raise ConfigError(
-            f"cuts {list(cuts)}: name layers after the first, each once, in their order: "
-            f"{', '.join(names)}"
-        )
-    parts = [names[a:b] for a, b in pairwise(places)]
+    parts = parts_of(model, [*layers], cuts)
     _check_whole(model, layers)
     return _stages(model, [{name: layers[name] for name in part} for part in parts])
 

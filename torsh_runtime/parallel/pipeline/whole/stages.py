@@ -12,6 +12,7 @@ from torsh_runtime.parallel.pipeline.whole.copying import Copy, merged_copies, p
 from torsh_runtime.parallel.pipeline.whole.structures import Structure, parted
 
 Module = torch.nn.Module
+_Parted = tuple[Structure, list[torch.Tensor]]
 
 
 class Part(NamedTuple):
@@ -47,8 +48,8 @@ class Passing:
 
     def __init__(self, part: Part) -> None:
         self._part = part
-        self._entered: dict[str, Any] = {}
-        self._noted: dict[str, Any] = {}
+        self._entered: dict[str, _Parted] = {}
+        self._noted: dict[str, _Parted] = {}
 
     def enter(self, received: Sequence[Any]) -> None:
         """What comes from the stage before, in order."""
@@ -56,19 +57,20 @@ class Passing:
         self._entered, self._noted = {}, {}
         for name, structure in self._part.entering.items():
             own, rest = rest[: structure.tensors], rest[structure.tensors :]
-            self._entered[name] = structure.filled(own)
+            self._entered[name] = structure, list(own)
 
     def output_of(self, name: str) -> Any:
         """What an absent module returns."""
         if name == self._part.following:
             raise _Reached(self)
-        return self._entered[self._part.instead.get(name, name)]
+        structure, tensors = self._entered[self._part.instead.get(name, name)]
+        return structure.filled(tensors)
 
     def note(self, name: str, output: Any) -> None:
-        """What a module has returned that crosses the next cut."""
-        self._noted[name] = output
+        """What a module has returned that crosses the next cut; who called it may change it."""
+        self._noted[name] = parted(output, name)
 
-    def left(self) -> dict[str, tuple[Structure, list[torch.Tensor]]]:
+    def left(self) -> dict[str, _Parted]:
         """What crosses the next cut. TypeError if it is of another structure than the example's."""
         found = {**self._entered, **self._noted}
         self._entered, self._noted = {}, {}
@@ -76,7 +78,7 @@ class Passing:
         for name, structure in self._part.leaving.items():
             if name not in found:
                 raise RuntimeError(f"{name} was not called before {self._part.following}")
-            outputs[name] = parted(found[name], name)
+            outputs[name] = found[name]
             if structure not in (None, outputs[name][0]):
                 raise TypeError(
                     f"{name} returned {outputs[name][0]}, and for the example {structure}: pass an "
@@ -136,10 +138,7 @@ class WholeStage(torch.nn.Module):
 
     def merged_with(self, others: Sequence[WholeStage]) -> Module:
         """One module with all layers and parameters of stages of the same model."""
-        made = torch.nn.Module()
-        own = merged_copies([each._own for each in (self, *others)])
-        made._parameters, made._modules, made._buffers = own._parameters, own._modules, own._buffers
-        return made
+        return _Merged([self, *others])
 
     def _place(self, received: Sequence[Any]) -> None:
         """Let placeholders be where the model is now, and of the dtype that it has been cast to."""
@@ -153,3 +152,30 @@ class WholeStage(torch.nn.Module):
             dtype = like.dtype if first is self.part.dtype else first
             if there.device != like.device or there.dtype is not dtype:
                 module.__dict__[name] = placeholder(there.shape, dtype, like.device)
+
+
+class _Merged(torch.nn.Module):
+    """Stages of one rank. What is no layer each of them has a copy of, with the same parameters:
+    modes, dtypes and devices are passed on to these."""
+
+    _stages: Sequence[WholeStage]
+    """They are no children, which would have other names."""
+
+    def __init__(self, stages: Sequence[WholeStage]) -> None:
+        super().__init__()
+        own = merged_copies([each._own for each in stages])
+        self._parameters, self._modules, self._buffers = own._parameters, own._modules, own._buffers
+        self.__dict__["_stages"] = stages
+
+    def train(self, mode: bool = True) -> _Merged:
+        """Set the mode of all stages."""
+        for each in self._stages:
+            each.train(mode)
+        super().train(mode)
+        return self
+
+    def _apply(self, fn: Callable[..., torch.Tensor], recurse: bool = True) -> _Merged:
+        for each in self._stages:
+            each._apply(fn, recurse)
+        super()._apply(fn, recurse)
+        return self

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.parallel.pipeline.batches import Call
+from torsh_runtime.parallel.pipeline.cutting import parts_of
 from torsh_runtime.parallel.pipeline.whole.counting import counted_by, loss_of
 from torsh_runtime.parallel.pipeline.whole.examples import examples_of, takes
 from torsh_runtime.parallel.pipeline.whole.preparing import prepared, reached
@@ -85,20 +86,9 @@ class Study:
         return made
 
     def _cut(self, cuts: Sequence[str]) -> list[Part]:
-        names = self.layers
-        wrong = [name for name in cuts if name not in names]
-        if wrong:
-            raise ConfigError(
-                f"{type(self._model).__qualname__} cannot be cut at "
-                f"{', '.join(map(repr, wrong))}: its layers are {', '.join(names)}"
-            )
-        places = [0, *(names.index(name) for name in cuts), len(names)]
-        if sorted(set(places)) != places:
-            raise ConfigError(
-                f"cuts {list(cuts)}: name layers after the first, each once, in their order: "
-                f"{', '.join(names)}"
-            )
-        return [self._part(*ends) for ends in pairwise(places)]
+        parts = parts_of(self._model, self.layers, cuts)
+        ends = [0, *accumulate(map(len, parts))]
+        return [self._part(*each) for each in pairwise(ends)]
 
     def _part(self, start: int, end: int) -> Part:
         """With all parameters outside of layers; what comes and goes has yet to be seen."""
