@@ -177,9 +177,18 @@ def single(arguments: tuple[Any, ...]) -> Any:
     return arguments[0] if len(arguments) == 1 else arguments
 
 
+def loss_of(output: Any) -> Any:
+    """That which a model returns: by this name, or of a tuple the only number. None if it returns
+    none."""
+    if isinstance(output, tuple) and not hasattr(output, "loss"):
+        numbers = [each for each in output if getattr(each, "shape", None) == ()]
+        return numbers[0] if len(numbers) == 1 else None
+    return output.get("loss") if hasattr(output, "get") else getattr(output, "loss", None)
+
+
 def own_loss(output: Any, _: Any) -> Any:
     """That which a model has computed itself."""
-    loss = output.get("loss") if hasattr(output, "get") else getattr(output, "loss", None)
+    loss = loss_of(output)
     if loss is None:
         raise ValueError(
             f"the model returned a {type(output).__qualname__} without a loss: give the batch its "

@@ -36,9 +36,12 @@ class StageModule:
         self.layer_names, self.tied_names = (*layers,), (*tied,)
 
     def forward(self, *values: Any) -> Any:
-        """What the last of the layers returns."""
-        for name in self.layer_names:
+        """What the last of the layers returns. The first one gets copies if it works in place, as
+        a ReLU may: autograd lets nobody change what comes from another stage."""
+        for place, name in enumerate(self.layer_names):
             layer: Any = reduce(_child, name.split("."), self)
+            if not place and works_in_place(layer):
+                values = tuple(each.clone() for each in values)
             values = _tuple(layer(*values))
         return values if len(values) > 1 else values[0]
 
@@ -46,7 +49,7 @@ class StageModule:
 def layers_of(model: Any) -> dict[str, Any]:
     """The layers that a model calls one after the other, by name: those that its method
     pipeline_layers() names, in order; else its children, in place of which containers' (Sequential,
-    ModuleList) children stand.
+    ModuleList, ModuleDict) children stand.
     """
     named = dict(model.named_modules(remove_duplicate=False))
     if hasattr(model, "pipeline_layers"):
@@ -66,6 +69,11 @@ def layers_of(model: Any) -> dict[str, Any]:
             )
         return {name: named[name] for name in names}
     return dict(_flat(model, ""))
+
+
+def works_in_place(layer: object) -> bool:
+    """Whether a layer says that it changes its input."""
+    return getattr(layer, "inplace", False) is True
 
 
 def study_of(model: Any, example: Any) -> Any | None:
@@ -117,7 +125,8 @@ def check_chain(model: Any, example: Sequence[Any], begin_anew: Callable[[], Non
         raise ConfigError(
             f"the layers of {type(model).__qualname__}, one after the other, do not give what its "
             f"forward() gives: {', '.join(layers_of(model))}. Put what it does between them, as "
-            f"adding up, into modules, and name these in pipeline_layers()"
+            f"adding up, into modules, and name these in pipeline_layers(), or pass the example as a "
+            f"dict of what forward() takes: then each stage runs forward() itself"
         )
 
 
@@ -217,7 +226,7 @@ def _flat(module: Any, prefix: str) -> Any:
     below = module.named_modules(remove_duplicate=False)
     children = [(name, child) for name, child in below if name and "." not in name]
     for name, child in children:
-        if type(child).__name__ in ("Sequential", "ModuleList"):
+        if type(child).__name__ in ("Sequential", "ModuleList", "ModuleDict"):
             yield from _flat(child, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", child

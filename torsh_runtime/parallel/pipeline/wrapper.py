@@ -244,8 +244,13 @@ class PipelineParallel:
         self._failures.telling(lambda: self._run(self._forward_only, batch, None, purpose))
         outputs = [result_of(each) for _, each in sorted(self._executor.outputs.items())]
         if outputs and isinstance(outputs[0], tuple):
-            return tuple(self._autograd.joined(each) for each in zip(*outputs, strict=True))
-        return self._autograd.joined(outputs) if outputs else None
+            return tuple(self._joined(each) for each in zip(*outputs, strict=True))
+        return self._joined(outputs) if outputs else None
+
+    def _joined(self, parts: Sequence[Any]) -> Any:
+        """Rows of microbatches; of what has none, as a loss, a list."""
+        has_rows = all(len(getattr(each, "shape", ())) for each in parts)
+        return self._autograd.joined(parts) if has_rows else [*parts]
 
     def evaluate(self, batch: Any, target: Any = None) -> float:
         """The loss of a batch, as step() has it, without gradients; of any number of rows."""

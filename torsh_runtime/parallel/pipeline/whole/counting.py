@@ -8,15 +8,11 @@ from typing import Any
 import torch
 
 from torsh_runtime.parallel.pipeline.batches import IGNORED, Call
+from torsh_runtime.parallel.pipeline.giving import loss_of
 
 Rule = Callable[[torch.Tensor], float]
 _NEAR = {torch.float64: 1e-12, torch.float32: 1e-6}
 _NEAR_OTHERWISE = 1e-3
-
-
-def loss_of(output: Any) -> Any:
-    """That which a model returns; None if it returns none."""
-    return output.get("loss") if hasattr(output, "get") else getattr(output, "loss", None)
 
 
 def counted_by(model: Callable[..., Any], example: Call) -> Callable[[Call], float] | None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torsh_runtime.parallel.pipeline.batches import Call
+from torsh_runtime.parallel.pipeline.splitting import works_in_place
 from torsh_runtime.parallel.pipeline.whole.copying import Copy, merged_copies, placeholder
 from torsh_runtime.parallel.pipeline.whole.structures import Structure, parted
 
@@ -46,14 +47,15 @@ class _Reached(BaseException):
 class Passing:
     """What comes and goes in a pass of a stage."""
 
-    def __init__(self, part: Part) -> None:
-        self._part = part
+    def __init__(self, part: Part, copies: bool) -> None:
+        """copies: whether the first layer works in place, which it may on copies only."""
+        self._part, self._copies = part, copies
         self._entered: dict[str, _Parted] = {}
         self._noted: dict[str, _Parted] = {}
 
     def enter(self, received: Sequence[Any]) -> None:
         """What comes from the stage before, in order."""
-        rest = list(received)
+        rest = [each.clone() for each in received] if self._copies else list(received)
         self._entered, self._noted = {}, {}
         for name, structure in self._part.entering.items():
             own, rest = rest[: structure.tensors], rest[structure.tensors :]
@@ -96,7 +98,8 @@ class WholeStage(torch.nn.Module):
 
     def __init__(self, model: Module, part: Part) -> None:
         super().__init__()
-        self.part, self._passing = part, Passing(part)
+        copies = works_in_place(model.get_submodule(part.layers[0]))
+        self.part, self._passing = part, Passing(part, copies)
         copy = Copy(model, part, self._passing)
         self._share(copy.of(model, ""))
         self._placeholders = copy.placeholders

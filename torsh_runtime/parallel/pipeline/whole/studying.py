@@ -13,7 +13,8 @@ from torch.utils import _pytree as pytree
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.parallel.pipeline.batches import Call
 from torsh_runtime.parallel.pipeline.cutting import parts_of
-from torsh_runtime.parallel.pipeline.whole.counting import counted_by, loss_of
+from torsh_runtime.parallel.pipeline.giving import loss_of
+from torsh_runtime.parallel.pipeline.whole.counting import counted_by
 from torsh_runtime.parallel.pipeline.whole.examples import examples_of, takes
 from torsh_runtime.parallel.pipeline.whole.preparing import prepared, reached
 from torsh_runtime.parallel.pipeline.whole.stages import Part, WholeStage
