@@ -217,9 +217,10 @@ def _check_same(model: Module, wanted: Any, found: Any) -> None:
     if wrong:
         raise ConfigError(
             f"stages of {type(model).__qualname__} do not give what the model gives: {wrong} "
-            f"differs. A stage has its own layers' outputs only: let the model return no attention "
-            f"weights, hidden states or losses of all layers (output_attentions, "
-            f"output_hidden_states, output_router_logits = False), or pass a list of stages"
+            f"differs. A stage has its own layers' outputs only: put what is computed of several "
+            f"layers, as adding up, into layers, and let the model return no attention weights, "
+            f"hidden states or losses of all layers (output_attentions, output_hidden_states, "
+            f"output_router_logits = False), or pass a list of stages"
         )
 
 
