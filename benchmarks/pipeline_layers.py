@@ -7,9 +7,10 @@ gradients are compared. Each round starts each of them in processes of its own, 
 and torch's once more with the allocator tuned as ours tunes it ("tuned"). Of ratios within
 rounds the median counts.
 
-Memory is that of a rank of 1F1B, above what its process had with model and batch, at most: "tensors",
-as torch's allocator gave them, and "resident", with what libraries hold; of shared memory the half,
-as two ranks have it. What the kernel holds in sockets, Gloo's messages, is not counted.
+Memory is that of a rank of 1F1B, above what its process had with model and batch, at most:
+"tensors", as torch's allocator gave them, and "resident", with what libraries hold; of shared
+memory the half, as two ranks have it. What the kernel holds in sockets, Gloo's messages, is not
+counted.
 """
 
 from __future__ import annotations

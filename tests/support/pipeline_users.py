@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from support.whole_pipelines import FAMILIES, MICROBATCHES, alone, batch_of, counted, model_of
 from torch import nn
 from torch.nn import functional
 
 import torsh_runtime as tr
-from support.whole_pipelines import FAMILIES, MICROBATCHES, alone, batch_of, counted, model_of
 from torsh_runtime.checkpoint import Checkpointer
 
 sys.modules.setdefault("torchvision", None)  # type: ignore[arg-type]  # nothing here needs it

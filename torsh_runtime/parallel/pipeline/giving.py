@@ -123,8 +123,8 @@ class Giving:
             raise ConfigError("the rank of the last stage has no target: pass it one")
         if self._counts_rows and batches.is_uneven([single(each) for each in targets]):
             raise ConfigError(
-                f"some microbatches have more labels of {batches.IGNORED} than others, which losses "
-                f"leave out, so that their means are not of all rows: pass "
+                f"some microbatches have more labels of {batches.IGNORED} than others, which "
+                f"losses leave out, so that their means are not of all rows: pass "
                 f"tokens=lambda target: (target != {batches.IGNORED}).sum(), or tokens=len if "
                 f"loss_fn is the mean over all rows"
             )

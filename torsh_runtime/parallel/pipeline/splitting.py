@@ -125,8 +125,8 @@ def check_chain(model: Any, example: Sequence[Any], begin_anew: Callable[[], Non
         raise ConfigError(
             f"the layers of {type(model).__qualname__}, one after the other, do not give what its "
             f"forward() gives: {', '.join(layers_of(model))}. Put what it does between them, as "
-            f"adding up, into modules, and name these in pipeline_layers(), or pass the example as a "
-            f"dict of what forward() takes: then each stage runs forward() itself"
+            f"adding up, into modules, and name these in pipeline_layers(), or pass the example as "
+            f"a dict of what forward() takes: then each stage runs forward() itself"
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -47,8 +47,8 @@ _INSTEAD = {
 }
 """What to do in place of what pipelines cannot do."""
 _DIVIDED = (
-    f"the batch has {batches.DIVISOR}, and others have other batches, over which that may have been "
-    f"counted or not: leave it out, as labels of all microbatches and replicas are counted here"
+    f"the batch has {batches.DIVISOR}, and others have other batches, over which that may have "
+    f"been counted or not: leave it out, as labels of all microbatches and replicas are counted"
 )
 
 
@@ -170,13 +170,14 @@ class PipelineParallel:
                 f"FullyShardedDataParallel, or choose a schedule of whole backward passes"
             )
 
-    def __getattr__(self, name: str) -> Any:
-        """AttributeError, which says how a pipeline does what modules do."""
-        module = self.__dict__.get("module")
-        said = _INSTEAD.get(name, "")
-        if not said and hasattr(module, name):
-            said = f": this rank's stages have it, pipeline.module.{name}"
-        raise AttributeError(f"{type(self).__name__} has no {name!r}{said}", name=name, obj=self)
+    if not TYPE_CHECKING:  # a checker would take any name
+
+        def __getattr__(self, name: str) -> Any:
+            """AttributeError, which says how a pipeline does what modules do."""
+            said = _INSTEAD.get(name, "")
+            if not said and hasattr(self.__dict__.get("module"), name):
+                said = f": this rank's stages have it, pipeline.module.{name}"
+            raise AttributeError(f"{type(self).__name__} has no {name!r}{said}")
 
     def __call__(self, batch: Any) -> Any:
         """As forward()."""

@@ -178,7 +178,7 @@ class _Merged(torch.nn.Module):
         return self
 
     def _apply(self, fn: Callable[..., torch.Tensor], recurse: bool = True) -> _Merged:
-        for each in self._stages:
+        modules: list[Any] = [*self._stages, super()]
+        for each in modules:
             each._apply(fn, recurse)
-        super()._apply(fn, recurse)
         return self
