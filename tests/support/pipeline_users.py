@@ -187,7 +187,8 @@ def mixed(rank: int) -> Pairs:
     for schedule in ("zbv", "interleaved"):
         losses = []
         for checkpoint in (False, True):
-            pipeline = make(model_of("gpt2", **dropping), schedule, checkpoint=checkpoint)
+            model = model_of("gpt2", **dropping)
+            pipeline = make(model, schedule, checkpoint=checkpoint)
             pipeline.module.train()
             torch.manual_seed(5)
             losses.append(pipeline.step(batch))
@@ -196,6 +197,9 @@ def mixed(rank: int) -> Pairs:
         pipeline.module.eval()
         wanted = float(model_of("gpt2").eval()(**batch).loss.detach())
         pairs[f"eval, {schedule}"] = pipeline.evaluate(batch), wanted
+        pipeline.module.train()
+        model.eval()
+        pairs[f"eval of the model, {schedule}"] = pipeline.evaluate(batch), wanted
     for schedule in ("1f1b", "zb-h1"):
         whole, pipeline = model_of("llama").float(), make(model_of("llama").float(), schedule)
         with torch.autocast("cpu", torch.bfloat16):

@@ -9,7 +9,7 @@ import torch
 
 from torsh_runtime.parallel.pipeline.batches import Call
 from torsh_runtime.parallel.pipeline.splitting import works_in_place
-from torsh_runtime.parallel.pipeline.whole.copying import Copy, merged_copies, placeholder
+from torsh_runtime.parallel.pipeline.whole.copying import Copy, Mode, merged_copies, placeholder
 from torsh_runtime.parallel.pipeline.whole.structures import Structure, parted
 
 Module = torch.nn.Module
@@ -102,7 +102,7 @@ class WholeStage(torch.nn.Module):
         self.part, self._passing = part, Passing(part, copies)
         copy = Copy(model, part, self._passing)
         self._share(copy.of(model, ""))
-        self._placeholders = copy.placeholders
+        self._placeholders, self._modes = copy.placeholders, [*copy.modes, Mode(self, model)]
         self.structures: dict[str, Structure] = {}
         """Of what crossed the next cut in the last pass."""
         self.defaults: dict[str, Any] = {}
@@ -121,6 +121,8 @@ class WholeStage(torch.nn.Module):
     def forward(self, *received: Any, microbatch: Call) -> Any:
         """A tuple of tensors for the next stage; of the last one what the model returns."""
         arguments, named = microbatch
+        for each in self._modes:
+            each.follow()
         self._own.training = self.training
         self._place(received)
         self._passing.enter(received)
@@ -163,12 +165,14 @@ class _Merged(torch.nn.Module):
 
     _stages: Sequence[WholeStage]
     """They are no children, which would have other names."""
+    _own: Module
+    """A copy of the model with what all of them have."""
 
     def __init__(self, stages: Sequence[WholeStage]) -> None:
         super().__init__()
         own = merged_copies([each._own for each in stages])
         self._parameters, self._modules, self._buffers = own._parameters, own._modules, own._buffers
-        self.__dict__["_stages"] = stages
+        self.__dict__ |= {"_stages": stages, "_own": own}
 
     def train(self, mode: bool = True) -> _Merged:
         """Set the mode of all stages."""
