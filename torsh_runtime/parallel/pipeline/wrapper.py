@@ -343,7 +343,7 @@ class PipelineParallel:
             return ""
         return (
             "it is not known what the model's own loss is the mean of: pass tokens=, which counts "
-            "that of a microbatch, or an example= with its labels"
+            "that of a microbatch, a loss_fn, or an example= with its labels"
         )
 
     def _forward_only(self, count: int) -> Table:
