@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
+from torsh_runtime.arrays import stage
 from torsh_runtime.backends.base import Backend, BackendType, Envelope, Facts
 from torsh_runtime.backends.library.operands import Array, check_rank, ends_of, flat
 from torsh_runtime.backends.library.reductions import combine, reduction_of
-from torsh_runtime.backends.operation import Op, ReduceOp
+from torsh_runtime.backends.operation import Op, Reduce, ReduceOp
 from torsh_runtime.backends.work import COMPLETED, Work
 from torsh_runtime.errors import CommAborted, ConfigError
 from torsh_runtime.store.client import StoreClient
@@ -44,6 +45,15 @@ class SingleBackend(Backend):
     def failed(self) -> bool:
         return self._end == "was aborted"
 
+    def all_reduce(self, array: object, op: Reduce, timeout: float, async_op: bool = False) -> Work:
+        self._check_open()
+        values, finish = stage(array, writable=True)
+        if reduction_of(values.dtype, op) is ReduceOp.PREMUL_SUM:
+            values[...] = combine([values], op, 1).reshape(values.shape)
+            if finish is not None:
+                finish()
+        return COMPLETED
+
     def run(self, op: Op, timeout: float, async_op: bool = False) -> Work:
         self._check_open()
         if "peer" in op.takes:
@@ -56,8 +66,9 @@ class SingleBackend(Backend):
             if "array" in op.takes:
                 if "root" in op.takes:
                     check_rank("root", op.root, 1)
-                values = take(op.output, "reduction" in op.takes)
-                self._put(op, values, values)
+                if "reduction" in op.takes:
+                    return self.all_reduce(op.output, op.reduction, timeout)
+                take(op.output, False)
             elif op.takes:
                 targets, sources = ends_of(op, 0, 1, take)
                 self._put(op, targets.arrays[0], sources.arrays[0])
@@ -85,5 +96,4 @@ class SingleBackend(Backend):
             how = reduction_of(source.dtype, op.reduction)
             if how is ReduceOp.PREMUL_SUM:
                 source = combine([source], op.reduction, 1)
-        if source is not target:
-            target[...] = source
+        target[...] = source
