@@ -55,10 +55,6 @@ if TYPE_CHECKING:
         all_reduce_coalesced as all_reduce_coalesced,
         coalesce as coalesce,
     )
-    from torsh_runtime.comm.default import (
-        GroupMember as GroupMember,
-        group as group,
-    )
     from torsh_runtime.comm.exchanging import (
         sendrecv as sendrecv,
     )
@@ -122,6 +118,10 @@ if TYPE_CHECKING:
         recv_object_list as recv_object_list,
         scatter_object_list as scatter_object_list,
         send_object_list as send_object_list,
+    )
+    from torsh_runtime.comm.non_member import (
+        GroupMember as GroupMember,
+        group as group,
     )
     from torsh_runtime.comm.persistent import (
         Persistent as Persistent,
@@ -312,10 +312,6 @@ _HOMES = {
         "all_reduce_coalesced",
         "coalesce",
     ),
-    "torsh_runtime.comm.default": (
-        "GroupMember",
-        "group",
-    ),
     "torsh_runtime.comm.exchanging": ("sendrecv",),
     "torsh_runtime.comm.functional": (
         "all_gather",
@@ -375,6 +371,10 @@ _HOMES = {
         "recv_object_list",
         "scatter_object_list",
         "send_object_list",
+    ),
+    "torsh_runtime.comm.non_member": (
+        "GroupMember",
+        "group",
     ),
     "torsh_runtime.comm.persistent": (
         "Persistent",
