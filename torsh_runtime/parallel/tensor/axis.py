@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, Self
+from weakref import WeakValueDictionary
 
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
@@ -22,6 +24,10 @@ class Axis:
     group: ProcessGroup
     enter: Entrance = field(default_factory=Entrance, compare=False, repr=False)
     """Of the layers that are made along it together."""
+    wholes: MutableMapping[int, Any] = field(
+        default_factory=WeakValueDictionary, compare=False, repr=False
+    )
+    """Whole tensors that state_dict() has given last, by the id() of parameters."""
 
     def __deepcopy__(self, memo: Any) -> Self:
         return self

@@ -36,6 +36,8 @@ from torsh_runtime.parallel.tensor.plan import (
     Vocabulary,
 )
 
+from torsh_runtime.parallel.tensor.state import own_parts, put_whole
+
 
 @leave_alone
 def _compare(tensor: Tensor, axis: Axis, where: str) -> None:
@@ -53,6 +55,19 @@ class _OfTorch:
     functional = functional
     compare = staticmethod(_compare)
     added = staticmethod(_added)
+
+    def _put_whole(
+        self, state: Any, prefix: str = "", keep_vars: bool = False, *, destination: Any = None
+    ) -> None:
+        put_whole(self, state, prefix, keep_vars)
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: Any, *others: Any
+    ) -> None:
+        # Also of a state with whole tensors, of which this rank takes its parts.
+        is_assigned = local_metadata.get("assign_to_params_buffers", False)
+        own = own_parts(self, state_dict, prefix, is_assigned)
+        super()._load_from_state_dict(own, prefix, local_metadata, *others)  # type: ignore[misc]
 
 
 class ColumnParallelLinear(_OfTorch, layers.ColumnParallelLinear, nn.Linear):
