@@ -15,15 +15,16 @@ from torsh_runtime.numpy_or_cupy import array_module
 
 
 def collected(
-    own: Any, pieces: Mapping[int, Piece], dtype: str, group: ProcessGroup, like: Any
+    own: Any, pieces: Mapping[int, Piece], dtype: str, group: ProcessGroup | None, like: Any
 ) -> Any:
-    """The whole tensor on rank 0 of the group, in the host's memory; None elsewhere.
+    """The whole tensor on rank 0 of the group, in the host's memory; None elsewhere. Without a
+    group this process has all pieces.
 
     own: this rank's values, where it gives some. pieces: of those who give some, by rank, together
     all of the tensor; the same on all ranks. dtype: by its name. like: what rank 0 has on the
     device that the group takes tensors on. Peak memory of rank 0 is the tensor and a piece of it.
     """
-    if group.rank != 0:
+    if group is not None and group.rank != 0:
         if group.rank in pieces and pieces[group.rank].size:
             group.send(_bytes_of(own), 0)
         return None
@@ -32,10 +33,7 @@ def collected(
     for rank, piece in pieces.items():
         if not piece.size:
             continue
-        values = own
-        if rank != 0:
-            values = _received(rank, piece, whole, group, like)
-        place(whole, piece, values)
+        place(whole, piece, own if group is None or not rank else _received(rank, piece, whole, group, like))
     return whole
 
 

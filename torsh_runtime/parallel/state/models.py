@@ -12,7 +12,7 @@ from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.modules import adapter_class
 from torsh_runtime.parallel.ddp.wrapper import DistributedDataParallel
 from torsh_runtime.parallel.fsdp.wrapper import FullyShardedDataParallel, wrappers_of
-from torsh_runtime.parallel.layouts import layouts_by_id, part_of
+from torsh_runtime.parallel.layouts import coordinates_by_id, layouts_by_id, part_of
 from torsh_runtime.parallel.parts_of_state import parts_are_meant
 from torsh_runtime.parallel.state.contents import Contents, Source
 from torsh_runtime.parallel.state.plain import decode, encode
@@ -22,7 +22,8 @@ class ModelState:
     """A model's parameters, persistent buffers, and what its modules have as extra state."""
 
     def __init__(self, name: str, model: Any, mesh: DeviceMesh | None = None) -> None:
-        """mesh: what the model's layouts are on. ConfigError if they do not fit it."""
+        """mesh: what the model's layouts are on, as far as its modules do not know where this rank
+        stands. ConfigError if they do not fit it."""
         self._name, self._mesh = name, mesh
         self.pieces: dict[int, tuple[str, Piece]] = {}
         """By the id() of each parameter: its name, and what this rank has of it."""
@@ -33,7 +34,8 @@ class ModelState:
         self._extra: dict[str, Any] = {}
         """Modules of torch with a get_extra_state(), by the name of what it gives."""
         self._layouts, self._parts = layouts_by_id(model), _parts(model)
-        whole = _unwrapped(model)
+        self._known = coordinates_by_id(model)
+        whole = unwrapped(model)
         _check_tensors(name, whole)
         self._look(whole)
 
@@ -94,7 +96,7 @@ class ModelState:
         part = self._parts.get(key, Piece.whole(shape))
         if key not in self._layouts:
             return part
-        return part_of(name, self._layouts[key], self._mesh, part)
+        return part_of(name, self._layouts[key], self._mesh, part, self._known.get(key))
 
 
 def is_model(thing: object) -> bool:
@@ -130,7 +132,8 @@ def _buffers(model: Any) -> Iterator[tuple[str, Any]]:
             yield f"{prefix}.{key}" if prefix else key, buffer
 
 
-def _unwrapped(model: Any) -> Any:
+def unwrapped(model: Any) -> Any:
+    """The model that wrappers are around."""
     while True:
         if isinstance(model, DistributedDataParallel | FullyShardedDataParallel):
             model = model.module

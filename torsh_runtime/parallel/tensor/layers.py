@@ -144,6 +144,11 @@ class Layer:
         raise ConfigError(_STATE_OF_PARTS.format(self.where))
 
     @property
+    def mesh_coordinate(self) -> dict[str, int]:
+        """Where this rank stands along the axis."""
+        return {self.axis.name: self.axis.index}
+
+    @property
     def parts_group(self) -> ProcessGroup | None:
         """Who has the other parts of its parameters, if any is cut."""
         return self.axis.group if self.parameter_layouts else None
