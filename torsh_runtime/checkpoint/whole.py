@@ -10,17 +10,13 @@ from typing import Any
 
 from torsh_runtime.arrays.raw import dtype_name
 from torsh_runtime.checkpoint.ranks import Ranks
-from torsh_runtime.errors import CommMismatch, CommTimeout, ConfigError
+from torsh_runtime.errors import ConfigError
 from torsh_runtime.layout import Piece, ShardedTensor, cover
 from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.parallel.state.contents import Contents
 from torsh_runtime.parallel.state.models import ModelState
 
 _PART = "model"
-_ALONE = (
-    "{0} collects what all ranks have, and other ranks called something else, or nothing: call it on "
-    "every rank, outside of `if rank == 0:`; rank 0 alone writes files ({1})"
-)
 
 
 @dataclass
@@ -71,15 +67,11 @@ class WholeTensors:
     def _told(self, problem: str, contents: Contents) -> list[Any]:
         """What ranks have. ConfigError on all ranks if one has a problem."""
         own = [[name, dtype_name(each.values), *_told(each.piece)] for name, each in self._own.items()]
-        said = {"what": self._what, "problem": problem, "own": own, "aliases": self.aliases}
+        said = {"problem": problem, "own": own, "aliases": self.aliases}
         said["buffers"] = sorted(map(_plain, contents.of_first))
-        try:
-            told = [json.loads(each) for each in self.ranks.texts(json.dumps(said))]
-        except (CommMismatch, CommTimeout, ValueError) as error:
-            raise ConfigError(_ALONE.format(self._what, error)) from error
+        self.ranks.meet(self._what)
+        told = [json.loads(each) for each in self.ranks.texts(json.dumps(said))]
         for rank, each in enumerate(told):
-            if each["what"] != self._what:
-                raise ConfigError(_ALONE.format(self._what, f"rank {rank} called {each['what']}"))
             if each["problem"]:
                 raise ConfigError(f"{self._what} on rank {rank}: {each['problem']}")
         return told

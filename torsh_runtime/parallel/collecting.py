@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from itertools import product
 from typing import Any
@@ -10,8 +11,35 @@ import numpy as np
 
 from torsh_runtime.arrays.raw import empty, framework_of
 from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.errors import CommMismatch, CommTimeout, ConfigError, PeerLost
 from torsh_runtime.layout import Piece
 from torsh_runtime.numpy_or_cupy import array_module
+
+
+_NUMBERS = 7
+"""Of which ranks that meet send so many: few other calls do."""
+
+
+def meet(group: ProcessGroup, what: str, where: str = "") -> None:
+    """Return when all ranks of the group are about to collect the same. ConfigError if they call
+    something else, or come too late, that says to call `what` on every rank; `where` must be the
+    same too."""
+    own = np.full(_NUMBERS, zlib.crc32(f"{what} {where}".encode()), np.int64)
+    text = (
+        f"{what} collects what all ranks have, and some called something else, or nothing: call it "
+        f"on every rank, outside of `if rank == 0:`. Rank 0 alone gets whole tensors, and writes"
+    )
+    try:
+        rows = group.all_gather_numbers(own)
+    except (CommMismatch, CommTimeout) as error:
+        found = ConfigError(f"{text} ({error})")
+        found.blame, found.members = error.blame, error.members
+        raise found from error
+    except PeerLost as error:
+        error.add_note(text)
+        raise
+    if (rows != rows[0]).any():
+        raise ConfigError(f"{text} ({where or 'another model'})")
 
 
 def collected(

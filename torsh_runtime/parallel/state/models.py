@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from functools import partial
 from typing import Any
 
@@ -36,7 +36,7 @@ class ModelState:
         self._layouts, self._parts = layouts_by_id(model), _parts(model)
         self._known = coordinates_by_id(model)
         whole = unwrapped(model)
-        _check_tensors(name, whole)
+        _check_tensors(name, whole, self._parts.keys())
         self._look(whole)
 
     def keep(self, contents: Contents) -> None:
@@ -108,13 +108,22 @@ def is_model(thing: object) -> bool:
     return True
 
 
-def _check_tensors(name: str, model: Any) -> None:
-    """ConfigError for tensors that others hold, of which only a copy of the elements would stay."""
+def _check_tensors(name: str, model: Any, known: Set[int]) -> None:
+    """ConfigError for tensors that others hold, of which only a copy of the elements would stay,
+    and for parts of parameters that no wrapper in the model tells of. known: id() of those."""
     if adapter_class(model).framework != "torch":
         return
     from torsh_runtime.arrays.subclasses import is_made_of_others, refusal_of_distributed
 
+    from torsh_runtime.integrations.torch.parts import marks_of
+
     for key, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        marks = marks_of(tensor)
+        if marks and any(part.dim is None for part in marks.parts) and id(tensor) not in known:
+            raise ConfigError(
+                f"'{name}/{key}' is a part of what a FullyShardedDataParallel has cut, which is "
+                f"around this model: pass the FullyShardedDataParallel in its place"
+            )
         if not is_made_of_others(tensor):
             continue
         kind = f"{type(tensor).__module__}.{type(tensor).__qualname__}"

@@ -32,6 +32,13 @@ class Axis:
     def __deepcopy__(self, memo: Any) -> Self:
         return self
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise ConfigError(
+            "a model of which ranks have parts cannot be pickled, as torch.save(model) does, for "
+            "no other process has its groups: save tr.whole_state_dict(model) on rank 0, call "
+            "tr.save_pretrained(model, path), or keep it with a tr.checkpoint.Checkpointer"
+        )
+
     @property
     def size(self) -> int:
         """Number of ranks along it."""

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, cast
 
-import numpy as np
 from torch import Tensor
 
 from torsh_runtime.arrays.raw import dtype_name
-from torsh_runtime.comm.group import ProcessGroup
-from torsh_runtime.errors import CommMismatch, CommTimeout, ConfigError
+from torsh_runtime.errors import ConfigError
 from torsh_runtime.integrations.torch.elsewhere import Elsewhere
 from torsh_runtime.layout import Piece, TensorLayout
-from torsh_runtime.parallel.collecting import collected
+from torsh_runtime.parallel.collecting import collected, meet
 from torsh_runtime.parallel.layouts import cut
 from torsh_runtime.parallel.tensor.axis import Axis
 
@@ -24,11 +19,6 @@ _ELSEWHERE = (
     "tensors to rank 0 of the axis {1!r} alone. All ranks call state_dict(), and that one uses what "
     "it gives; or all call tr.save_pretrained(model, path), or tr.whole_state_dict(model), which "
     "gives the others an empty dict"
-)
-_ALONE = (
-    "{0}: state_dict() collects the parts of all ranks of the axis {1!r}, and other ranks called "
-    "something else, or nothing: call it on every rank, outside of `if rank == 0:`, and use what it "
-    "gives on rank 0"
 )
 _KEEP_VARS = (
     "state_dict(keep_vars=True) would have this rank's part of {0!r} in the place of a whole "
@@ -49,15 +39,14 @@ def put_whole(layer: Any, destination: dict[str, Any], prefix: str, keeps_vars: 
     names = [name for name in layer.parameter_layouts if prefix + name in destination]
     if keeps_vars and names:
         raise ConfigError(_KEEP_VARS.format(prefix + names[0]))
-    with _explained(layer.where, axis):
-        _meet(axis.group, f"{layer.where} {names}")
-        for name in names:
-            key, parameter = prefix + name, own[name]
-            known = axis.wholes.get(id(parameter))
-            if known is None or not any(each is known for each in destination.values()):
-                known = _whole(key, parameter, layer.parameter_layouts[name], axis)
-                axis.wholes[id(parameter)] = known
-            destination[key] = known
+    meet(axis.group, "state_dict() of a model of which ranks have parts", f"{layer.where} {names}")
+    for name in names:
+        key, parameter = prefix + name, own[name]
+        known = axis.wholes.get(id(parameter))
+        if known is None or not any(each is known for each in destination.values()):
+            known = _whole(key, parameter, layer.parameter_layouts[name], axis)
+            axis.wholes[id(parameter)] = known
+        destination[key] = known
 
 
 def _whole(name: str, parameter: Tensor, layout: TensorLayout, axis: Axis) -> Tensor:
@@ -70,23 +59,6 @@ def _whole(name: str, parameter: Tensor, layout: TensorLayout, axis: Axis) -> Te
     if found is None:
         return Elsewhere.of(layout.shape, parameter.dtype, _ELSEWHERE.format(name, axis.name))
     return cast(Tensor, found)
-
-
-def _meet(group: ProcessGroup, what: str) -> None:
-    """See that all ranks are at the same layer."""
-    own = np.array([zlib.crc32(what.encode())], np.int64)
-    rows = group.all_gather_numbers(own)
-    if (rows != rows[0]).any():
-        raise CommMismatch(f"ranks are at other layers than {what}")
-
-
-@contextmanager
-def _explained(where: str, axis: Axis) -> Iterator[None]:
-    """A block in which it may turn out that this rank calls state_dict() alone."""
-    try:
-        yield
-    except (CommMismatch, CommTimeout) as error:
-        raise ConfigError(f"{_ALONE.format(where, axis.name)} ({error})") from error
 
 
 def own_parts(

@@ -13,6 +13,7 @@ from torch.nn import functional
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.integrations.torch.compiling import leave_alone
 from torsh_runtime.integrations.torch.modes import has_modes
+from torsh_runtime.integrations.torch.parts import marks_of
 from torsh_runtime.layout import Shard
 from torsh_runtime.parallel import regions
 from torsh_runtime.parallel.tensor import anyone, attention, embeddings, heads, layers, on_part
@@ -20,7 +21,7 @@ from torsh_runtime.parallel.tensor.attention import heads_first, joined
 from torsh_runtime.parallel.tensor.axis import Axis
 from torsh_runtime.parallel.tensor.cuts import cuts
 from torsh_runtime.parallel.tensor.kinds import calls_forward, joined_class, output_dim
-from torsh_runtime.parallel.tensor.parts import Layouts, check_same_input
+from torsh_runtime.parallel.tensor.parts import Layouts, adapted, check_same_input, mark_part
 from torsh_runtime.parallel.tensor.plan import (
     Attention,
     Block,
@@ -60,6 +61,13 @@ class _OfTorch:
         self, state: Any, prefix: str = "", keep_vars: bool = False, *, destination: Any = None
     ) -> None:
         put_whole(self, state, prefix, keep_vars)
+
+    def __setstate__(self, state: Any) -> None:
+        super().__setstate__(state)  # type: ignore[misc]
+        for name, layout in self.parameter_layouts.items():  # copies of parameters have no marks
+            parameter = getattr(self, name)
+            if marks_of(parameter) is None:
+                mark_part(adapted(self), parameter, layout, self.axis, f"{self.where}.{name}")
 
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, local_metadata: Any, *others: Any
