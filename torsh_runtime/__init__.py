@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         shrink_group as shrink_group,
     )
     from torsh_runtime.checkpoint.pretrained import (
+        from_pretrained as from_pretrained,
         save_pretrained as save_pretrained,
     )
     from torsh_runtime.checkpoint.whole import (
@@ -298,7 +299,7 @@ _HOMES = {
         "serve_store",
         "shrink_group",
     ),
-    "torsh_runtime.checkpoint.pretrained": ("save_pretrained",),
+    "torsh_runtime.checkpoint.pretrained": ("from_pretrained", "save_pretrained"),
     "torsh_runtime.checkpoint.whole": ("whole_state_dict",),
     "torsh_runtime.comm.apart": (
         "all_reduce_into",

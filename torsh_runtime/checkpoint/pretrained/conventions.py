@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -69,3 +71,51 @@ def _core() -> Any:
         return import_module("transformers.core_model_loading")
     except ImportError:
         return None
+
+
+def weight_files(path: str, options: Mapping[str, Any]) -> list[Path]:
+    """The files that a model's weights are in, which are brought here if they are in the hub.
+    ConfigError if there are none in safetensors' format."""
+    hub: Any = import_module("transformers.utils.hub")
+    names = ("subfolder", "revision", "cache_dir", "token", "local_files_only")
+    told = {name: options[name] for name in names if name in options}
+    variant = f".{options['variant']}" if options.get("variant") else ""
+
+    def found(name: str) -> str | None:
+        return hub.cached_file(path, name, _raise_exceptions_for_missing_entries=False, **told)
+
+    single = found(f"model{variant}.safetensors")
+    if single:
+        return [Path(single)]
+    index = found(f"model.safetensors.index{variant}.json")
+    if not index:
+        raise ConfigError(
+            f"{path} has no weights in safetensors' format (model{variant}.safetensors): load it "
+            f"whole, save_pretrained() it, and load what that has written"
+        )
+    parts, _ = hub.get_checkpoint_shard_files(path, index, **told)
+    return [Path(each) for each in parts]
+
+
+def opened_model(
+    model_class: Any, path: str, tensors: Mapping[str, torch.Tensor], options: Mapping[str, Any]
+) -> Any:
+    """What the class's from_pretrained() makes of these tensors."""
+    named = {name: each for name, each in options.items() if name not in ("variant",)}
+    config = named.pop("config", None)
+    if config is None or isinstance(config, str):
+        auto: Any = import_module("transformers").AutoConfig
+        own = getattr(model_class, "config_class", None) or auto
+        config, named = own.from_pretrained(
+            config or path, return_unused_kwargs=True, **named
+        )
+    kind = model_class
+    if not hasattr(model_class, "_from_config"):
+        with torch.device("meta"):
+            kind = type(model_class.from_config(config))
+    model = kind.from_pretrained(None, config=config, state_dict=dict(tensors), **named)
+    generation = getattr(model, "generation_config", None)
+    if generation is not None and model.can_generate():
+        with suppress(OSError):  # there is none
+            model.generation_config = type(generation).from_pretrained(path)
+    return model
