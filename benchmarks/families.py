@@ -128,8 +128,10 @@ _FOOTER = f"""
 TP is `tr.parallelize(model, mesh, "auto")`, and with SP ranks have parts of the sequence between
 layers: see [tensor parallelism](tensor-parallel.md#models-of-transformers). PP is
 `tr.PipelineParallel(model, …)` with the model's own loss ([pipelines](pipeline-parallel.md)), CP
-`tr.context_model` and `tr.context_batch` ([context parallelism](context-parallel.md)). The last
-column is two stages of two parts of layers, each with two replicas.
+`tr.context_model` and `tr.context_batch` ([context parallelism](context-parallel.md)). TP × PP × DP
+is two stages of two parts of layers, each with two replicas. The last column trains a model that is
+cut, in float32, and writes it by `save_pretrained()`: one process and `tr.from_pretrained()` read
+the same bits ([to files and back](tensor-parallel.md#to-files-and-back)).
 """
 
 

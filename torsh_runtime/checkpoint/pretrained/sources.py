@@ -51,6 +51,7 @@ class WeightFiles:
                 held = held.clone()
             found = selected(held.view(dtype).view(place.shape), spans).clone()
             self.num_bytes += found.nbytes
+            memory.madvise(mmap.MADV_DONTNEED)  # the file's pages need not count as this process's
             return found
 
         return Lazy.of(place.shape, dtype, name, pull)
