@@ -31,6 +31,11 @@ def check_model(model: Any) -> None:
         raise ConfigError(f"the {kind} is quantised: save it before it is cut")
 
 
+def model_itself(model: Any) -> Any:
+    """Of a stage of a model the copy of the model that it has."""
+    return vars(model).get("_own", model)
+
+
 def names_to_save(model: Any, names: Iterable[str], aliases: Mapping[str, str]) -> list[str]:
     """Of all names those that are written: without what the model leaves out, and without names of
     tied parameters that it gives back itself when it is loaded."""

@@ -17,6 +17,7 @@ from torsh_runtime.arrays.raw import dtype_name
 from torsh_runtime.checkpoint.pretrained.conventions import (
     as_written,
     check_model,
+    model_itself,
     names_to_save,
 )
 from torsh_runtime.checkpoint.pretrained.lazy import Lazy
@@ -53,17 +54,18 @@ def save_pretrained(
     nothing more. What was there is replaced when all is written.
 
     model: cut by parallelize(), in FullyShardedDataParallel or DistributedDataParallel, or several
-        of these. mesh, process_group: as whole_state_dict().
+        of these; or a PipelineParallel of it. mesh, process_group: as whole_state_dict().
     max_shard_size, variant, save_original_format: as transformers' own.
 
     Raises ConfigError on all ranks for what cannot be written so, and if other ranks call something
     else; CheckpointError on all ranks if rank 0 cannot write.
     """
+    model = getattr(model, "module", model) if hasattr(model, "stages") else model
     whole = WholeTensors(model, mesh, process_group, _CALL)
     save = None
     with _told_to_all(whole) as told:
         if whole.ranks.rank == 0:
-            core = unwrapped(model)
+            core = model_itself(unwrapped(model))
             check_model(core)
             save = _Save(core, whole, size_of(max_shard_size), variant, save_original_format)
             told["steps"] = [step.sources for step in save.steps]

@@ -139,6 +139,7 @@ class WholeStage(torch.nn.Module):
         made = torch.nn.Module()
         own = merged_copies([each._own for each in (self, *others)])
         made._parameters, made._modules, made._buffers = own._parameters, own._modules, own._buffers
+        made.__dict__["_own"] = own
         return made
 
     def _place(self, received: Sequence[Any]) -> None:
