@@ -1,0 +1,112 @@
+"""Models that are cut, written and read: whole tensors, one process's files, or refused by name."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from support.forked import Raised
+from support.worlds import run_in_one_world, run_processes
+
+if not all(map(find_spec, ("torch", "transformers"))):
+    pytest.skip("needs transformers", allow_module_level=True)
+from support import whole_models
+
+pytestmark = pytest.mark.torch
+
+
+@cache
+def on_two() -> dict[Any, list[Any]]:
+    with TemporaryDirectory() as folder:
+        bodies: dict[Any, Any] = {
+            name: partial(getattr(whole_models, name), Path(folder, name))
+            for name in ("as_theirs", "refused", "read")
+        }
+        for name in bodies:
+            Path(folder, name).mkdir()
+        bodies |= {name: getattr(whole_models, name) for name in ("out_and_in", "states", "copies")}
+        return run_in_one_world(2, bodies, 120.0)
+
+
+def good(results: list[Any]) -> list[Any]:
+    for result in results:
+        assert not isinstance(result, Raised), result.error
+    return results
+
+
+def test_what_is_saved_is_read_bit_for_bit() -> None:
+    for result in good(on_two()["out_and_in"]):
+        assert result == dict.fromkeys(whole_models.OUT_AND_IN, "")
+
+
+def test_files_are_those_of_the_whole_model() -> None:
+    assert good(on_two()["as_theirs"])[0] == ["", ""]
+
+
+def test_state_dict_has_whole_tensors_on_rank_0() -> None:
+    first, other = good(on_two()["states"])
+    for found in (first, other):
+        assert [found[each] for each in ("names", "tied", "kinds", "whole")] == [True] * 4
+        assert found["layer"] == ["weight"]
+        assert found["back"]
+        assert found["parts back"]
+        assert "leave assign out" in found["assigned"]
+        assert "dict(model.named_parameters())" in found["variables"]
+    assert "lm_head.weight" in first["of all"]
+    assert other["of all"] == 0
+    for what in ("saved", "computed", "loaded"):
+        assert "this rank has no values of 'model.embed_tokens.weight'" in other[what]
+
+
+def test_copies_are_models_with_parts_and_no_pickles() -> None:
+    for found in good(on_two()["copies"]):
+        assert found["copy"]
+        assert found["mean"]
+        assert "call tr.clip_grad_norm_(model, max_norm, mesh)" in found["clipped"]
+        assert found["pickled"].startswith("ConfigError: a model of which ranks have parts cannot")
+
+
+def test_what_cannot_be_written_or_read_is_refused_on_all_ranks() -> None:
+    for found in good(on_two()["refused"]):
+        assert "push_to_hub=False" in found["pushed"]
+        assert found["no folder"].startswith("CheckpointError: save_pretrained(): rank 0:")
+        assert "such as '5GB', not 'much'" in found["size"]
+        assert "a Sequential is no model of transformers" in found["stranger"]
+        assert "no weights in safetensors' format" in found["no files"]
+        assert "takes no device_map" in found["map"]
+        assert found["no model"] == "[]"
+
+
+def test_each_rank_reads_its_own_bytes() -> None:
+    for found in good(on_two()["read"]):
+        assert found["bytes"] == found["own"]
+        assert found["buffers"]
+        assert found["like"]
+        assert found["generates"]
+        assert found["dtype"] == "torch.bfloat16"
+        assert "call tr.clip_grad_norm_(model, max_norm, mesh)" in found["clipped"]
+
+
+def test_models_in_wrappers_and_stages_are_written_whole(tmp_path: Path) -> None:
+    results = run_processes(4, partial(whole_models.wrapped, tmp_path), 120.0)
+    for found in good(results):
+        assert "pass the FullyShardedDataParallel" in found.pop("inner")
+        assert found.pop("state")
+        assert found == dict.fromkeys(found, "")
+
+
+def test_a_call_on_one_rank_alone_says_so() -> None:
+    first, other = good(run_processes(2, whole_models.alone, 30.0))
+    assert first.startswith("ConfigError: state_dict() of a model of which ranks have parts")
+    assert "call it on every rank, outside of `if rank == 0:`" in first
+    assert "CommMismatch" in other
+
+
+def test_checkpoints_are_read_by_more_ranks(tmp_path: Path) -> None:
+    good(run_processes(2, partial(whole_models.keep, tmp_path), 60.0))
+    for found in good(run_processes(3, partial(whole_models.take, tmp_path), 60.0)):
+        assert found == dict.fromkeys(whole_models.KEPT, True)
