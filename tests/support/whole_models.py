@@ -28,7 +28,11 @@ hf.logging.disable_progress_bar()
 OUT_AND_IN = ("qwen3", "qwen-moe", "phi3", "gpt2", "falcon", "bloom", "deepseek-v3", "bert", "mamba")
 """With tied weights, experts that files have one by one, fused projections, weights that lie
 otherwise, few heads of keys, latent attention and state spaces."""
-State = dict[str, torch.Tensor]
+KEPT = ("qwen-moe", "phi3", "deepseek-v3", "mamba", "bloom")
+"""Whose plans have all entries there are for models of torch, together."""
+for _name in {*OUT_AND_IN, *KEPT, "llama", "qwen2", "mixtral"}:
+    getattr(hf, FAMILIES[_name].model)  # once, and not in each process
+
 
 
 def cut(name: str, mesh: Any, **options: Any) -> Any:
@@ -226,10 +230,6 @@ def alone(rank: int) -> str:
     if rank == 0:
         return raised(model.state_dict)
     return raised(lambda: FAMILIES["llama"].loss_of(model, 0))
-
-
-KEPT = ("qwen-moe", "phi3", "gpt-oss", "deepseek-v3", "mamba", "bloom", "t5")
-"""Whose plans have all entries there are for models of torch, together."""
 
 
 def keep(folder: Path, rank: int) -> None:
