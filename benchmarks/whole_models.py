@@ -105,7 +105,9 @@ def same(one: Path, other: Path) -> bool:
         for file in folder.glob("*.safetensors"):
             state |= load_file(file)
     mine, theirs = states
-    return mine.keys() == theirs.keys() and all(map(torch.equal, mine.values(), map(theirs.get, mine)))
+    return mine.keys() == theirs.keys() and all(
+        map(torch.equal, mine.values(), map(theirs.get, mine))
+    )
 
 
 def checks(found: list[dict[str, int]], whole: int, largest: int, is_same: bool) -> list[Check]:

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.family_columns import saved
-from benchmarks.family_models import FAMILIES, hf
 from safetensors.torch import load_file
 from support.ddp_faults import raised
 
 import torsh_runtime as tr
+from benchmarks.family_columns import saved
+from benchmarks.family_models import FAMILIES, hf
 from torsh_runtime.checkpoint.pretrained import loading, sources
 from torsh_runtime.parallel.parts_of_state import parts_are_meant
 
@@ -25,14 +25,23 @@ warnings.filterwarnings("ignore")
 hf.logging.set_verbosity_error()
 hf.logging.disable_progress_bar()
 
-OUT_AND_IN = ("qwen3", "qwen-moe", "phi3", "gpt2", "falcon", "bloom", "deepseek-v3", "bert", "mamba")
+OUT_AND_IN = (
+    "qwen3",
+    "qwen-moe",
+    "phi3",
+    "gpt2",
+    "falcon",
+    "bloom",
+    "deepseek-v3",
+    "bert",
+    "mamba",
+)
 """With tied weights, experts that files have one by one, fused projections, weights that lie
 otherwise, few heads of keys, latent attention and state spaces."""
 KEPT = ("qwen-moe", "phi3", "deepseek-v3", "mamba", "bloom")
 """Whose plans have all entries there are for models of torch, together."""
 for _name in {*OUT_AND_IN, *KEPT, "llama", "qwen2", "mixtral"}:
     getattr(hf, FAMILIES[_name].model)  # once, and not in each process
-
 
 
 def cut(name: str, mesh: Any, **options: Any) -> Any:
@@ -197,9 +206,7 @@ def wrapped(folder: Path, rank: int) -> dict[str, Any]:
     group = mesh.get_group("dp")
     replicas = tr.DistributedDataParallel(cut("qwen3", mesh), process_group=group)
     found["ddp"] = _written(replicas, folder / "ddp", expected)
-    shards = tr.FullyShardedDataParallel(
-        cut("qwen3", mesh), process_group=group, min_num_params=0
-    )
+    shards = tr.FullyShardedDataParallel(cut("qwen3", mesh), process_group=group, min_num_params=0)
     found["fsdp"] = _written(shards, folder / "fsdp", expected)
     found["inner"] = raised(lambda: tr.save_pretrained(shards.module, folder / "inner"))
     state = shards.state_dict()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from torsh_runtime.arrays.raw import dtype_name
 from torsh_runtime.checkpoint.ranks import Ranks
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.layout import Piece, ShardedTensor, cover
+from torsh_runtime.layout import Piece, cover
 from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.parallel.state.contents import Contents
 from torsh_runtime.parallel.state.models import ModelState
@@ -43,9 +42,7 @@ class WholeTensors:
     aliases (further names of parameters that modules share).
     """
 
-    def __init__(
-        self, model: Any, mesh: DeviceMesh | None, process_group: Any, what: str
-    ) -> None:
+    def __init__(self, model: Any, mesh: DeviceMesh | None, process_group: Any, what: str) -> None:
         """what: the call, for errors. ConfigError on all ranks for models that have none."""
         self.ranks, self._what = Ranks.of(process_group), what
         contents, problem = Contents(), ""
@@ -54,7 +51,10 @@ class WholeTensors:
         except ConfigError as error:
             problem = str(error)
         if contents.values:
-            problem = f"{', '.join(contents.values)} is no tensor: keep it with a tr.checkpoint.Checkpointer"
+            names = ", ".join(map(_plain, contents.values))
+            problem = (
+                f"{names} is no tensor: save with a tr.checkpoint.Checkpointer, which keeps it"
+            )
         self._own = {_plain(name): each for name, each in contents.tensors.items()}
         self._like = next((each.values for each in self._own.values()), None)
         self.aliases = {_plain(name): _plain(to) for name, to in contents.aliases.items()}
@@ -66,7 +66,9 @@ class WholeTensors:
 
     def _told(self, problem: str, contents: Contents) -> list[Any]:
         """What ranks have. ConfigError on all ranks if one has a problem."""
-        own = [[name, dtype_name(each.values), *_told(each.piece)] for name, each in self._own.items()]
+        own = [
+            [name, dtype_name(each.values), *_told(each.piece)] for name, each in self._own.items()
+        ]
         said = {"problem": problem, "own": own, "aliases": self.aliases}
         said["buffers"] = sorted(map(_plain, contents.of_first))
         self.ranks.meet(self._what)

@@ -15,7 +15,6 @@ from torsh_runtime.errors import CommMismatch, CommTimeout, ConfigError, PeerLos
 from torsh_runtime.layout import Piece
 from torsh_runtime.numpy_or_cupy import array_module
 
-
 _NUMBERS = 7
 """Of which ranks that meet send so many: few other calls do."""
 
@@ -61,7 +60,11 @@ def collected(
     for rank, piece in pieces.items():
         if not piece.size:
             continue
-        place(whole, piece, own if group is None or not rank else _received(rank, piece, whole, group, like))
+        place(
+            whole,
+            piece,
+            own if group is None or not rank else _received(rank, piece, whole, group, like),
+        )
     return whole
 
 

@@ -87,7 +87,8 @@ def weight_files(path: str, options: Mapping[str, Any]) -> list[Path]:
     variant = f".{options['variant']}" if options.get("variant") else ""
 
     def found(name: str) -> str | None:
-        return hub.cached_file(path, name, _raise_exceptions_for_missing_entries=False, **told)
+        file = hub.cached_file(path, name, _raise_exceptions_for_missing_entries=False, **told)
+        return None if file is None else str(file)
 
     single = found(f"model{variant}.safetensors")
     if single:
@@ -111,9 +112,7 @@ def opened_model(
     if config is None or isinstance(config, str):
         auto: Any = import_module("transformers").AutoConfig
         own = getattr(model_class, "config_class", None) or auto
-        config, named = own.from_pretrained(
-            config or path, return_unused_kwargs=True, **named
-        )
+        config, named = own.from_pretrained(config or path, return_unused_kwargs=True, **named)
     kind = model_class
     if not hasattr(model_class, "_from_config"):
         with torch.device("meta"):

@@ -30,7 +30,9 @@ class Lazy(torch.Tensor):
     @classmethod
     def of(cls, shape: Sequence[int], dtype: torch.dtype, name: str, pull: Pull | None) -> Lazy:
         """pull: gives the values; None where nobody will ask for them."""
-        return cls._made(torch.empty(tuple(shape), dtype=dtype, device="meta"), frozenset([name]), pull)
+        return cls._made(
+            torch.empty(tuple(shape), dtype=dtype, device="meta"), frozenset([name]), pull
+        )
 
     @classmethod
     def _made(cls, meta: torch.Tensor, sources: frozenset[str], pull: Pull | None) -> Lazy:
@@ -53,9 +55,14 @@ class Lazy(torch.Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """See torch.Tensor."""
         named = dict(kwargs or {})
+        name = getattr(func, "__name__", "")
+        if name.endswith("_") and not name.endswith("__") and name != "requires_grad_":
+            raise ConfigError(f"{name}() would write to a tensor that is not read yet")
         given = [each for each in _leaves([args, named]) if isinstance(each, cls)]
         with torch._C.DisableTorchFunctionSubclass():
-            found = func(*args, **_on_meta(named)) if func is not _tensor.to else _cast(*args, **named)
+            found = (
+                func(*args, **_on_meta(named)) if func is not _tensor.to else _cast(*args, **named)
+            )
         several = isinstance(found, tuple | list)
         outputs = list(found) if several else [found]
         sources = frozenset[str]().union(*(each.sources for each in given))
@@ -90,8 +97,6 @@ def _pulls(func: Any, args: Any, named: dict[str, Any], outputs: list[Any]) -> l
 
     def computed(at: int) -> Pull:
         def pull(spans: Spans) -> torch.Tensor:
-            if getattr(func, "__name__", "").endswith("_"):
-                raise ConfigError(f"{func.__name__}() would write to a tensor that is not read yet")
             found = func(*_real(args), **_real(named))
             return selected(found if not isinstance(found, tuple | list) else found[at], spans)
 
@@ -195,8 +200,8 @@ def _split(func: Any, args: Any, named: Any, outputs: Any) -> list[Pull] | None:
 def _transposed(func: Any, args: Any, named: Any, outputs: Any) -> list[Pull] | None:
     tensor = args[0]
     ndim = tensor.dim()
-    one, other = (args[1] % ndim, args[2] % ndim) if len(args) > 2 else (0, 1)
-    if (len(args) < 3 and ndim != 2) or named:
+    one, other = (args[1] % ndim, args[2] % ndim) if len(args) > 2 else (ndim - 2, ndim - 1)
+    if named or ndim < 2 or (ndim > 2 and len(args) < 3 and func != _tensor.mT.__get__):
         return None
 
     def pull(spans: Spans) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -50,13 +50,15 @@ def from_pretrained(
     if given:
         raise ConfigError(f"from_pretrained() of a model that is cut takes no {', '.join(given)}")
     ranks = Ranks.of(None)
-    with _same_on_all(ranks):
-        files = WeightFiles(weight_files(str(path), options))
-        model = opened_model(model_class, str(path), files.tensors, options)
-        later = _without_memory(model)
-    parallelize(model, mesh, plan)
-    with _same_on_all(ranks):
-        _read(model, mesh if isinstance(mesh, DeviceMesh) else None, later)
+    with ExitStack() as open_files:
+        with _same_on_all(ranks):
+            files = WeightFiles(weight_files(str(path), options))
+            open_files.callback(files.close)
+            model = opened_model(model_class, str(path), files.tensors, options)
+            later = _without_memory(model)
+        parallelize(model, mesh, plan)
+        with _same_on_all(ranks):
+            _read(model, mesh if isinstance(mesh, DeviceMesh) else None, later)
     return model
 
 
@@ -100,11 +102,11 @@ def _without_memory(model: Any) -> dict[int, Lazy]:
 def _read(model: Any, mesh: DeviceMesh | None, later: dict[int, Lazy]) -> None:
     """Give each parameter its part of what there is to be read."""
     layouts, known = layouts_by_id(model), coordinates_by_id(model)
-    adapter = adapter_class(model)(model)
+    adapter: Any = adapter_class(model)(model)
     for name, parameter in model.named_parameters():
         lazy = later.get(id(parameter))
         if lazy is None:
             continue
-        layout = layouts.get(id(parameter))
-        piece = layout and piece_of(name, layout, mesh, known.get(id(parameter)))
+        layout, own = layouts.get(id(parameter)), known.get(id(parameter))
+        piece = None if layout is None else piece_of(name, layout, mesh, own)
         adapter.give_memory(parameter, lazy.values(piece))

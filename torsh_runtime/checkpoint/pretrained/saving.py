@@ -50,8 +50,8 @@ def save_pretrained(
     the whole one: from_pretrained() reads it anywhere.
 
     All ranks call it. Rank 0 writes: configurations, and tensors one after the other, each of which
-    is collected from the ranks that have it. It holds one tensor beside what it has; the others hold
-    nothing more. What was there is replaced when all is written.
+    is collected from the ranks that have it. It holds one tensor beside what it has; the others
+    hold nothing more. What was there is replaced when all is written.
 
     model: cut by parallelize(), in FullyShardedDataParallel or DistributedDataParallel, or several
         of these; or a PipelineParallel of it. mesh, process_group: as whole_state_dict().

@@ -21,15 +21,23 @@ class WeightFiles:
         """CheckpointError for what is no such file."""
         self.num_bytes = 0
         self.tensors: dict[str, Lazy] = {}
-        """By name; they can be read as long as they are there."""
+        """By name; they can be read until close()."""
+        self._memories: list[mmap.mmap] = []
         for each in files:
             self._open(each)
+
+    def close(self) -> None:
+        """Of the files."""
+        self.tensors = {}
+        for each in self._memories:
+            each.close()
 
     def _open(self, file: Path) -> None:
         try:
             with file.open("rb") as opened:
                 size = os.fstat(opened.fileno()).st_size
                 memory = mmap.mmap(opened.fileno(), size, access=mmap.ACCESS_COPY)
+            self._memories.append(memory)
             stored = read_header(lambda start, length: memory[start : start + length], size)
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{file} cannot be read: {error}") from None

@@ -44,9 +44,7 @@ class Elsewhere(torch.Tensor):
         return made
 
     @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """See torch.Tensor."""
         if func not in _TELLING:
             found = next(each for each in _flat([*args, kwargs or {}]) if isinstance(each, cls))
@@ -63,7 +61,7 @@ class Elsewhere(torch.Tensor):
     def __deepcopy__(self, _: Any) -> NoReturn:
         self._refuse()
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         """Without values."""
         return f"Elsewhere(shape={tuple(self.shape)}, dtype={self.dtype})"
 

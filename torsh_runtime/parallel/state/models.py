@@ -114,7 +114,6 @@ def _check_tensors(name: str, model: Any, known: Set[int]) -> None:
     if adapter_class(model).framework != "torch":
         return
     from torsh_runtime.arrays.subclasses import is_made_of_others, refusal_of_distributed
-
     from torsh_runtime.integrations.torch.parts import marks_of
 
     for key, tensor in [*model.named_parameters(), *model.named_buffers()]:

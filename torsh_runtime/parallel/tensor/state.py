@@ -15,14 +15,15 @@ from torsh_runtime.parallel.layouts import cut
 from torsh_runtime.parallel.tensor.axis import Axis
 
 _ELSEWHERE = (
-    "this rank has no values of {0!r}: state_dict() of a model of which ranks have parts gives whole "
-    "tensors to rank 0 of the axis {1!r} alone. All ranks call state_dict(), and that one uses what "
-    "it gives; or all call tr.save_pretrained(model, path), or tr.whole_state_dict(model), which "
-    "gives the others an empty dict"
+    "this rank has no values of {0!r}: state_dict() of a model of which ranks have parts gives "
+    "whole tensors to rank 0 of the axis {1!r} alone. All ranks call state_dict(), and that one "
+    "uses what it gives; or all call tr.save_pretrained(model, path), or "
+    "tr.whole_state_dict(model), which gives the others an empty dict"
 )
 _KEEP_VARS = (
     "state_dict(keep_vars=True) would have this rank's part of {0!r} in the place of a whole "
-    "parameter: leave keep_vars out for whole tensors; the parts are in dict(model.named_parameters())"
+    "parameter: leave keep_vars out for whole tensors; the parts are in "
+    "dict(model.named_parameters())"
 )
 _ASSIGN = (
     "load_state_dict(assign=True) would put another tensor in the place of {0!r}, of which this "
@@ -61,9 +62,7 @@ def _whole(name: str, parameter: Tensor, layout: TensorLayout, axis: Axis) -> Te
     return cast(Tensor, found)
 
 
-def own_parts(
-    layer: Any, state: dict[str, Any], prefix: str, is_assigned: bool
-) -> dict[str, Any]:
+def own_parts(layer: Any, state: dict[str, Any], prefix: str, is_assigned: bool) -> dict[str, Any]:
     """A state with this rank's parts in the place of a layer's whole tensors. ConfigError where
     these would become its parameters, or are elsewhere."""
     found = dict(state)

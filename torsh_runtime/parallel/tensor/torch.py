@@ -36,7 +36,6 @@ from torsh_runtime.parallel.tensor.plan import (
     Summed,
     Vocabulary,
 )
-
 from torsh_runtime.parallel.tensor.state import own_parts, put_whole
 
 
@@ -52,6 +51,9 @@ def _added(summed: Tensor, bias: Tensor) -> Tensor:
 
 
 class _OfTorch:
+    parameter_layouts: Layouts
+    axis: Axis
+    where: str
     framework = "torch"
     functional = functional
     compare = staticmethod(_compare)
