@@ -83,6 +83,7 @@ def test_what_cannot_be_written_or_read_is_refused_on_all_ranks(on_two: Results)
         assert "a Sequential is no model of transformers" in found["stranger"]
         assert "no weights in safetensors' format" in found["no files"]
         assert "takes no device_map" in found["map"]
+        assert "'0.weight' is on the meta device" in found["no values"]
         assert found["no model"] == "[]"
 
 

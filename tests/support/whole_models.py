@@ -160,8 +160,16 @@ def refused(folder: Path, rank: int) -> dict[str, str]:
         "map": raised(
             lambda: tr.from_pretrained(hf.LlamaForCausalLM, folder, mesh, device_map="auto")
         ),
+        "no values": raised(lambda: tr.whole_state_dict(_without_values(mesh))),
         "no model": str([*folder.glob("a/*")]),
     }
+
+
+def _without_values(mesh: Any) -> Any:
+    with torch.device("meta"):
+        made = tr.parallelize(torch.nn.Sequential(torch.nn.Linear(4, 6)), mesh, {"0": tr.Column()})
+    assert made.state_dict()["0.weight"].shape == (6, 4)
+    return made
 
 
 def read(folder: Path, rank: int) -> dict[str, Any]:

@@ -55,6 +55,9 @@ class WholeTensors:
             problem = (
                 f"{names} is no tensor: save with a tr.checkpoint.Checkpointer, which keeps it"
             )
+        without = [n for n, t in contents.tensors.items() if getattr(t.values, "is_meta", False)]
+        if without:
+            problem = f"{_plain(without[0])!r} is on the meta device, where it has no values"
         self._own = {_plain(name): each for name, each in contents.tensors.items()}
         self._like = next((each.values for each in self._own.values()), None)
         self.aliases = {_plain(name): _plain(to) for name, to in contents.aliases.items()}

@@ -51,6 +51,8 @@ def put_whole(layer: Any, destination: dict[str, Any], prefix: str, keeps_vars: 
 
 
 def _whole(name: str, parameter: Tensor, layout: TensorLayout, axis: Axis) -> Tensor:
+    if parameter.is_meta:
+        return parameter.detach().new_empty(layout.shape)
     places = [{axis.name: rank} for rank in range(axis.size)]
     pieces = {
         rank: layout.piece(place) for rank, place in enumerate(places) if layout.is_first(place)
