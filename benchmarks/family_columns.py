@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -247,6 +249,43 @@ def _with_balance(loss: Callable[[Any, Batch], Tensor], found: Any, batch: Batch
     return loss(found, batch) + (0.1 * balance if isinstance(balance, Tensor) else 0.0)
 
 
+def saved(name: str, mesh: Any) -> str:
+    """Of a trained model's save_pretrained(), in float32, read by one process and by parts."""
+    family, model = FAMILIES[name], built(FAMILIES[name]).float()
+    kind = type(model)
+    tr.parallelize(model, mesh, "auto")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
+    _loss_in_float32(model, family, 0).backward()
+    optimizer.step()
+    folder = [tempfile.mkdtemp() if tr.get_rank() == 0 else ""]
+    tr.broadcast_object_list(folder, 0)
+    try:
+        model.save_pretrained(folder[0], max_shard_size="50KB")
+        parts = tr.from_pretrained(kind, folder[0], mesh, experts_implementation="eager")
+        found = _same_state(tr.whole_state_dict(model), kind.from_pretrained(folder[0]))
+    finally:
+        tr.barrier()
+        shutil.rmtree(folder[0], ignore_errors=True)
+    with torch.no_grad():
+        losses = [_loss_in_float32(each.eval(), family, 1) for each in (model, parts)]
+    return found or ("" if torch.equal(*losses) else "another loss of what is loaded by parts")
+
+
+def _loss_in_float32(model: Any, family: Family, step: int) -> Tensor:
+    given = family.batch(step).items()
+    batch = {key: each.float() if each.is_floating_point() else each for key, each in given}
+    return family.loss(model(**batch), batch)
+
+
+def _same_state(expected: Mapping[str, Tensor], model: Any) -> str:
+    """What of a state a model has otherwise; nothing on ranks that have none."""
+    own = model.state_dict()
+    for name, each in expected.items():
+        if name not in own or not torch.equal(own[name], each) or own[name].dtype != each.dtype:
+            return f"{name} is not what was saved"
+    return "other names" if expected and expected.keys() != own.keys() else ""
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """One way to spread models."""
@@ -280,5 +319,6 @@ COLUMNS: Mapping[str, Column] = {
     "CP": Column(context_parallel, {"cp": 2}),
     "TP × PP × DP": Column(spread, {"pp": 2, "dp": 2, "tp": 2}),
     "EP": Column(expert_parallel, {"dp": 2}, {"edp": 1, "ep": 2}),
+    "save_pretrained": Column(saved, {"tp": 2}),
 }
 """By title."""

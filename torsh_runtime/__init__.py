@@ -37,6 +37,13 @@ if TYPE_CHECKING:
         serve_store as serve_store,
         shrink_group as shrink_group,
     )
+    from torsh_runtime.checkpoint.pretrained import (
+        from_pretrained as from_pretrained,
+        save_pretrained as save_pretrained,
+    )
+    from torsh_runtime.checkpoint.whole import (
+        whole_state_dict as whole_state_dict,
+    )
     from torsh_runtime.comm.apart import (
         all_reduce_into as all_reduce_into,
         exscan as exscan,
@@ -294,6 +301,8 @@ _HOMES = {
         "serve_store",
         "shrink_group",
     ),
+    "torsh_runtime.checkpoint.pretrained": ("from_pretrained", "save_pretrained"),
+    "torsh_runtime.checkpoint.whole": ("whole_state_dict",),
     "torsh_runtime.comm.apart": (
         "all_reduce_into",
         "exscan",

@@ -281,6 +281,17 @@ def test_tensor_parallelism_of_transformers(torshrun: Launcher) -> None:
 
 @pytest.mark.torch
 @needs_torch
+@pytest.mark.skipif(not importlib.util.find_spec("transformers"), reason="needs transformers")
+def test_models_to_files_and_back(torshrun: Launcher) -> None:
+    keep_inductor_inside(torshrun)
+    command, _, rest = snippet("tensor-parallel.md", "files.py").partition("\n")
+    absent = "import sys\nsys.modules.update(torchvision=None, torchao=None)"  # slow to load
+    said = output(torshrun, f"{command}\n{absent}\n{rest}", within=90)
+    assert "82752 parameters" in said
+
+
+@pytest.mark.torch
+@needs_torch
 def test_verification(torshrun: Launcher) -> None:
     keep_inductor_inside(torshrun)
     for script in snippets("verification.md"):

@@ -188,6 +188,11 @@ class MixtureOfExperts:
         said = f"one with the router's values {'/'.join(f'{digest(each):08x}' for each in every)}"
         check_same(self.ranks.experts, "MixtureOfExperts", said)
 
+    @property
+    def mesh_coordinate(self) -> dict[str, int]:
+        """Where this rank stands along the axis."""
+        return {self.ranks.name: self.ranks.experts.rank}
+
     def forward(self, input: Any) -> tuple[Any, Any]:
         """input: (…, embed_dim), this rank's tokens, maybe none. Returns the same shape, and the
         auxiliary loss, one number that is the same on all ranks: 1 if experts get equally much,

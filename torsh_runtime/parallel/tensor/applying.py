@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 from typing import Any, Literal, TypeVar
 
 from torsh_runtime.errors import ConfigError
@@ -276,5 +278,13 @@ def _carry_out(
     for _, module in adapter.modules():
         if getattr(module, "use_nested_tensor", False):  # torch's encoder, for its own kernels
             module.use_nested_tensor = False
+        if axis.size > 1 and callable(getattr(module, "save_pretrained", None)):
+            module.save_pretrained = partial(_save_pretrained, module)
         if hasattr(module, "note_parts"):  # of experts, which tokens may come to in parts
             module.note_parts(axis.group)
+
+
+def _save_pretrained(module: Any, *given: Any, **named: Any) -> None:
+    """As transformers', of a model of which ranks have parts."""
+    pretrained = import_module("torsh_runtime.checkpoint.pretrained")  # a floor above
+    pretrained.save_pretrained_of(module, *given, **named)

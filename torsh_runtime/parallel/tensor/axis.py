@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, Self
+from weakref import WeakValueDictionary
 
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
@@ -24,9 +26,20 @@ class Axis:
     group: ProcessGroup
     enter: Entrance = field(default_factory=Entrance, compare=False, repr=False)
     """Of the layers that are made along it together."""
+    wholes: MutableMapping[int, Any] = field(
+        default_factory=WeakValueDictionary, compare=False, repr=False
+    )
+    """Whole tensors that state_dict() has given last, by the id() of parameters."""
 
     def __deepcopy__(self, memo: Any) -> Self:
         return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise ConfigError(
+            "a model of which ranks have parts cannot be pickled, as torch.save(model) does, for "
+            "no other process has its groups: save tr.whole_state_dict(model) on rank 0, call "
+            "tr.save_pretrained(model, path), or keep it with a tr.checkpoint.Checkpointer"
+        )
 
     @property
     def size(self) -> int:

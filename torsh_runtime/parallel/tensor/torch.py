@@ -13,6 +13,7 @@ from torch.nn import functional
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.integrations.torch.compiling import leave_alone
 from torsh_runtime.integrations.torch.modes import has_modes
+from torsh_runtime.integrations.torch.parts import marks_of
 from torsh_runtime.layout import Shard
 from torsh_runtime.parallel import regions
 from torsh_runtime.parallel.tensor import (
@@ -29,7 +30,7 @@ from torsh_runtime.parallel.tensor.axis import Axis
 from torsh_runtime.parallel.tensor.balance import count_all_tokens as count_all_tokens
 from torsh_runtime.parallel.tensor.cuts import cuts
 from torsh_runtime.parallel.tensor.kinds import calls_forward, joined_class, output_dim
-from torsh_runtime.parallel.tensor.parts import Layouts, check_same_input
+from torsh_runtime.parallel.tensor.parts import Layouts, adapted, check_same_input, mark_part
 from torsh_runtime.parallel.tensor.plan import (
     Attention,
     Block,
@@ -46,6 +47,7 @@ from torsh_runtime.parallel.tensor.plan import (
     Vocabulary,
     Whole,
 )
+from torsh_runtime.parallel.tensor.state import own_parts, put_whole
 from torsh_runtime.parallel.tensor.trying import number_of_experts as number_of_experts
 
 
@@ -61,10 +63,33 @@ def _added(summed: Tensor, bias: Tensor) -> Tensor:
 
 
 class _OfTorch:
+    parameter_layouts: Layouts
+    axis: Axis
+    where: str
     framework = "torch"
     functional = functional
     compare = staticmethod(_compare)
     added = staticmethod(_added)
+
+    def _put_whole(
+        self, state: Any, prefix: str = "", keep_vars: bool = False, *, destination: Any = None
+    ) -> None:
+        put_whole(self, state, prefix, keep_vars)
+
+    def __setstate__(self, state: Any) -> None:
+        super().__setstate__(state)  # type: ignore[misc]
+        for name, layout in self.parameter_layouts.items():  # copies of parameters have no marks
+            parameter = getattr(self, name)
+            if marks_of(parameter) is None:
+                mark_part(adapted(self), parameter, layout, self.axis, f"{self.where}.{name}")
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: Any, *others: Any
+    ) -> None:
+        # Also of a state with whole tensors, of which this rank takes its parts.
+        is_assigned = local_metadata.get("assign_to_params_buffers", False)
+        own = own_parts(self, state_dict, prefix, is_assigned)
+        super()._load_from_state_dict(own, prefix, local_metadata, *others)  # type: ignore[misc]
 
 
 class ColumnParallelLinear(_OfTorch, layers.ColumnParallelLinear, nn.Linear):
