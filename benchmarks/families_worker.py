@@ -24,7 +24,7 @@ def cell(name: str, title: str) -> str:
     if column.run is None:
         return NOT_TRIED
     try:
-        said = column.run(name, tr.init_device_mesh(dict(column.axes)))
+        said = column.run(name, column.mesh())
     except tr.ConfigError as error:
         return f"{REFUSED}: {error}"
     except Exception as error:  # which is a verdict, too

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from math import prod
 from typing import Any
@@ -219,6 +221,81 @@ def _of_parts(replica: Any, family: Family, mesh: Any) -> Trained:
     return Trained(losses, norms, _parameters(replica.module))
 
 
+def expert_parallel(name: str, mesh: Any) -> str:
+    """Of whole experts on ranks with batches of their own, with the loss of their balance."""
+    family, has_balance = FAMILIES[name], {"output_router_logits": True}
+    if not any("Experts" in type(each).__name__ for each in built(family).modules()):
+        return SENSELESS
+    if not hasattr(built(family).config, "output_router_logits"):
+        has_balance = {}
+    balanced = replace(
+        family, loss=partial(_with_balance, family.loss), options={**family.options, **has_balance}
+    )
+    model, single = built(balanced), built(balanced)
+    reference = trained(
+        single, balanced, partial(torch.nn.utils.clip_grad_norm_, [*single.parameters()], NORM)
+    )
+    tr.parallelize(model, mesh, "auto")
+    replica: Any = tr.DistributedDataParallel(model, process_group=mesh["dp"])
+    place, count = mesh.coordinate["dp"], mesh.size("dp")
+
+    def own_batch(step: int) -> Batch:
+        return {key: each.chunk(count)[place] for key, each in family.batch(step).items()}
+
+    found = trained(
+        replica, replace(balanced, batch=own_batch), lambda: tr.clip_grad_norm_(replica, NORM, mesh)
+    )
+    losses = torch.tensor(found.losses, dtype=torch.float64)
+    tr.all_reduce(losses, tr.ReduceOp.AVG)
+    own = {key.removeprefix("module."): each for key, each in found.parameters.items()}
+    return compared(
+        Trained(losses.tolist(), found.norms, own), reference, tr.layouts_of(model), mesh
+    )
+
+
+def _with_balance(loss: Callable[[Any, Batch], Tensor], found: Any, batch: Batch) -> Tensor:
+    """A loss, and one of the balance of experts where the model has one."""
+    balance = getattr(found, "aux_loss", None)
+    return loss(found, batch) + (0.1 * balance if isinstance(balance, Tensor) else 0.0)
+
+
+def saved(name: str, mesh: Any) -> str:
+    """Of a trained model's save_pretrained(), in float32, read by one process and by parts."""
+    family, model = FAMILIES[name], built(FAMILIES[name]).float()
+    kind = type(model)
+    tr.parallelize(model, mesh, "auto")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
+    _loss_in_float32(model, family, 0).backward()
+    optimizer.step()
+    folder = [tempfile.mkdtemp() if tr.get_rank() == 0 else ""]
+    tr.broadcast_object_list(folder, 0)
+    try:
+        model.save_pretrained(folder[0], max_shard_size="50KB")
+        parts = tr.from_pretrained(kind, folder[0], mesh, experts_implementation="eager")
+        found = _same_state(tr.whole_state_dict(model), kind.from_pretrained(folder[0]))
+    finally:
+        tr.barrier()
+        shutil.rmtree(folder[0], ignore_errors=True)
+    with torch.no_grad():
+        losses = [_loss_in_float32(each.eval(), family, 1) for each in (model, parts)]
+    return found or ("" if torch.equal(*losses) else "another loss of what is loaded by parts")
+
+
+def _loss_in_float32(model: Any, family: Family, step: int) -> Tensor:
+    given = family.batch(step).items()
+    batch = {key: each.float() if each.is_floating_point() else each for key, each in given}
+    return family.loss(model(**batch), batch)
+
+
+def _same_state(expected: Mapping[str, Tensor], model: Any) -> str:
+    """What of a state a model has otherwise; nothing on ranks that have none."""
+    own = model.state_dict()
+    for name, each in expected.items():
+        if name not in own or not torch.equal(own[name], each) or own[name].dtype != each.dtype:
+            return f"{name} is not what was saved"
+    return "other names" if expected and expected.keys() != own.keys() else ""
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """One way to spread models."""
@@ -228,6 +305,13 @@ class Column:
     None: not tried."""
     axes: Mapping[str, int]
     """Of the mesh."""
+    view: Mapping[str, int] = field(default_factory=dict)
+    """Further axes of its ranks along "dp"."""
+
+    def mesh(self) -> Any:
+        """The mesh."""
+        made = tr.init_device_mesh(dict(self.axes))
+        return made.view(self.view, over=("dp",)) if self.view else made
 
     @property
     def ranks(self) -> int:
@@ -245,5 +329,7 @@ COLUMNS: Mapping[str, Column] = {
     "CP": Column(context_parallel, {"cp": 2}),
     "compile": Column(compiled, {"tp": 2}),
     "TP × PP × DP": Column(spread, {"pp": 2, "dp": 2, "tp": 2}),
+    "EP": Column(expert_parallel, {"dp": 2}, {"edp": 1, "ep": 2}),
+    "save_pretrained": Column(saved, {"tp": 2}),
 }
 """By title."""

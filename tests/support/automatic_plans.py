@@ -12,7 +12,7 @@ from benchmarks.family_columns import compared, generating, tensor_parallel, tra
 from benchmarks.family_models import FAMILIES, hf
 
 CUT = ("llama", "qwen3", "gpt2", "gpt-oss", "deberta", "t5")
-SEQUENCES = ("qwen3", "bart")
+SEQUENCES = ("qwen3", "bart", "qwen-moe")
 
 
 def right(rank: int) -> dict[str, str]:
@@ -63,6 +63,10 @@ def refused(rank: int) -> dict[str, str]:
     styled._tp_plan = {"layers.*.mlp.up_proj": "diagonal"}
     strange = torch.nn.Sequential(torch.nn.Linear(2, 2))
     experts = FAMILIES["mixtral"].built()
+    for layer in experts.model.layers:  # a block that holds nothing but its router
+        layer.experts, layer.mlp = layer.mlp.experts, layer.mlp.gate
+    experts._tp_plan = {"model.layers.*.experts": "moe_tp_experts"}
+    experts._tp_plan |= {"model.layers.*.experts.down_proj": "rowwise"}
     found = {
         "style": _told(lambda: tr.parallelize(styled, mesh, "auto")),
         "few": _told(lambda: tr.parallelize(few, mesh, "auto")),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from torsh_runtime.comm.choosing import backend_type
 from torsh_runtime.comm.default import has_default_group
 from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.layout import Piece
 from torsh_runtime.parallel.agreement import texts_of_all
+from torsh_runtime.parallel.collecting import collected, meet
 from torsh_runtime.parallel.groups import group_of
 
 
@@ -73,6 +75,15 @@ class Ranks:
             room = [np.empty(row[self.rank], np.uint8) for row in sizes]
         self._for_bytes(self._group).all_to_all(room, own)
         return list(room)
+
+    def meet(self, what: str) -> None:
+        """See parallel.collecting."""
+        if self._group is not None:
+            meet(self._group, what)
+
+    def collected(self, own: Any, pieces: Mapping[int, Piece], dtype: str, like: Any) -> Any:
+        """See parallel.collecting."""
+        return collected(own, pieces, dtype, self._group, like)
 
     def _for_bytes(self, group: ProcessGroup) -> ProcessGroup:
         """A group that takes arrays of the processor."""

@@ -256,13 +256,19 @@ class TorchModule(ModuleAdapter[Tensor]):
     @torch.no_grad()
     def materialise(self, module: Any, initialise: Callable[[Any], object]) -> None:
         for each in _own_tensors(module):
-            if each.is_meta:  # the object stays, of which others may know
-                memory: Any = torch.empty_like(each, device="cpu")
-                if isinstance(each, torch.nn.Parameter):
-                    memory = torch.nn.Parameter(memory, each.requires_grad)
-                swap: Any = torch.utils.swap_tensors
-                swap(each, memory)
+            if each.is_meta:
+                self.give_memory(each, torch.empty_like(each, device="cpu"))
         initialise(module)
+
+    def give_memory(self, tensor: Tensor, values: Tensor) -> None:
+        """Let what is on the meta device have these values; the object stays, of which others may
+        know, and what is noted at it."""
+        memory: Any = values
+        if isinstance(tensor, torch.nn.Parameter):
+            memory = torch.nn.Parameter(values, tensor.requires_grad)
+        vars(memory).update(vars(tensor))
+        swap: Any = torch.utils.swap_tensors
+        swap(tensor, memory)
 
     def at_end_of_backward(self, call: Call) -> None:
         _engine.queue_callback(call)

@@ -7,6 +7,7 @@ parameters that are not in it, all ranks have the same.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -19,6 +20,7 @@ from torsh_runtime.modules import adapter_class
 OF_ONE_MODULE = frozenset(
     {
         "communicates_in_backward",
+        "mesh_coordinate",
         "note_parts",
         "parallel_wrappers",
         "parameter_layouts",
@@ -93,6 +95,19 @@ def layouts_by_id(model: Any) -> dict[int, TensorLayout]:
     return found
 
 
+def coordinates_by_id(model: Any) -> dict[int, dict[str, int]]:
+    """Where this rank stands along the axes of those layouts whose modules know it, as their
+    `mesh_coordinate`, by the id() of each parameter."""
+    adapter = adapter_class(model)(model)
+    return {
+        id(parameter): dict(module.mesh_coordinate)
+        for _, module in adapter.modules()
+        if getattr(module, "parameter_layouts", None) and hasattr(module, "mesh_coordinate")
+        for name, parameter in adapter.own_parameters(module)
+        if name in module.parameter_layouts
+    }
+
+
 def sharded_by_id(model: Any) -> dict[int, TensorLayout]:
     """Of these the layouts of parameters of which ranks along some axis have different parts."""
     return {key: each for key, each in layouts_by_id(model).items() if each.sharded()}
@@ -122,14 +137,16 @@ def check_replicas(model: Any, group: ProcessGroup) -> set[int]:
     return known
 
 
-def coordinate_on(mesh: DeviceMesh | None, name: str, layout: TensorLayout) -> dict[str, int]:
+def coordinate_on(
+    mesh: DeviceMesh | None, name: str, layout: TensorLayout, known: Mapping[str, int] | None = None
+) -> dict[str, int]:
     """Where this rank stands along the layout's axes; 0 along those where that makes no difference.
 
-    name: of what has the layout. ConfigError if it takes axes that the mesh has not, or with other
-    sizes.
+    name: of what has the layout. known: where it stands along axes that no mesh has to tell of.
+    ConfigError if it takes axes that the mesh has not, or with other sizes.
     """
-    coordinate = dict.fromkeys((axis for axis, _, _ in layout.axes), 0)
-    sharded = layout.sharded()
+    coordinate = dict.fromkeys((axis for axis, _, _ in layout.axes), 0) | dict(known or {})
+    sharded = {*layout.sharded()} - {*(known or ())}
     here = {} if mesh is None else mesh.coordinate
     for axis, size, _ in layout.axes:
         if axis not in sharded:
@@ -143,15 +160,23 @@ def coordinate_on(mesh: DeviceMesh | None, name: str, layout: TensorLayout) -> d
     return coordinate
 
 
-def piece_of(name: str, layout: TensorLayout, mesh: DeviceMesh | None) -> Piece:
+def piece_of(
+    name: str, layout: TensorLayout, mesh: DeviceMesh | None, known: Mapping[str, int] | None = None
+) -> Piece:
     """What this rank has of the parameter of this name. ConfigError as coordinate_on()."""
-    return layout.piece(coordinate_on(mesh, name, layout))
+    return layout.piece(coordinate_on(mesh, name, layout, known))
 
 
-def part_of(name: str, layout: TensorLayout, mesh: DeviceMesh | None, part: Piece) -> Piece:
+def part_of(
+    name: str,
+    layout: TensorLayout,
+    mesh: DeviceMesh | None,
+    part: Piece,
+    known: Mapping[str, int] | None = None,
+) -> Piece:
     """The same where a wrapper has left this part of what the rank has. ConfigError also for a part
     of something of another shape."""
-    held = piece_of(name, layout, mesh)
+    held = piece_of(name, layout, mesh, known)
     if part.global_shape != held.shape:
         raise ConfigError(
             f"{name!r} is of shape {part.global_shape}, and its layout gives this rank "

@@ -21,6 +21,11 @@ def parts_are_meant() -> Iterator[None]:
         _are_meant.reset(before)
 
 
+def are_meant() -> bool:
+    """Whether this is such a block."""
+    return _are_meant.get()
+
+
 def refusing(text: str, is_whole: Callable[[], bool]) -> Callable[[], None]:
     """What raises ConfigError with this text where parts would be taken for whole parameters.
     is_whole: whether there are no parts now."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.modules import adapter_class
 from torsh_runtime.parallel.ddp.wrapper import DistributedDataParallel
 from torsh_runtime.parallel.fsdp.wrapper import FullyShardedDataParallel, wrappers_of
-from torsh_runtime.parallel.layouts import layouts_by_id, part_of
+from torsh_runtime.parallel.layouts import coordinates_by_id, layouts_by_id, part_of
 from torsh_runtime.parallel.parts_of_state import parts_are_meant
 from torsh_runtime.parallel.state.contents import Contents, Source
 from torsh_runtime.parallel.state.plain import decode, encode
@@ -22,7 +22,8 @@ class ModelState:
     """A model's parameters, persistent buffers, and what its modules have as extra state."""
 
     def __init__(self, name: str, model: Any, mesh: DeviceMesh | None = None) -> None:
-        """mesh: what the model's layouts are on. ConfigError if they do not fit it."""
+        """mesh: what the model's layouts are on, as far as its modules do not know where this rank
+        stands. ConfigError if they do not fit it."""
         self._name, self._mesh = name, mesh
         self.pieces: dict[int, tuple[str, Piece]] = {}
         """By the id() of each parameter: its name, and what this rank has of it."""
@@ -33,8 +34,9 @@ class ModelState:
         self._extra: dict[str, Any] = {}
         """Modules of torch with a get_extra_state(), by the name of what it gives."""
         self._layouts, self._parts = layouts_by_id(model), _parts(model)
-        whole = _unwrapped(model)
-        _check_tensors(name, whole)
+        self._known = coordinates_by_id(model)
+        whole = unwrapped(model)
+        _check_tensors(name, whole, self._parts.keys())
         self._look(whole)
 
     def keep(self, contents: Contents) -> None:
@@ -94,7 +96,7 @@ class ModelState:
         part = self._parts.get(key, Piece.whole(shape))
         if key not in self._layouts:
             return part
-        return part_of(name, self._layouts[key], self._mesh, part)
+        return part_of(name, self._layouts[key], self._mesh, part, self._known.get(key))
 
 
 def is_model(thing: object) -> bool:
@@ -106,13 +108,21 @@ def is_model(thing: object) -> bool:
     return True
 
 
-def _check_tensors(name: str, model: Any) -> None:
-    """ConfigError for tensors that others hold, of which only a copy of the elements would stay."""
+def _check_tensors(name: str, model: Any, known: Set[int]) -> None:
+    """ConfigError for tensors that others hold, of which only a copy of the elements would stay,
+    and for parts of parameters that no wrapper in the model tells of. known: id() of those."""
     if adapter_class(model).framework != "torch":
         return
     from torsh_runtime.arrays.subclasses import is_made_of_others, refusal_of_distributed
+    from torsh_runtime.integrations.torch.parts import marks_of
 
     for key, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        marks = marks_of(tensor)
+        if marks and any(part.dim is None for part in marks.parts) and id(tensor) not in known:
+            raise ConfigError(
+                f"'{name}/{key}' is a part of what a FullyShardedDataParallel has cut, which is "
+                f"around this model: pass the FullyShardedDataParallel in its place"
+            )
         if not is_made_of_others(tensor):
             continue
         kind = f"{type(tensor).__module__}.{type(tensor).__qualname__}"
@@ -130,7 +140,8 @@ def _buffers(model: Any) -> Iterator[tuple[str, Any]]:
             yield f"{prefix}.{key}" if prefix else key, buffer
 
 
-def _unwrapped(model: Any) -> Any:
+def unwrapped(model: Any) -> Any:
+    """The model that wrappers are around."""
     while True:
         if isinstance(model, DistributedDataParallel | FullyShardedDataParallel):
             model = model.module

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, Self
+from weakref import WeakValueDictionary
 
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.mesh.mesh import DeviceMesh
+from torsh_runtime.parallel.dispatch.ranks import Ranks
 from torsh_runtime.parallel.groups import group_of
 from torsh_runtime.parallel.tensor.entrance import Entrance
 
 DEFAULT_NAME = "tp"
+EXPERTS_NAME = "ep"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +26,20 @@ class Axis:
     group: ProcessGroup
     enter: Entrance = field(default_factory=Entrance, compare=False, repr=False)
     """Of the layers that are made along it together."""
+    wholes: MutableMapping[int, Any] = field(
+        default_factory=WeakValueDictionary, compare=False, repr=False
+    )
+    """Whole tensors that state_dict() has given last, by the id() of parameters."""
 
     def __deepcopy__(self, memo: Any) -> Self:
         return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise ConfigError(
+            "a model of which ranks have parts cannot be pickled, as torch.save(model) does, for "
+            "no other process has its groups: save tr.whole_state_dict(model) on rank 0, call "
+            "tr.save_pretrained(model, path), or keep it with a tr.checkpoint.Checkpointer"
+        )
 
     @property
     def size(self) -> int:
@@ -35,6 +50,38 @@ class Axis:
     def index(self) -> int:
         """Where along it this rank stands."""
         return self.group.rank
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsAxis(Axis):
+    """One along which ranks have experts."""
+
+    ranks: Ranks | None = field(default=None, compare=False, repr=False)
+
+
+def has_experts(mesh: Any) -> bool:
+    """Whether a mesh has an axis along which ranks have experts."""
+    return isinstance(mesh, DeviceMesh) and EXPERTS_NAME in mesh.coordinate
+
+
+def experts_axis_of(mesh: Any) -> ExpertsAxis:
+    """That along which ranks have experts. ConfigError for a mesh that has none, or does not tell
+    who has the same tokens."""
+    if not has_experts(mesh):
+        raise ConfigError(
+            f"experts go to ranks along an axis {EXPERTS_NAME!r}, and {mesh} has none: pass a "
+            f"whole mesh that has one, as of mesh.view({{'edp': -1, 'ep': 2}}, over=('dp',))"
+        )
+    ranks = Ranks.on(mesh, EXPERTS_NAME)
+    return ExpertsAxis(EXPERTS_NAME, ranks.experts, ranks=ranks)
+
+
+def axis_beside(mesh: DeviceMesh) -> Axis:
+    """That along which layers are cut of a mesh with experts; of this rank alone if there is
+    none."""
+    if DEFAULT_NAME in mesh.mesh_dim_names:
+        return Axis(DEFAULT_NAME, mesh.get_group(DEFAULT_NAME))
+    return Axis(DEFAULT_NAME, mesh.alike(mesh.mesh_dim_names))
 
 
 def axis_of(mesh: Any) -> Axis:

@@ -20,7 +20,7 @@ from torsh_runtime.errors import ConfigError
 from torsh_runtime.layout import Shard
 from torsh_runtime.parallel import regions
 from torsh_runtime.parallel.operations import is_recorded
-from torsh_runtime.parallel.parts_of_state import refusing
+from torsh_runtime.parallel.parts_of_state import are_meant
 from torsh_runtime.parallel.tensor.axis import Axis, axis_of
 from torsh_runtime.parallel.tensor.cuts import (
     QueryHeads,
@@ -40,9 +40,8 @@ from torsh_runtime.parallel.tensor.plan import Column, Row
 
 _STATE_OF_PARTS = (
     "the state of a model has this rank's part of {!r} only, which is not to be taken for a whole "
-    "one, as save_pretrained() would: save with a tr.checkpoint.Checkpointer, from which "
-    "`python -m torsh_runtime.checkpoint export` makes one file of the whole model; the parts are "
-    "in dict(model.named_parameters())"
+    "one: take whole ones with tr.whole_state_dict(model), on all ranks, or save with a "
+    "tr.checkpoint.Checkpointer; the parts are in dict(model.named_parameters())"
 )
 _HOME = "torsh_runtime.parallel.tensor"
 
@@ -134,11 +133,20 @@ class Layer:
         self.where = where or type(self).__name__
 
     def state_dict(self, *arguments: Any, **named: Any) -> Any:
-        """As any layer's. ConfigError where it would have parts in the place of whole parameters,
-        unless these are meant."""
-        if self.parameter_layouts and self.axis.size > 1:
-            refusing(_STATE_OF_PARTS.format(self.where), lambda: False)()
-        return super().state_dict(*arguments, **named)  # type: ignore[misc]
+        """As any layer's, with whole parameters, unless parts are meant."""
+        found = super().state_dict(*arguments, **named)  # type: ignore[misc]
+        if self.parameter_layouts and self.axis.size > 1 and not are_meant():
+            self._put_whole(found, *arguments[1:], **named)
+        return found
+
+    def _put_whole(self, state: Any, *arguments: Any, **named: Any) -> None:
+        """Have whole parameters in a state. ConfigError where that cannot be."""
+        raise ConfigError(_STATE_OF_PARTS.format(self.where))
+
+    @property
+    def mesh_coordinate(self) -> dict[str, int]:
+        """Where this rank stands along the axis."""
+        return {self.axis.name: self.axis.index}
 
     @property
     def parts_group(self) -> ProcessGroup | None:

@@ -42,6 +42,13 @@ def keep_part(
     """Let the parameter of this name have the values of this rank alone, in memory of their own."""
     own = cut(adapter.values(parameter), layout.piece({axis.name: axis.index}))
     adapter.set_values(parameter, copied(own))
+    mark_part(adapter, parameter, layout, axis, name)
+
+
+def mark_part(
+    adapter: ModuleAdapter[Any], parameter: Any, layout: TensorLayout, axis: Axis, name: str
+) -> None:
+    """Let the framework's functions know that it is a part."""
     shard = layout.axes[0][2]
     if axis.size > 1 and isinstance(shard, Shard):
         adapter.mark(parameter, Part(name, axis.group, shard.dim, CLIPPING))

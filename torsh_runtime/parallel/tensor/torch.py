@@ -13,19 +13,30 @@ from torch.nn import functional
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.integrations.torch.compiling import is_traced
 from torsh_runtime.integrations.torch.modes import has_modes
+from torsh_runtime.integrations.torch.parts import marks_of
 from torsh_runtime.layout import Shard
 from torsh_runtime.parallel import regions
-from torsh_runtime.parallel.tensor import anyone, attention, embeddings, heads, layers, on_part
+from torsh_runtime.parallel.tensor import (
+    anyone,
+    attention,
+    embeddings,
+    experts,
+    heads,
+    layers,
+    on_part,
+)
 from torsh_runtime.parallel.tensor.attention import heads_first, joined
 from torsh_runtime.parallel.tensor.axis import Axis
+from torsh_runtime.parallel.tensor.balance import count_all_tokens as count_all_tokens
 from torsh_runtime.parallel.tensor.cuts import cuts
 from torsh_runtime.parallel.tensor.kinds import calls_forward, joined_class, output_dim
-from torsh_runtime.parallel.tensor.parts import Layouts
+from torsh_runtime.parallel.tensor.parts import Layouts, adapted, mark_part
 from torsh_runtime.parallel.tensor.plan import (
     Attention,
     Block,
     Column,
     Entry,
+    Experts,
     Heads,
     Own,
     Part,
@@ -34,8 +45,11 @@ from torsh_runtime.parallel.tensor.plan import (
     Shared,
     Summed,
     Vocabulary,
+    Whole,
 )
+from torsh_runtime.parallel.tensor.state import own_parts, put_whole
 from torsh_runtime.parallel.tensor.traced import check_rows, compare
+from torsh_runtime.parallel.tensor.trying import number_of_experts as number_of_experts
 
 
 def _added(summed: Tensor, bias: Tensor) -> Tensor:
@@ -47,10 +61,33 @@ def _added(summed: Tensor, bias: Tensor) -> Tensor:
 
 
 class _OfTorch:
+    parameter_layouts: Layouts
+    axis: Axis
+    where: str
     framework = "torch"
     functional = functional
     compare = staticmethod(compare)
     added = staticmethod(_added)
+
+    def _put_whole(
+        self, state: Any, prefix: str = "", keep_vars: bool = False, *, destination: Any = None
+    ) -> None:
+        put_whole(self, state, prefix, keep_vars)
+
+    def __setstate__(self, state: Any) -> None:
+        super().__setstate__(state)  # type: ignore[misc]
+        for name, layout in self.parameter_layouts.items():  # copies of parameters have no marks
+            parameter = getattr(self, name)
+            if marks_of(parameter) is None:
+                mark_part(adapted(self), parameter, layout, self.axis, f"{self.where}.{name}")
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: Any, *others: Any
+    ) -> None:
+        # Also of a state with whole tensors, of which this rank takes its parts.
+        is_assigned = local_metadata.get("assign_to_params_buffers", False)
+        own = own_parts(self, state_dict, prefix, is_assigned)
+        super()._load_from_state_dict(own, prefix, local_metadata, *others)  # type: ignore[misc]
 
 
 class ColumnParallelLinear(_OfTorch, layers.ColumnParallelLinear, nn.Linear):
@@ -99,6 +136,14 @@ class SummedOfAny(_OfTorch, anyone.SummedLayer):
 
 class ScatteredOfAny(_OfTorch, anyone.ScatteredLayer):
     """See anyone."""
+
+
+class WholeOfAny(_OfTorch, anyone.WholeLayer):
+    """See anyone."""
+
+
+class ExpertsOfAny(_OfTorch, experts.ExpertsOfAny):
+    """See experts."""
 
 
 class AttentionOfAny(_OfTorch, heads.AttentionOfAny):
@@ -288,7 +333,7 @@ def kind_of(where: str, module: Any, entry: Any) -> Any:
 def is_around(module: Any, entry: Entry) -> bool:
     """Whether an entry is carried out around the forward() that a module has."""
     if not isinstance(entry, Part):
-        return isinstance(entry, Shared | Summed | Heads | Scatter)
+        return isinstance(entry, Shared | Summed | Heads | Scatter | Whole | Experts)
     plain = layers.plain_kind(LAYERS[Part], module)
     is_plain = plain is not None and type(module).forward is plain.forward
     return entry.gather_output or not (is_plain or isinstance(module, nn.Embedding))
@@ -319,5 +364,7 @@ _OF_ANY = {
     Summed: SummedOfAny,
     Scatter: ScatteredOfAny,
     Heads: AttentionOfAny,
+    Whole: WholeOfAny,
+    Experts: ExpertsOfAny,
 }
 BLOCKS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)

@@ -1,0 +1,155 @@
+"""Models out of files into parts of ranks, and back: `python benchmarks/whole_models.py --bars`.
+
+A Llama of some hundred megabytes on 2 ranks. tr.from_pretrained() reads it, save_pretrained() and
+state_dict() give it whole. The most of each rank's PSS is measured in each, without what it was
+before there was a model, beside what the rank has and the largest tensor. A rank's buffers for
+communication are some MiB more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[0] = str(HERE.parent)
+
+from benchmarks.bars import Check, all_pass, summary  # noqa: E402
+
+RANKS = 2
+MIB = 1 << 20
+ALLOWANCE = 16 * MIB
+"""For buffers of libraries."""
+WORKER = "TORSH_WHOLE_MODELS"
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--width", type=int, default=1024, help="of the model; default: 1024")
+    parser.add_argument("--layers", type=int, default=6, help="default: 6")
+    parser.add_argument("--bars", action="store_true", help="end with 1 if a bar is missed")
+    parser.add_argument("--json", type=Path, help="write what was measured there")
+    parser.add_argument("--quick", action="store_true", help="a small model")
+    return parser.parse_args()
+
+
+def configuration(options: argparse.Namespace) -> Any:
+    from benchmarks.family_models import hf
+
+    width = 256 if options.quick else options.width
+    return hf.LlamaConfig(
+        vocab_size=8 * width,
+        hidden_size=width,
+        intermediate_size=3 * width,
+        num_hidden_layers=2 if options.quick else options.layers,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        tie_word_embeddings=True,
+    )
+
+
+def work(options: argparse.Namespace, folder: Path) -> None:
+    """One rank."""
+    import torch
+
+    import torsh_runtime as tr
+    from benchmarks.family_models import hf
+    from benchmarks.fsdp_memory import Samples, pss
+
+    hf.logging.set_verbosity_error()
+    hf.logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    tr.init_process_group()
+    mesh = tr.init_device_mesh({"tp": RANKS})
+    kind = hf.LlamaForCausalLM
+    small = hf.LlamaConfig(hidden_size=32, intermediate_size=32, num_hidden_layers=1, vocab_size=64)
+    if tr.get_rank() == 0:
+        kind(small).save_pretrained(folder / "small")
+    tr.barrier()
+    first = tr.from_pretrained(kind, folder / "small", mesh)  # what libraries take once
+    first.save_pretrained(folder / "small again")
+    del first
+    tr.barrier()
+    before, found = pss(), {}
+    with Samples() as samples:
+        model = tr.from_pretrained(kind, folder / "model", mesh)
+        tr.barrier()
+    found["from_pretrained"] = samples.peak - before
+    with Samples() as samples:
+        model.save_pretrained(folder / "again", max_shard_size="100MB")
+        tr.barrier()
+    found["save_pretrained"] = samples.peak - before
+    with Samples() as samples:
+        state = model.state_dict()
+        tr.barrier()
+    found["state_dict"] = samples.peak - before
+    del state
+    found["part"] = sum(each.nbytes for each in model.parameters())
+    (folder / f"rank-{tr.get_rank()}").write_text(json.dumps(found))
+    tr.destroy_process_group()
+
+
+def same(one: Path, other: Path) -> bool:
+    """Whether two folders have the same tensors, bit for bit."""
+    import torch
+    from safetensors.torch import load_file
+
+    states: list[dict[str, Any]] = [{}, {}]
+    for state, folder in zip(states, (one, other), strict=True):
+        for file in folder.glob("*.safetensors"):
+            state |= load_file(file)
+    mine, theirs = states
+    return mine.keys() == theirs.keys() and all(
+        map(torch.equal, mine.values(), map(theirs.get, mine))
+    )
+
+
+def checks(found: list[dict[str, int]], whole: int, largest: int, is_same: bool) -> list[Check]:
+    told = [Check("tensors that are not what they were", float(not is_same), 0, True, "bits")]
+    for rank, each in enumerate(found):
+        for what in ("from_pretrained", "save_pretrained", "state_dict"):
+            most = each["part"] + largest
+            if rank == 0 and what != "from_pretrained":
+                most = whole + largest + (each["part"] if what == "state_dict" else 0)
+            text = f"{what} on rank {rank}: PSS, MiB"
+            limit = round((most + ALLOWANCE) / MIB)
+            told.append(Check(text, each[what] / MIB, limit, True, f"memory of {what}"))
+    return told
+
+
+def main() -> int:
+    options = parse()
+    if WORKER in os.environ:
+        work(options, Path(os.environ[WORKER]))
+        return 0
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        from benchmarks.family_models import hf
+
+        model = hf.LlamaForCausalLM(configuration(options))
+        model.save_pretrained(folder / "model")
+        whole = sum(each.nbytes for each in model.parameters())
+        largest = max(each.nbytes for each in model.parameters())
+        del model
+        command = [sys.executable, "-m", "torshrun", "--nproc-per-node", str(RANKS)]
+        variables = {**os.environ, "OMP_NUM_THREADS": "1", WORKER: text}
+        subprocess.run([*command, *sys.argv], check=True, env=variables, timeout=600)
+        found = [json.loads((folder / f"rank-{rank}").read_text()) for rank in range(RANKS)]
+        told = checks(found, whole, largest, same(folder / "model", folder / "again"))
+    print(f"whole {whole / MIB:.0f} MiB, largest tensor {largest / MIB:.0f} MiB")
+    for rank, each in enumerate(found):
+        print(f"rank {rank}: " + ", ".join(f"{n} {size / MIB:.0f} MiB" for n, size in each.items()))
+    if options.json:
+        options.json.write_text(json.dumps({"whole": whole, "largest": largest, "ranks": found}))
+    print(summary(told))
+    return int(options.bars and not all_pass(told))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

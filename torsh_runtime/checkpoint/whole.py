@@ -1,0 +1,146 @@
+"""A model's whole tensors, on rank 0, whatever ranks have parts of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from torsh_runtime.arrays.raw import dtype_name
+from torsh_runtime.checkpoint.ranks import Ranks
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.layout import Piece, cover
+from torsh_runtime.mesh.mesh import DeviceMesh
+from torsh_runtime.parallel.state.contents import Contents
+from torsh_runtime.parallel.state.models import ModelState
+
+_PART = "model"
+
+
+@dataclass
+class Held:
+    """Who has which pieces of a tensor."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    pieces: dict[int, Piece] = field(default_factory=dict)
+    """By rank."""
+
+    @property
+    def given(self) -> dict[int, Piece]:
+        """Those that all of it is taken of, rank 0's first. ConfigError if there are too few."""
+        places = [*self.pieces]
+        needed = {place for place, _ in cover(Piece.whole(self.shape), [*self.pieces.values()])}
+        return {rank: self.pieces[rank] for at, rank in enumerate(places) if at in needed}
+
+
+class WholeTensors:
+    """Those of a model that is cut in any way: by layers, heads, experts, stages and FSDP.
+
+    All ranks make it and make the same calls. Attributes: held (by name, in the model's order),
+    aliases (further names of parameters that modules share).
+    """
+
+    def __init__(self, model: Any, mesh: DeviceMesh | None, process_group: Any, what: str) -> None:
+        """what: the call, for errors. ConfigError on all ranks for models that have none."""
+        self.ranks, self._what = Ranks.of(process_group), what
+        contents, problem = Contents(), ""
+        try:
+            ModelState(_PART, model, mesh).keep(contents)
+        except ConfigError as error:
+            problem = str(error)
+        if contents.values:
+            names = ", ".join(map(_plain, contents.values))
+            problem = (
+                f"{names} is no tensor: save with a tr.checkpoint.Checkpointer, which keeps it"
+            )
+        without = [n for n, t in contents.tensors.items() if getattr(t.values, "is_meta", False)]
+        if without:
+            problem = f"{_plain(without[0])!r} is on the meta device, where it has no values"
+        self._own = {_plain(name): each for name, each in contents.tensors.items()}
+        self._like = next((each.values for each in self._own.values()), None)
+        self.aliases = {_plain(name): _plain(to) for name, to in contents.aliases.items()}
+        told = self._told(problem, contents)
+        self.held: dict[str, Held] = {}
+        self._buffers: set[str] = set()
+        for rank, each in enumerate(told):
+            self._note(rank, each)
+
+    def _told(self, problem: str, contents: Contents) -> list[Any]:
+        """What ranks have. ConfigError on all ranks if one has a problem."""
+        own = [
+            [name, dtype_name(each.values), *_told(each.piece)] for name, each in self._own.items()
+        ]
+        said = {"problem": problem, "own": own, "aliases": self.aliases}
+        said["buffers"] = sorted(map(_plain, contents.of_first))
+        self.ranks.meet(self._what)
+        told = [json.loads(each) for each in self.ranks.texts(json.dumps(said))]
+        for rank, each in enumerate(told):
+            if each["problem"]:
+                raise ConfigError(f"{self._what} on rank {rank}: {each['problem']}")
+        return told
+
+    def _note(self, rank: int, told: Any) -> None:
+        for name, dtype, *piece in told["own"]:
+            found = _piece(*piece)
+            held = self.held.setdefault(name, Held(dtype, found.global_shape))
+            if (held.dtype, held.shape) != (dtype, found.global_shape):
+                raise ConfigError(
+                    f"{name!r} is {dtype} of shape {found.global_shape} on rank {rank}, and "
+                    f"{held.dtype} of shape {held.shape} on ranks before it"
+                )
+            held.pieces[rank] = found
+        self.aliases |= told["aliases"]
+        self._buffers |= {*told["buffers"]}
+
+    @property
+    def num_parameters(self) -> int:
+        """How many elements all parameters have."""
+        held = self.held.items()
+        return sum(math.prod(each.shape) for name, each in held if name not in self._buffers)
+
+    def collect(self, name: str) -> Any:
+        """The whole tensor on rank 0, in the host's memory; None elsewhere."""
+        held, own = self.held[name], self._own.get(name)
+        values = None if own is None else own.values
+        return self.ranks.collected(values, held.given, held.dtype, self._like)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of them on rank 0, several names of one as one; nothing elsewhere."""
+        found = {name: self.collect(name) for name in self.held}
+        if self.ranks.rank != 0:
+            return {}
+        return found | {name: found[to] for name, to in self.aliases.items()}
+
+
+def whole_state_dict(
+    model: Any, mesh: DeviceMesh | None = None, process_group: Any = None
+) -> dict[str, Any]:
+    """A model's whole parameters and buffers on rank 0, in the host's memory, under the names that
+    it has in one process; an empty dict on the other ranks.
+
+    It takes models that are cut in any way: by parallelize(), in stages (`pipeline.module`), with
+    experts, in FullyShardedDataParallel, and several of these. All ranks call it; a tensor at a
+    time comes from those that have it. tr.save_pretrained() holds one at a time only.
+
+    mesh: what layouts are on that modules have without knowing where this rank stands.
+    process_group: the ranks; None: the default group, or this process alone without one.
+
+    Raises ConfigError on all ranks for models with tensors that have no whole; and if other ranks
+    call something else.
+    """
+    return WholeTensors(model, mesh, process_group, "tr.whole_state_dict()").state_dict()
+
+
+def _plain(name: str) -> str:
+    return name.removeprefix(f"{_PART}/")
+
+
+def _told(piece: Piece) -> list[Any]:
+    return [piece.global_shape, piece.offsets, piece.shape, piece.start, piece.end, piece.spans]
+
+
+def _piece(shape: Any, offsets: Any, box: Any, start: int, end: int, spans: Any) -> Piece:
+    found = tuple(tuple((first, last) for first, last in each) for each in spans)
+    return Piece(tuple(shape), tuple(offsets), tuple(box), start, end, found)

@@ -1,0 +1,121 @@
+"""A whole tensor out of the pieces that ranks have, on one of them."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from torsh_runtime.arrays.raw import empty, framework_of
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.errors import CommMismatch, CommTimeout, ConfigError, PeerLost
+from torsh_runtime.layout import Piece
+from torsh_runtime.numpy_or_cupy import array_module
+
+_NUMBERS = 7
+"""Of which ranks that meet send so many: few other calls do."""
+
+
+def meet(group: ProcessGroup, what: str, where: str = "") -> None:
+    """Return when all ranks of the group are about to collect the same. ConfigError if they call
+    something else, or come too late, that says to call `what` on every rank; `where` must be the
+    same too."""
+    own = np.full(_NUMBERS, zlib.crc32(f"{what} {where}".encode()), np.int64)
+    text = (
+        f"{what} collects what all ranks have, and some called something else, or nothing: call it "
+        f"on every rank, outside of `if rank == 0:`. Rank 0 alone gets whole tensors, and writes"
+    )
+    try:
+        rows = group.all_gather_numbers(own)
+    except (CommMismatch, CommTimeout) as error:
+        found = ConfigError(f"{text} ({error})")
+        found.blame, found.members = error.blame, error.members
+        raise found from error
+    except PeerLost as error:
+        error.add_note(text)
+        raise
+    if (rows != rows[0]).any():
+        raise ConfigError(f"{text} ({where or 'another model'})")
+
+
+def collected(
+    own: Any, pieces: Mapping[int, Piece], dtype: str, group: ProcessGroup | None, like: Any
+) -> Any:
+    """The whole tensor on rank 0 of the group, in the host's memory; None elsewhere. Without a
+    group this process has all pieces.
+
+    own: this rank's values, where it gives some. pieces: of those who give some, by rank, together
+    all of the tensor; the same on all ranks. dtype: by its name. like: what rank 0 has on the
+    device that the group takes tensors on. Peak memory of rank 0 is the tensor and a piece of it.
+    """
+    if group is not None and group.rank != 0:
+        if group.rank in pieces and pieces[group.rank].size:
+            group.send(_bytes_of(own), 0)
+        return None
+    shape = next(iter(pieces.values())).global_shape
+    whole = empty(framework_of(like), shape, dtype)
+    for rank, piece in pieces.items():
+        if not piece.size:
+            continue
+        place(
+            whole,
+            piece,
+            own if group is None or not rank else _received(rank, piece, whole, group, like),
+        )
+    return whole
+
+
+def place(whole: Any, piece: Piece, values: Any) -> None:
+    """Write a piece's values to where they belong in the whole."""
+    if not piece.is_box:
+        flat, own = whole.reshape(-1), values.reshape(-1)
+        for number, at, length in piece.runs():
+            _copy(flat[number : number + length], own[at : at + length])
+        return
+    values = values.reshape(piece.shape)
+    spans = [_placed(piece.spans_of(dim)) for dim in range(len(piece.shape))]
+    for box in product(*spans):
+        there = tuple(slice(*outer) for outer, _ in box)
+        here = tuple(slice(*inner) for _, inner in box)
+        _copy(whole[there] if there else whole, values[here] if here else values)
+
+
+def _placed(spans: Any) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Of each span the indices in the whole, and in the piece."""
+    found, at = [], 0
+    for first, last in spans:
+        found.append(((first, last), (at, at + last - first)))
+        at += last - first
+    return found
+
+
+def _copy(target: Any, source: Any) -> None:
+    if hasattr(target, "copy_"):
+        target.copy_(source)
+    else:
+        target[...] = source.get() if array_module(source) is not np else source
+
+
+def _bytes_of(values: Any) -> Any:
+    if framework_of(values) == "torch":
+        import torch
+
+        return values.detach().contiguous().reshape(-1).view(torch.uint8)
+    return array_module(values).ascontiguousarray(values).reshape(-1).view(np.uint8)
+
+
+def _received(rank: int, piece: Piece, whole: Any, group: ProcessGroup, like: Any) -> Any:
+    """A piece's values, of the whole's dtype."""
+    if framework_of(whole) == "torch":
+        import torch
+
+        size = piece.size * whole.element_size()
+        memory = torch.empty(size, dtype=torch.uint8, device=like.device)
+        group.recv(memory, rank)
+        return memory.view(whole.dtype)
+    held = array_module(like).empty(piece.size * whole.itemsize, np.uint8)
+    group.recv(held, rank)
+    return held.view(whole.dtype)
