@@ -213,8 +213,6 @@ OTHER_INPUTS = (
 )
 """Names, or parts of them, of layers of attentions that are given something else than the hidden
 states of their stack; the queries of attentions are not meant."""
-HEAD_NORMS = ("q_norm", "k_norm")
-"""Names of modules within attentions that normalise each head for itself, if they are as wide."""
 DROPPING_FOR_ALL = ("pos_dropout",)
 """Names of modules within attentions that drop some of what is for all heads."""
 FLAT: Mapping[str, tuple[str, ...]] = {"opt": ("fc1", "fc2")}

@@ -135,6 +135,7 @@ def _task(layers: Any, where: str, module: Any, entry: Any, axis: Axis) -> _Task
     except ConfigError as error:
         raise ConfigError(f"{where!r} cannot be cut: {error}") from None
     _check_own(where, module, shards)
+    _check_ungraded(where, module, shards)
     return _Task(where, module, entry, parallel, layouts(module, shards, axis))
 
 
@@ -147,6 +148,16 @@ def _check_own(where: str, module: Any, names: Iterable[str]) -> None:
             f"{where!r} cannot be cut: its {made[0]} is no parameter, but computed of others, "
             f"{', '.join(own) or 'of modules below it'}"
         )
+
+
+def _check_ungraded(where: str, module: Any, names: Iterable[str]) -> None:
+    """ConfigError for what is cut, and has a gradient of the whole."""
+    for name in names:
+        if getattr(getattr(module, name, None), "grad", None) is not None:
+            raise ConfigError(
+                f"{where!r} cannot be cut: its {name} has a gradient of an earlier backward pass, "
+                f"which would be of another size: call model.zero_grad() before"
+            )
 
 
 def _expanded(layers: Any, name: str, module: Any, entry: Entry, axis: Axis) -> dict[str, Entry]:
