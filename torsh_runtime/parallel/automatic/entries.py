@@ -33,7 +33,7 @@ _OF_MODULES: Mapping[Style, Entry | None] = {
     Style.SPREAD: Row(output_is_spread=True),
     Style.SUMMED: Summed(),
     Style.DROPOUT: Part(-1),
-    Style.SHARED: None,
+    Style.SHARED: Shared(),
     Style.LATENT: None,
     Style.WHOLE: None,
 }

@@ -15,6 +15,7 @@ from torsh_runtime.parallel.layouts import sharded_by_id
 from torsh_runtime.parallel.tensor.axis import Axis, axis_of
 from torsh_runtime.parallel.tensor.checks import check_plan
 from torsh_runtime.parallel.tensor.layers import Layer, layers_of
+from torsh_runtime.parallel.tensor.outputs import refuse_parts
 from torsh_runtime.parallel.tensor.parts import (
     Layouts,
     adapted,
@@ -220,6 +221,8 @@ def _carry_out(
     for name, parameter in same if axis.size > 1 else ():
         if id(parameter) not in done:
             adapter.mark(parameter, Same(name, axis.group))
+    if axis.size > 1:
+        refuse_parts((each for _, each in adapter.modules()), [task.entry for task in tasks])
     for _, module in adapter.modules():
         if getattr(module, "use_nested_tensor", False):  # torch's encoder, for its own kernels
             module.use_nested_tensor = False
