@@ -298,7 +298,6 @@ _FAMILIES: Mapping[str, Mapping[str, str]] = {
         "embed_tokens": "embedding_rowwise",
         "proj_out": "colwise_gather_output",
     },
-    "xglm": _BART,
 }
 FAMILIES = _with_alike(_FAMILIES)
 
@@ -336,7 +335,6 @@ _COUNTS: Mapping[str, Counts] = {
     "t5": Counts(("n_heads", "inner_dim")),
     "vit": _BERT_HEADS,
     "whisper": _HEADS,
-    "xglm": _HEADS,
 }
 COUNTS = _with_alike(_COUNTS)
 
@@ -360,7 +358,6 @@ _BETWEEN: Mapping[str, str] = {
     "falcon": "hidden_dropout",
     "opt": "dropout",
     "whisper": "dropout",
-    "xglm": "dropout",
 }
 BETWEEN = _with_alike(_BETWEEN)
 """Probabilities, by names in configurations, of dropout between layers that no module does."""
