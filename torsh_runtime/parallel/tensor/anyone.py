@@ -209,8 +209,8 @@ def _has_groups(module: Any) -> bool:
 
 def _group_size(module: Any) -> int:
     """How many of its weight's first indices one group has."""
-    channels: int = module.in_channels if module.transposed else module.out_channels
-    return channels // module.groups
+    channels = int(module.in_channels if module.transposed else module.out_channels)
+    return channels // int(module.groups)
 
 
 def _check_groups(module: Any, shard: Shard) -> None:
