@@ -48,13 +48,18 @@ class AttentionOfAny(AnyLayer):
         if entry.sequence_dim is not None:
             for name in entry.sequence_inputs or ("",):
                 inputs, named = on_argument(self, name, inputs, named, self._gathered)
+        if torch.compiler.is_compiling():  # which would break its graph within a try
+            return self._computed(inputs, named)
         try:
-            with self._drawing():
-                return super().forward(*inputs, **named)
+            return self._computed(inputs, named)
         except (RuntimeError, ValueError, TypeError) as error:
             if type(error) not in (RuntimeError, ValueError, TypeError):  # as of a lost rank
                 raise
             raise self._unfit(error) from error
+
+    def _computed(self, inputs: Any, named: Any) -> Any:
+        with self._drawing():
+            return super().forward(*inputs, **named)
 
     def _unfit(self, error: Exception) -> ConfigError:
         return ConfigError(
