@@ -131,8 +131,8 @@ layers: see [tensor parallelism](tensor-parallel.md#models-of-transformers). PP 
 `tr.context_model` and `tr.context_batch` ([context parallelism](context-parallel.md)). TP × PP × DP
 is two stages of two parts of layers, each with two replicas. EP is `tr.parallelize(model, mesh,
 "auto")` with an axis "ep": whole experts on ranks with batches of their own
-([experts](experts.md#models-of-transformers)). save_pretrained trains a model that is cut, in float32,
-and writes it: one process and `tr.from_pretrained()` read the same bits
+([experts](experts.md#models-of-transformers)). save_pretrained trains a model that is cut, in
+float32, and writes it: one process and `tr.from_pretrained()` read the same bits
 ([to files and back](tensor-parallel.md#to-files-and-back)).
 """
 

@@ -35,3 +35,7 @@ def test_what_cannot_be_read_or_cut_is_named() -> None:
         assert "a plan is a mapping or 'auto', not 'automatic'" in result["word"]
         assert "'model.layers.0.experts' holds experts" in result["experts"]
         assert "'model.layers.0' holds both them and their router" in result["experts"]
+        assert "has a gradient of an earlier backward pass" in result["gradient"]
+        assert "cut the model before the optimizer's first step" in result["state"]
+        assert "output_attentions, and each rank has those of its own heads" in result["heads"]
+        assert "output_hidden_states, and each rank has those of its own tok" in result["tokens"]

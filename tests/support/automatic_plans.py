@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import torch
 
@@ -13,6 +14,26 @@ from benchmarks.family_models import FAMILIES, hf
 
 CUT = ("llama", "qwen3", "gpt2", "gpt-oss", "deberta", "t5")
 SEQUENCES = ("qwen3", "bart", "qwen-moe")
+_LLAMA = FAMILIES["llama"]
+OTHERS = {
+    "cohere": ("Cohere", {"use_qk_norm": True}),
+    "apertus": ("Apertus", {}),
+    "persimmon": ("Persimmon", {}),
+    "stablelm": ("StableLm", {"qk_layernorm": True}),
+}
+"""Families that the benchmark has not: norms by head, activations with parameters, queries, keys
+and values of one head after the other, a norm of each head's own."""
+cast(dict[str, Any], FAMILIES).update(
+    {
+        name: replace(
+            _LLAMA,
+            configuration=f"{kind}Config",
+            model=f"{kind}ForCausalLM",
+            options={**_LLAMA.options, **options},
+        )
+        for name, (kind, options) in OTHERS.items()
+    }
+)
 
 
 def right(rank: int) -> dict[str, str]:
@@ -20,7 +41,7 @@ def right(rank: int) -> dict[str, str]:
     warnings.filterwarnings("ignore")
     hf.logging.set_verbosity_error()
     mesh = tr.init_device_mesh({"tp": 2})
-    found = {name: tensor_parallel(name, mesh) for name in CUT}
+    found = {name: tensor_parallel(name, mesh) for name in (*CUT, *OTHERS)}
     found |= {f"{name}, sequences": tensor_parallel(name, mesh, True) for name in SEQUENCES}
     found["tokens"] = generating("falcon", mesh)
     found["checkpointing, eager"] = checkpointed(mesh)
@@ -74,8 +95,30 @@ def refused(rank: int) -> dict[str, str]:
         "word": _told(lambda: tr.parallelize(strange, mesh, "automatic")),  # type: ignore[arg-type]
         "experts": _told(lambda: tr.plan_of(experts, 2, sequence=True)),
     }
-    assert not any(tr.layouts_of(each) for each in (styled, few, strange, experts))
-    return found
+    ids = torch.arange(8)[None]
+    graded = FAMILIES["llama"].built()
+    graded(input_ids=ids, labels=ids).loss.backward()
+    found["gradient"] = _told(lambda: tr.parallelize(graded, mesh, "auto"))
+    assert not any(tr.layouts_of(each) for each in (styled, few, strange, experts, graded))
+    return found | _refused_later(mesh)
+
+
+def _refused_later(mesh: Any) -> dict[str, str]:
+    """What is said of that which is done with models that have been cut."""
+    ids = torch.arange(8)[None]
+    whole, parts = (FAMILIES["llama"].built() for _ in range(2))
+    optimizer = torch.optim.AdamW(whole.parameters())
+    whole(input_ids=ids, labels=ids).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    tr.parallelize(whole, mesh, "auto")
+    tr.parallelize(parts, mesh, tr.plan_of(parts, 2, sequence=True))
+    whole(input_ids=ids, labels=ids).loss.backward()
+    return {
+        "state": _told(optimizer.step),
+        "heads": _told(lambda: whole(input_ids=ids, output_attentions=True)),
+        "tokens": _told(lambda: parts(input_ids=ids, output_hidden_states=True)),
+    }
 
 
 def _told(call: Any) -> str:

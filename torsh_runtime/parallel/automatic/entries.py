@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.parallel.automatic.families import COUNTS, DROPPING_FOR_ALL, HEAD_NORMS, Counts
+from torsh_runtime.parallel.automatic.families import COUNTS, DROPPING_FOR_ALL, Counts
 from torsh_runtime.parallel.automatic.heads import Attention
 from torsh_runtime.parallel.automatic.styles import Style
 from torsh_runtime.parallel.tensor.plan import (
@@ -33,7 +33,7 @@ _OF_MODULES: Mapping[Style, Entry | None] = {
     Style.SPREAD: Row(output_is_spread=True),
     Style.SUMMED: Summed(),
     Style.DROPOUT: Part(-1),
-    Style.SHARED: None,
+    Style.SHARED: Shared(),
     Style.LATENT: None,
     Style.WHOLE: None,
 }
@@ -103,21 +103,45 @@ def entries_by_heads(
         if entry is None or rest:
             return None
         found[name] = entry
-    found |= {name: Shared() for name in _head_norms(attention, modules, width)}
     columns = [name for name in names if isinstance(found[name], Column)]
     where = min((name.rpartition(".")[0] for name in columns), key=len, default=attention.where)
-    return {where: _counted(attention, modules[where]), **found}
+    own_norms = _head_norms(where, attention, modules, {*names}, (width, ranks))
+    if own_norms is None:
+        return None
+    return {where: _counted(attention, modules[where]), **found, **own_norms}
 
 
-def _head_norms(attention: Attention, modules: Mapping[str, Any], width: int) -> list[str]:
-    """Norms of own heads, which not every plan of transformers names."""
-    return [
-        name
-        for name, module in modules.items()
-        if name.startswith(f"{attention.where}.")
-        and name.rpartition(".")[2] in HEAD_NORMS
-        and {tuple(each.shape) for each in module._parameters.values()} == {(width,)}
-    ]
+def _head_norms(
+    where: str,
+    attention: Attention,
+    modules: Mapping[str, Any],
+    known: Container[str],
+    sizes: tuple[int, int],
+) -> dict[str, Entry] | None:
+    """Entries of what each head is normalised with, which not every plan of transformers names;
+    None if the module has other layers of which nothing is known. sizes: the width of a head, and
+    the number of ranks."""
+    width, ranks = sizes
+    heads, keys = attention.heads, attention.key_value_heads
+    by_shape: dict[tuple[int, ...], Entry] = {(heads, width): Cut(0)}
+    if keys != heads:
+        by_shape[heads, width] = Cut(0, key_value_heads=keys)
+        by_shape |= {(keys, width): Cut(0)} if keys >= ranks else {}
+    found: dict[str, Entry] = {}
+    for name, module in modules.items():
+        own = {key: each for key, each in module._parameters.items() if each is not None}
+        if not own or name in known or not name.startswith(f"{where}."):
+            continue
+        if "norm" in name.rpartition(".")[2] and {(*each.shape,) for each in own.values()} == {
+            (width,)
+        }:
+            found[name] = Shared()
+            continue
+        for key, each in own.items():
+            if (*each.shape,) not in by_shape:
+                return None
+            found[f"{name}.{key}"] = by_shape[*each.shape]
+    return found
 
 
 def _drops_for_all(attention: Attention, modules: Mapping[str, Any]) -> bool:

@@ -55,6 +55,7 @@ _STYLES = {
     "sequence_parallel": Style.WHOLE,
     "gather": Style.WHOLE,
     "local": Style.WHOLE,
+    "local_params": Style.WHOLE,
     "all_reduce": Style.WHOLE,
     "dropout_colwise": Style.DROPOUT,
     "moe_tp_experts": Style.SUMMED,

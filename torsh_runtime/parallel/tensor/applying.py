@@ -24,6 +24,7 @@ from torsh_runtime.parallel.tensor.axis import (
 )
 from torsh_runtime.parallel.tensor.checks import check_plan
 from torsh_runtime.parallel.tensor.layers import Layer, layers_of
+from torsh_runtime.parallel.tensor.outputs import refuse_parts
 from torsh_runtime.parallel.tensor.parts import (
     Layouts,
     adapted,
@@ -201,6 +202,7 @@ def _task(layers: Any, where: str, module: Any, entry: Any, axis: Axis) -> _Task
     except ConfigError as error:
         raise ConfigError(f"{where!r} cannot be cut: {error}") from None
     _check_own(where, module, shards)
+    _check_ungraded(where, module, shards)
     return _Task(where, module, entry, parallel, layouts(module, shards, axis), axis)
 
 
@@ -213,6 +215,16 @@ def _check_own(where: str, module: Any, names: Iterable[str]) -> None:
             f"{where!r} cannot be cut: its {made[0]} is no parameter, but computed of others, "
             f"{', '.join(own) or 'of modules below it'}"
         )
+
+
+def _check_ungraded(where: str, module: Any, names: Iterable[str]) -> None:
+    """ConfigError for what is cut, and has a gradient of the whole."""
+    for name in names:
+        if getattr(getattr(module, name, None), "grad", None) is not None:
+            raise ConfigError(
+                f"{where!r} cannot be cut: its {name} has a gradient of an earlier backward pass, "
+                f"which would be of another size: call model.zero_grad() before"
+            )
 
 
 def _expanded(layers: Any, name: str, module: Any, entry: Entry, axis: Axis) -> dict[str, Entry]:
@@ -275,6 +287,8 @@ def _carry_out(
     for name, parameter in same if axis.size > 1 else ():
         if id(parameter) not in done:
             adapter.mark(parameter, Same(name, axis.group))
+    if axis.size > 1:
+        refuse_parts((each for _, each in adapter.modules()), [task.entry for task in tasks])
     for _, module in adapter.modules():
         if getattr(module, "use_nested_tensor", False):  # torch's encoder, for its own kernels
             module.use_nested_tensor = False
