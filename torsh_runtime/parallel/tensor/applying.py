@@ -79,6 +79,7 @@ def parallelize(model: Model, mesh: Any, plan: Mapping[str, Entry] | Literal["au
     for axis in axes.used:
         check_same_values(adapter, same, axis)
     _carry_out(adapter, tasks, axes.tensor, same)
+    _adapt_modules(adapter, tasks, axes)
     if axes.experts is not None:
         layers_of(adapter.framework).count_all_tokens(adapter, axes.experts)
     return model
@@ -287,15 +288,21 @@ def _carry_out(
     for name, parameter in same if axis.size > 1 else ():
         if id(parameter) not in done:
             adapter.mark(parameter, Same(name, axis.group))
-    if axis.size > 1:
-        refuse_parts((each for _, each in adapter.modules()), [task.entry for task in tasks])
-    for _, module in adapter.modules():
+
+
+def _adapt_modules(adapter: ModuleAdapter[Any], tasks: list[_Task], axes: _Axes) -> None:
+    """Let modules above and beside the layers know that ranks have parts."""
+    modules = [module for _, module in adapter.modules()]
+    if axes.tensor.size > 1:
+        refuse_parts(modules, [task.entry for task in tasks])
+    is_cut = any(axis.size > 1 for axis in axes.used)
+    for module in modules:
         if getattr(module, "use_nested_tensor", False):  # torch's encoder, for its own kernels
             module.use_nested_tensor = False
-        if axis.size > 1 and callable(getattr(module, "save_pretrained", None)):
+        if is_cut and callable(getattr(module, "save_pretrained", None)):
             module.save_pretrained = partial(_save_pretrained, module)
         if hasattr(module, "note_parts"):  # of experts, which tokens may come to in parts
-            module.note_parts(axis.group)
+            module.note_parts(axes.tensor.group)
 
 
 def _save_pretrained(module: Any, *given: Any, **named: Any) -> None:
