@@ -92,6 +92,16 @@ def tensor_parallel(name: str, mesh: Any, sequence: bool = False) -> str:
     return compared(found, whole(name), tr.layouts_of(model), mesh)
 
 
+def compiled(name: str, mesh: Any) -> str:
+    """Of a cut model's forward pass by torch.compile, without what makes it fast."""
+    family = FAMILIES[name]
+    model = tr.parallelize(built(family), mesh, "auto")
+    torch._dynamo.reset()
+    model.compile(backend="aot_eager")
+    found = trained(model, family, lambda: tr.clip_grad_norm_(model, NORM, mesh))
+    return compared(found, whole(name), tr.layouts_of(model), mesh)
+
+
 def compared(own: Trained, reference: Trained, layouts: Mapping[str, Any], mesh: Any) -> str:
     """What of them is not the same on any rank; "" if all is."""
     told: dict[str, float] = {
@@ -317,6 +327,7 @@ COLUMNS: Mapping[str, Column] = {
     "PP 1f1b": Column(partial(pipelined, schedule="1f1b", stages=2), {"pp": 2}),
     "PP zbv": Column(partial(pipelined, schedule="zbv", stages=4), {"pp": 2}),
     "CP": Column(context_parallel, {"cp": 2}),
+    "compile": Column(compiled, {"tp": 2}),
     "TP × PP × DP": Column(spread, {"pp": 2, "dp": 2, "tp": 2}),
     "EP": Column(expert_parallel, {"dp": 2}, {"edp": 1, "ep": 2}),
     "save_pretrained": Column(saved, {"tp": 2}),

@@ -26,6 +26,8 @@ from torch_worker import join, measure
 _CHECKED_STEPS = 3
 _HEAD = 64
 _COLUMNS, _ROWS = ("query", "key", "value", "up"), ("out", "down")
+"""Layers of Block."""
+_SWIGLU = ("gate", "up"), ("down",)
 
 
 class Block(nn.Module):
@@ -50,14 +52,33 @@ class Block(nn.Module):
         return x + self.down(functional.gelu(self.up(self.norm2(x))))
 
 
-def by_ours(model: nn.Module) -> None:
+class SwiGLU(nn.Module):
+    """An MLP as Llama has it; of several parts it has the first."""
+
+    def __init__(self, width: int, parts: int) -> None:
+        super().__init__()
+        own = 8 * width // 3 // parts
+        self.norm = nn.RMSNorm(width)
+        self.gate, self.up = (nn.Linear(width, own, bias=False) for _ in range(2))
+        self.down = nn.Linear(own, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        normed = self.norm(x)
+        return x + self.down(functional.silu(self.gate(normed)) * self.up(normed))
+
+
+Names = tuple[tuple[str, ...], tuple[str, ...]]
+"""Of layers that are cut by columns and by rows."""
+
+
+def by_ours(model: nn.Module, names: Names) -> None:
     import torsh_runtime as tr
 
-    plan: dict[str, Any] = {f"*.{name}": tr.Column() for name in _COLUMNS}
-    tr.parallelize(model, None, plan | {f"*.{name}": tr.Row() for name in _ROWS})
+    plan: dict[str, Any] = {f"*.{name}": tr.Column() for name in names[0]}
+    tr.parallelize(model, None, plan | {f"*.{name}": tr.Row() for name in names[1]})
 
 
-def by_torch(model: nn.Module) -> None:
+def by_torch(model: nn.Module, names: Names) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
@@ -66,11 +87,11 @@ def by_torch(model: nn.Module) -> None:
     )
 
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    plan: dict[str, Any] = {f"*.{name}": ColwiseParallel() for name in _COLUMNS}
-    parallelize_module(model, mesh, plan | {f"*.{name}": RowwiseParallel() for name in _ROWS})
+    plan: dict[str, Any] = {f"*.{name}": ColwiseParallel() for name in names[0]}
+    parallelize_module(model, mesh, plan | {f"*.{name}": RowwiseParallel() for name in names[1]})
 
 
-_CUT: dict[str, Callable[[nn.Module], None]] = {"ours": by_ours, "gloo": by_torch}
+_CUT: dict[str, Callable[[nn.Module, Names], None]] = {"ours": by_ours, "gloo": by_torch}
 
 
 def training_step(model: nn.Module, width: int, tokens: int) -> Callable[[], float]:
@@ -89,6 +110,38 @@ def training_step(model: nn.Module, width: int, tokens: int) -> Callable[[], flo
     return step
 
 
+def passes(model: nn.Module, width: int, rows: int, tokens: int) -> Callable[[], float]:
+    """A forward and a backward pass on the same tokens as all ranks, which returns the loss."""
+    torch.manual_seed(1)
+    data, target = torch.randn(rows, tokens, width), torch.randn(rows, tokens, width)
+
+    def both() -> float:
+        model.zero_grad()
+        loss = functional.mse_loss(model(data), target)
+        loss.backward()
+        return float(loss.detach())
+
+    return both
+
+
+def measured(plan: dict[str, Any], library: str) -> Callable[[], float]:
+    """What is to be timed, of the model that the plan names."""
+    shape = plan["shape"]
+    is_swiglu = shape.get("model") == "SwiGLU"
+    torch.manual_seed(0)
+    parts = dist.get_world_size() if library == "bare" else 1
+    kind: Any = SwiGLU if is_swiglu else Block
+    model = nn.Sequential(*(kind(shape["width"], parts) for _ in range(shape["depth"])))
+    if library in _CUT:
+        _CUT[library](model, _SWIGLU if is_swiglu else (_COLUMNS, _ROWS))
+    if "compiled" in plan["library"]:
+        for each in model:
+            each.compile(fullgraph=True)
+    if is_swiglu:
+        return passes(model, shape["width"], shape["rows"], shape["tokens"])
+    return training_step(model, shape["width"], shape["tokens"])
+
+
 def measure_alone(step: Callable[[], float], plan: dict[str, Any], probe: Probe) -> dict[str, Any]:
     """Rank 0's figures, on as many threads as there are ranks; the others' are its, too."""
     threads = dist.get_world_size()
@@ -105,13 +158,8 @@ def main() -> None:
     path = Path(sys.argv[1])
     plan = json.loads(path.read_text())
     torch.set_num_threads(1)
-    library, shape = join(plan), plan["shape"]
-    torch.manual_seed(0)
-    parts = dist.get_world_size() if library == "bare" else 1
-    model = nn.Sequential(*(Block(shape["width"], parts) for _ in range(shape["depth"])))
-    if library in _CUT:
-        _CUT[library](model)
-    step = training_step(model, shape["width"], shape["tokens"])
+    library = join(plan)
+    step = measured(plan, library)
     losses = [step() for _ in range(_CHECKED_STEPS)]
     gc.disable()
     probe = Probe(plan["pingpong"], path.parent, dist.get_rank())

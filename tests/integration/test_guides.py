@@ -268,6 +268,17 @@ def test_tensor_parallelism(torshrun: Launcher) -> None:
 
 @pytest.mark.torch
 @needs_torch
+def test_tensor_parallelism_with_a_compiler(torshrun: Launcher) -> None:
+    keep_inductor_inside(torshrun)
+    torshrun.environ["TMPDIR"] = str(torshrun.folder)  # headers that it compiles beforehand
+    script = snippet("tensor-parallel.md", "compiled.py")
+    losses = re.findall(r"rank \d: loss ([\d.]+)", output(torshrun, script, within=180))
+    assert len(losses) == 2
+    assert len({*losses}) == 1
+
+
+@pytest.mark.torch
+@needs_torch
 @pytest.mark.skipif(not importlib.util.find_spec("transformers"), reason="needs transformers")
 def test_tensor_parallelism_of_transformers(torshrun: Launcher) -> None:
     keep_inductor_inside(torshrun)

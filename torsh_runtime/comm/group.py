@@ -12,6 +12,7 @@ from torsh_runtime.backends.configuring import Configuring, check_plan
 from torsh_runtime.backends.recorder import GroupRecorder
 from torsh_runtime.backends.work import Work
 from torsh_runtime.comm.functional import Collectives
+from torsh_runtime.comm.keys import own_keys
 from torsh_runtime.comm.timeouts import Timeout, seconds
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.monitoring.calls import own_calls
@@ -52,6 +53,7 @@ class ProcessGroup(Collectives):
         self._observe: Callable[[Backend], Backend] | None = None
         self._configuring = Configuring()
         self._footing: Footing | None = None
+        self.key = own_keys().key_for(self)
         self._be(backend, ranks, name)
         own_calls().add(self)
 

@@ -111,6 +111,15 @@ def all_to_all(
     return _mapped(tensor, AllToAll(group, dims[0], there, dims[1], back))
 
 
+def is_traced() -> bool:
+    """See integrations.torch.compiling."""
+    if "torch" not in sys.modules:
+        return False
+    from torsh_runtime.integrations.torch import compiling
+
+    return compiling.is_traced()
+
+
 def _along(
     tensor: Any, group: ProcessGroup, dim: int, sizes: Sequence[int] | None
 ) -> tuple[int, tuple[int, ...]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
@@ -55,6 +56,20 @@ class Map(Operation):
 
     group: ProcessGroup
 
+    @property
+    def numbers(self) -> Sequence[int]:
+        """All that it is made of besides the group."""
+        return ()
+
+    @classmethod
+    def of(cls, group: ProcessGroup, numbers: Sequence[int]) -> Self:
+        """One that has these numbers."""
+        return cls(group)
+
+    def shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Of what this rank gets for an array of a shape."""
+        return tuple(shape)
+
 
 @dataclass(frozen=True, slots=True)
 class Copy(Map):
@@ -99,6 +114,17 @@ class _Along(Map):
     dim: int
     sizes: Sizes
 
+    @property
+    def numbers(self) -> Sequence[int]:
+        """See Map."""
+        return self.dim, *self.sizes
+
+    @classmethod
+    def of(cls, group: ProcessGroup, numbers: Sequence[int]) -> Self:
+        """See Map."""
+        dim, *sizes = numbers
+        return cls(group, dim, tuple(sizes))
+
     def _gathered(self, array: Array) -> Array:
         self._check(array, self.sizes[self.group.rank], "this rank's part")
         whole = empty(array, resized(array.shape, self.dim, sum(self.sizes)))
@@ -120,6 +146,10 @@ class Gather(_Along):
     def __call__(self, array: Array) -> Array:
         return self._gathered(array)
 
+    def shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """See Map."""
+        return resized(shape, self.dim, sum(self.sizes))
+
     @property
     def adjoint(self) -> Operation:
         return Scatter(self.group, self.dim, self.sizes)
@@ -134,6 +164,10 @@ class Scatter(_Along):
         start = sum(self.sizes[: self.group.rank])
         return part(array, self.dim, start, start + self.sizes[self.group.rank])
 
+    def shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """See Map."""
+        return resized(shape, self.dim, self.sizes[self.group.rank])
+
     @property
     def adjoint(self) -> Operation:
         return Gather(self.group, self.dim, self.sizes)
@@ -145,6 +179,10 @@ class AllGather(_Along):
 
     def __call__(self, array: Array) -> Array:
         return self._gathered(array)
+
+    def shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """See Map."""
+        return resized(shape, self.dim, sum(self.sizes))
 
     @property
     def adjoint(self) -> Operation:
@@ -162,6 +200,10 @@ class ReduceScatter(_Along):
         self.group.reduce_scatter(own, parts)
         return own
 
+    def shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """See Map."""
+        return resized(shape, self.dim, self.sizes[self.group.rank])
+
     @property
     def adjoint(self) -> Operation:
         return AllGather(self.group, self.dim, self.sizes)
@@ -177,6 +219,23 @@ class AllToAll(Map):
     cat_dim: int
     outputs: Sizes
     """What comes from each rank, along cat_dim."""
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        """See Map."""
+        return self.split_dim, *self.inputs, self.cat_dim, *self.outputs
+
+    @classmethod
+    def of(cls, group: ProcessGroup, numbers: Sequence[int]) -> Self:
+        """See Map."""
+        half = len(numbers) // 2
+        (split_dim, *inputs), (cat_dim, *outputs) = numbers[:half], numbers[half:]
+        return cls(group, split_dim, tuple(inputs), cat_dim, tuple(outputs))
+
+    def shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """See Map."""
+        own = resized(shape, self.split_dim, self.inputs[self.group.rank])
+        return resized(own, self.cat_dim, sum(self.outputs))
 
     def __call__(self, array: Array) -> Array:
         if array.shape[self.split_dim] != sum(self.inputs):

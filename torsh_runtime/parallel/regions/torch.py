@@ -11,9 +11,10 @@ from torch._C._autograd import CreationMeta, _set_creation_meta
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _disable_current_modes
 
-from torsh_runtime.integrations.torch.compiling import leave_alone
+from torsh_runtime.integrations.torch.compiling import is_traced, leave_alone
 from torsh_runtime.integrations.torch.modes import has_modes
-from torsh_runtime.parallel.regions.maps import Operation
+from torsh_runtime.parallel.regions import traced
+from torsh_runtime.parallel.regions.maps import Map, Operation
 
 
 class _Applied(torch.autograd.Function):
@@ -70,9 +71,15 @@ def _returned(
     return (None,)
 
 
-@leave_alone
 def applied(tensor: torch.Tensor, operation: Operation) -> torch.Tensor:
     """See regions.applied()."""
+    if is_traced() and isinstance(operation, Map):
+        return traced.applied(tensor, operation)
+    return _applied(tensor, operation)
+
+
+@leave_alone
+def _applied(tensor: torch.Tensor, operation: Operation) -> torch.Tensor:
     if forward_ad._current_level >= 0 or _functorch.maybe_current_level() is not None:
         raise NotImplementedError(
             "collectives within a model know backward passes only: call the model outside "

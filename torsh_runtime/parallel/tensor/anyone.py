@@ -15,7 +15,7 @@ from torsh_runtime.modules.base import leaves, mapped
 from torsh_runtime.parallel import regions
 from torsh_runtime.parallel.tensor.axis import Axis
 from torsh_runtime.parallel.tensor.cuts import sharded, unit_of
-from torsh_runtime.parallel.tensor.kinds import replaced
+from torsh_runtime.parallel.tensor.kinds import StandIn, has_stand_in, replaced
 from torsh_runtime.parallel.tensor.layers import Layer, RowParallelLinear
 from torsh_runtime.parallel.tensor.parts import Layouts
 from torsh_runtime.parallel.tensor.plan import Cut, Own, Part, Scatter, Shared, Summed, Whole
@@ -45,10 +45,16 @@ class AnyLayer(Layer):
         self.own = entry
         if _has_groups(self) and "weight" in lie:
             self.groups = len(self.weight) // _group_size(self)
+        theirs: type = type(self).theirs  # type: ignore[attr-defined]
+        self._has_stand_in = has_stand_in(theirs)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """As the module's own."""
-        with self._with_shared():
+        shared = self._given()
+        if regions.is_traced() and self._has_stand_in and [*shared] == [self]:
+            forward: Any = type(self).theirs.forward  # type: ignore[attr-defined]
+            return forward(StandIn(self, shared[self]), *inputs, **named)
+        with replaced(shared) if shared else nullcontext():
             return super().forward(*inputs, **named)  # type: ignore[misc]
 
     def _part(self, tensor: Any) -> Any:
@@ -61,16 +67,20 @@ class AnyLayer(Layer):
         """Whether all parameters at or below it are shared."""
         return isinstance(self.entry, Shared | Part)
 
-    def _with_shared(self) -> AbstractContextManager[None]:
-        """A block in which the gradients of what is shared are summed."""
-        found: dict[nn.Module, dict[str, Any]] = {}
+    def _given(self) -> dict[Any, dict[str, Any]]:
+        """What stands for parameters that are shared, whose gradients are summed."""
+        found: dict[Any, dict[str, Any]] = {}
         known: dict[int, Any] = {}
+        is_traced = regions.is_traced()  # a graph with identities would be for one layer alone
         for module, name, parameter, entry in self._shared():
-            if id(parameter) not in known:
+            given = None if is_traced else known.get(id(parameter))
+            if given is None:
                 copied = regions.copy(parameter, self.axis.group)
-                known[id(parameter)] = copied / self.axis.size if entry.divided else copied
-            found.setdefault(module, {})[name] = known[id(parameter)]
-        return replaced(found) if found else nullcontext()
+                given = copied / self.axis.size if entry.divided else copied
+            if not is_traced:
+                known[id(parameter)] = given
+            found.setdefault(module, {})[name] = given
+        return found
 
     def _shared(self) -> Iterator[tuple[Any, str, Any, Shared]]:
         told = self.own.parameters
@@ -113,7 +123,7 @@ class SummedLayer(AnyLayer):
         dim = self.entry.sequence_dim
         inputs, named = self._all_in(inputs, named)
         found = super().forward(*inputs, **named)
-        if not self._is_known:
+        if regions.is_traced() or not self._is_known:
             self._check_rows()
         if dim is None:
             return _of_first(found, lambda each: regions.reduce(each, self.axis.group))
@@ -144,7 +154,8 @@ class SummedLayer(AnyLayer):
     def _check_rows(self) -> None:
         """ConfigError if forward() takes the weight of a Row layer past this, as fused kernels
         do."""
-        self._is_known = True
+        if not regions.is_traced():  # a graph would be made anew for another value
+            self._is_known = True
         for name, module in self.named_modules():
             if isinstance(module, RowParallelLinear) and not module.was_called:
                 raise ConfigError(

@@ -83,12 +83,14 @@ class VocabParallelEmbedding(Layer):
         """Which of the own rows are meant, and where none is."""
         raise NotImplementedError
 
-    def _check_range(self, lowest: int, highest: int) -> None:
-        if lowest < 0 or highest >= self.rows:
-            raise IndexError(
-                f"{self.where}: indices from {lowest} to {highest} came, and there are {self.rows} "
-                f"rows on all ranks together"
-            )
+
+def check_range(lowest: int, highest: int, rows: int, where: str) -> None:
+    """IndexError for indices that are no rows."""
+    if lowest < 0 or highest >= rows:
+        raise IndexError(
+            f"{where}: indices from {lowest} to {highest} came, and there are {rows} rows on all "
+            f"ranks together"
+        )
 
 
 def check_embedding(plain: Any) -> None:

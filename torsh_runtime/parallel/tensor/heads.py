@@ -117,8 +117,12 @@ def _dropouts(module: Any) -> Iterator[tuple[Any, str]]:
     config = getattr(module, "config", None)
     for holder in (module, config._told if isinstance(config, OtherAttributes) else config):
         for name, value in vars(holder).items() if hasattr(holder, "__dict__") else ():
-            if "drop" in name and isinstance(value, float):
+            if "drop" in name and isinstance(value, float) and not name.startswith(_BEHIND):
                 yield holder, name
+
+
+_BEHIND = ("classifier", "cls", "summary")
+"""Beginnings of the names of probabilities with which a model drops behind its last layer."""
 
 
 class OtherAttributes:

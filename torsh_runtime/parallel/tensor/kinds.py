@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dis
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch import nn
 
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.parallel import regions
 
 
 class Joined:
@@ -71,7 +74,8 @@ class _Outer:
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Theirs. ConfigError if it computes without what it inherits."""
         found = super().forward(*inputs, **named)  # type: ignore[misc]
-        if not self._is_known:
+        is_traced = regions.is_traced()  # a graph would be made anew for another value
+        if is_traced or not self._is_known:
             if not self._is_reached:
                 raise ConfigError(
                     f"{self.where}: the forward() of a {type(self).__name__} does not call that of "
@@ -79,7 +83,8 @@ class _Outer:
                     f"know that this rank has a part: leave it out of the plan, or cut its "
                     f"parameters by Cut() within a module that is Summed()"
                 )
-            self._is_known = True
+            if not is_traced:
+                self._is_known = True
         return found
 
 
@@ -90,7 +95,7 @@ class _Inner:
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Ours."""
-        if not self._is_reached:
+        if regions.is_traced() or not self._is_reached:
             self._is_reached = True
         return super().forward(*inputs, **named)  # type: ignore[misc]
 
@@ -140,6 +145,33 @@ def _numbers(*shape: int) -> torch.Tensor:
     """The same on all ranks, without a generator."""
     size = torch.Size(shape).numel()
     return torch.arange(size).remainder_(9973).mul(12.9898).sin_().view(shape)
+
+
+class StandIn:
+    """A module with other tensors in the place of some parameters of its own, which stays as it is:
+    within activation checkpointing a graph must not change anything around it."""
+
+    def __init__(self, module: Any, tensors: Mapping[str, Any]) -> None:
+        self._module, self._tensors = module, tensors
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._tensors:
+            return self._tensors[name]
+        found = getattr(type(self._module), name, None)
+        if isinstance(found, FunctionType):
+            return MethodType(found, self)
+        return getattr(self._module, name)
+
+
+def has_stand_in(kind: type) -> bool:
+    """Whether the methods of a module's class neither write attributes nor call inherited ones."""
+    methods = [each for name, each in vars(kind).items() if not name.startswith("__")]
+    codes = [each.__code__ for each in methods if isinstance(each, FunctionType)]
+    return "forward" in vars(kind) and not any(
+        "__class__" in code.co_freevars
+        or any(each.opname == "STORE_ATTR" for each in dis.get_instructions(code))
+        for code in codes
+    )
 
 
 @contextmanager

@@ -189,7 +189,8 @@ class Layer:
     def _compare_first(self, tensor: Any) -> None:
         """See that the first thing that comes into layers of the axis is the same on all ranks, if
         it is data. ConfigError on all of them otherwise."""
-        if self.axis.enter.has_compared or self.axis.size == 1:
+        is_traced = regions.is_traced()  # a graph finds out when it runs
+        if self.axis.size == 1 or (not is_traced and self.axis.enter.has_compared):
             return
         is_data = "int" in str(getattr(tensor, "dtype", "a list of int"))
         if not is_data:
@@ -197,7 +198,8 @@ class Layer:
             if not is_recorded(parameter):
                 return  # what has been computed cannot be told from data
             is_data = not tensor.requires_grad
-        self.axis.enter.has_compared = True
+        if not is_traced:
+            self.axis.enter.has_compared = True
         if is_data:
             self.compare(tensor, self.axis, self.where)
 

@@ -69,7 +69,8 @@ class VocabParallelEmbedding(_OfNn, embeddings.VocabParallelEmbedding, nn.Embedd
         """See layers."""
         found = operand(indices)
         if found.size:
-            self._check_range(int(found.min()), int(found.max()))
+            check = embeddings.check_range
+            check(int(found.min()), int(found.max()), self.rows, self.where)
         elsewhere = (found < self.start) | (found >= self.end)
         places = array_module(found).where(elsewhere, 0, found - self.start)
         return places, elsewhere[..., None]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.integrations.torch.compiling import leave_alone
+from torsh_runtime.integrations.torch.compiling import is_traced
 from torsh_runtime.integrations.torch.modes import has_modes
 from torsh_runtime.integrations.torch.parts import marks_of
 from torsh_runtime.layout import Shard
@@ -30,7 +30,7 @@ from torsh_runtime.parallel.tensor.axis import Axis
 from torsh_runtime.parallel.tensor.balance import count_all_tokens as count_all_tokens
 from torsh_runtime.parallel.tensor.cuts import cuts
 from torsh_runtime.parallel.tensor.kinds import calls_forward, joined_class, output_dim
-from torsh_runtime.parallel.tensor.parts import Layouts, adapted, check_same_input, mark_part
+from torsh_runtime.parallel.tensor.parts import Layouts, adapted, mark_part
 from torsh_runtime.parallel.tensor.plan import (
     Attention,
     Block,
@@ -48,16 +48,14 @@ from torsh_runtime.parallel.tensor.plan import (
     Whole,
 )
 from torsh_runtime.parallel.tensor.state import own_parts, put_whole
+from torsh_runtime.parallel.tensor.traced import check_rows, compare
 from torsh_runtime.parallel.tensor.trying import number_of_experts as number_of_experts
-
-
-@leave_alone
-def _compare(tensor: Tensor, axis: Axis, where: str) -> None:
-    check_same_input(tensor.detach(), axis, where)
 
 
 def _added(summed: Tensor, bias: Tensor) -> Tensor:
     """In place; a subclass's sum is a view of its values, where torch has none of that."""
+    if is_traced():
+        return summed + bias
     is_plain = type(summed) is Tensor and type(bias) in (Tensor, nn.Parameter)
     return summed.add_(bias) if is_plain and not has_modes() else summed + bias
 
@@ -68,7 +66,7 @@ class _OfTorch:
     where: str
     framework = "torch"
     functional = functional
-    compare = staticmethod(_compare)
+    compare = staticmethod(compare)
     added = staticmethod(_added)
 
     def _put_whole(
@@ -177,10 +175,7 @@ class VocabParallelEmbedding(_OfTorch, embeddings.VocabParallelEmbedding, nn.Emb
 
     def own_places(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """See layers."""
-        if indices.device.type != "cpu":  # what it finds, nobody waits for
-            torch._assert_async(((indices >= 0) & (indices < self.rows)).all())
-        elif indices.numel():
-            self._check_range(int(indices.min()), int(indices.max()))
+        check_rows(indices, self.rows, self.where)
         elsewhere = (indices < self.start) | (indices >= self.end)
         return (indices - self.start).masked_fill(elsewhere, 0), elsewhere[..., None]
 
