@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 import torsh_runtime as tr
-from benchmarks.family_columns import compared, generating, tensor_parallel, trained, whole
+from benchmarks.family_columns import generating, tensor_parallel
 from benchmarks.family_models import FAMILIES, hf
+from benchmarks.family_training import compared, trained, whole
 
 CUT = ("llama", "qwen3", "gpt2", "gpt-oss", "deberta", "t5")
 SEQUENCES = ("qwen3", "bart")
