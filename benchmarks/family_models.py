@@ -183,6 +183,11 @@ class Family:
         return self.loss(model(**batch), batch)
 
     @property
+    def is_known(self) -> bool:
+        """Whether this version of transformers has it."""
+        return hasattr(hf, self.model) and hasattr(hf, self.configuration)
+
+    @property
     def deep(self) -> Mapping[str, Any]:
         """Options with which it has four layers."""
         return {} if self.batch in (translated, described, spoken) else {"num_hidden_layers": 4}

@@ -50,9 +50,11 @@ def in_float64() -> Iterator[None]:
     kept: Any = torch.float32, torch.Tensor.float
     torch.float = torch.float32 = torch.float64
     torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]
+    torch.set_default_dtype(torch.float64)
     try:
         yield
     finally:
+        torch.set_default_dtype(kept[0])
         torch.float = torch.float32 = kept[0]
         torch.Tensor.float = kept[1]  # type: ignore[method-assign]
 

@@ -98,6 +98,7 @@ FAMILIES: Mapping[str, Mapping[str, str]] = {
         "cls.predictions.decoder": "colwise_gather_output",
         "cls.predictions.bias": "colwise_gather_output",
     },
+    "deepseek_v2": {**_DEEPSEEK, "self_attn.q_a_proj": "replicate"},
     "deepseek_v3": _DEEPSEEK,
     "falcon": _BLOOM,
     "gpt2": {
@@ -198,6 +199,7 @@ COUNTS: Mapping[str, Counts] = {
     "modernbert": Counts(("num_heads", "all_head_size")),
     "opt": _HEADS,
     "phi3": Counts(("config.num_attention_heads",), ("num_key_value_heads",)),
+    "qwen2_moe": Counts(("num_heads", "hidden_size"), ("num_key_value_heads",)),
     "roberta": _BERT_HEADS,
     "t5": Counts(("n_heads", "inner_dim")),
     "vit": _BERT_HEADS,
@@ -217,6 +219,11 @@ HEAD_NORMS = ("q_norm", "k_norm")
 """Names of modules within attentions that normalise each head for itself, if they are as wide."""
 DROPPING_FOR_ALL = ("pos_dropout",)
 """Names of modules within attentions that drop some of what is for all heads."""
+PACKED_EXPERTS = ".gate_up_proj"
+"""How names end of parameters in which gates of experts lie before what they let through."""
+OF_INPUTS = ("embed_dim", "hidden_dim", "hidden_size")
+"""Names that forward() of an attention has for the features of its input, and may shape its output
+by, so that it computes all heads or none."""
 FLAT: Mapping[str, tuple[str, ...]] = {"opt": ("fc1", "fc2")}
 """Names of layers that are given rows and their tokens as one dimension, by model type."""
 BETWEEN: Mapping[str, str] = {
