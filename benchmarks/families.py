@@ -21,8 +21,9 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[0] = str(HERE.parent)
 
-from benchmarks.family_columns import COLUMNS, NOT_TRIED, REFUSED, RIGHT, SENSELESS, WRONG  # noqa: E402
+from benchmarks.family_columns import COLUMNS, NOT_TRIED, REFUSED, RIGHT, WRONG  # noqa: E402
 from benchmarks.family_models import FAMILIES  # noqa: E402
+from benchmarks.family_training import SENSELESS  # noqa: E402
 
 PAGE = HERE.parent / "docs" / "support.md"
 BAR = 0.8
@@ -128,8 +129,12 @@ _FOOTER = f"""
 TP is `tr.parallelize(model, mesh, "auto")`, and with SP ranks have parts of the sequence between
 layers: see [tensor parallelism](tensor-parallel.md#models-of-transformers). PP is
 `tr.PipelineParallel(model, …)` with the model's own loss ([pipelines](pipeline-parallel.md)), CP
-`tr.context_model` and `tr.context_batch` ([context parallelism](context-parallel.md)). The last
-column is two stages of two parts of layers, each with two replicas.
+`tr.context_model` and `tr.context_batch` ([context parallelism](context-parallel.md)). TP × PP × DP
+is two stages of two parts of layers, each with two replicas. DDP and FSDP, of layers as units, are
+compared with one process that takes the mean of the losses of both ranks' batches: a loss that
+compares rows of a batch, as CLIP's does, is not that of the whole batch. Checkpointing
+(`model.gradient_checkpointing_enable()`) and LoRA (peft's, of attentions, before
+`tr.parallelize` or FSDP) are right if they are so beneath FSDP and beneath TP.
 """
 
 

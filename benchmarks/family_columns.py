@@ -13,10 +13,11 @@ from torch import Tensor
 
 import torsh_runtime as tr
 from benchmarks.family_models import FAMILIES, Batch, Family, following, part_of
-from benchmarks.family_replicas import replicated, sharded
+from benchmarks.family_replicas import adapted, checkpointed, replicated, sharded
 from benchmarks.family_training import (
     NORM,
     RATE,
+    SENSELESS,
     STEPS,
     Trained,
     built,
@@ -28,7 +29,7 @@ from benchmarks.family_training import (
 )
 
 RIGHT, REFUSED, WRONG = "right", "refused", "WRONG"
-SENSELESS, NOT_TRIED = "–", "not tried"
+NOT_TRIED = "not tried"
 TOKENS, MICROBATCHES = 8, 2
 _OF_LOSSES = ("labels", "shift_labels", "num_items_in_batch")
 
@@ -166,8 +167,8 @@ COLUMNS: Mapping[str, Column] = {
     "EP": Column(None, {"ep": 2}),
     "TP × PP × DP": Column(spread, {"pp": 2, "dp": 2, "tp": 2}),
     "compile": Column(None, {"tp": 2}),
-    "checkpointing": Column(None, {"tp": 2}),
-    "LoRA": Column(None, {"tp": 2}),
+    "checkpointing": Column(checkpointed, {"tp": 2}),
+    "LoRA": Column(adapted, {"tp": 2}),
     "save_pretrained": Column(None, {"tp": 2}),
     "generate": Column(generating, {"tp": 2}),
 }

@@ -10,7 +10,17 @@ from torch import nn
 
 import torsh_runtime as tr
 from benchmarks.family_models import FAMILIES
-from benchmarks.family_training import NORM, Trained, built, compared, parameters_of, trained, whole
+from benchmarks.family_training import (
+    NORM,
+    SENSELESS,
+    Trained,
+    built,
+    compared,
+    parameters_of,
+    trained,
+    whole,
+    with_adapters,
+)
 
 
 def replicated(name: str, mesh: Any) -> str:
@@ -38,7 +48,34 @@ def sharded(name: str, mesh: Any, prepare: Callable[[Any], Any] = lambda model: 
     losses_and_norms = _trained(replica, name, lambda: replica.clip_grad_norm_(NORM), mesh)
     state = replica.state_dict()
     own = replace(losses_and_norms, parameters={each: state[each] for each in names})
-    return compared(own, whole(name, parts=mesh.size()), {}, mesh)
+    reference = whole(name, parts=mesh.size(), adapted=prepare is with_adapters)
+    return compared(own, reference, {}, mesh)
+
+
+def checkpointed(name: str, mesh: Any) -> str:
+    """With activations computed again, beneath FullyShardedDataParallel and a plan."""
+    if not getattr(built(FAMILIES[name]), "supports_gradient_checkpointing", False):
+        return SENSELESS
+    return sharded(name, mesh, _with_checkpoints) or parts(name, mesh, _with_checkpoints)
+
+
+def adapted(name: str, mesh: Any) -> str:
+    """With adapters of low rank, beneath FullyShardedDataParallel and a plan."""
+    return sharded(name, mesh, with_adapters) or parts(name, mesh, with_adapters)
+
+
+def parts(name: str, mesh: Any, prepare: Callable[[Any], Any]) -> str:
+    """Of parallelize(model, mesh, "auto"). prepare: what is done to a model before."""
+    model = prepare(built(FAMILIES[name]))
+    tr.parallelize(model, mesh, "auto")
+    own = trained(model, FAMILIES[name], lambda: tr.clip_grad_norm_(model, NORM, mesh))
+    reference = whole(name, adapted=prepare is with_adapters)
+    return compared(own, reference, tr.layouts_of(model), mesh)
+
+
+def _with_checkpoints(model: Any) -> Any:
+    model.gradient_checkpointing_enable()
+    return model
 
 
 def _layers_of(model: Any) -> set[int]:

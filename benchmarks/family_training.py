@@ -15,6 +15,10 @@ from torch import Tensor
 from benchmarks.family_models import FAMILIES, Family
 from torsh_runtime.parallel.layouts import cut
 
+SENSELESS = "–"
+ADAPTED = "q_proj v_proj query value q v c_attn query_key_value qkv_proj query_proj value_proj"
+ADAPTED += " Wqkv in_proj q_b_proj kv_b_proj o_proj attn.out_proj c_proj Wo"
+"""Names of layers that get adapters."""
 STEPS, RATE, NORM, TOLERANCE = 10, 3e-3, 0.5, 1e-9
 
 
@@ -28,11 +32,13 @@ class Trained:
 
 
 @cache
-def whole(name: str, is_deep: bool = False, parts: int = 1) -> Trained:
+def whole(name: str, is_deep: bool = False, parts: int = 1, adapted: bool = False) -> Trained:
     """That of one process. is_deep: whether the model has layers enough for four stages. parts: of
     each batch, whose losses count alike."""
     family = FAMILIES[name]
     model = built(family, is_deep)
+    if adapted:
+        model = with_adapters(model)
     clip = partial(torch.nn.utils.clip_grad_norm_, [*model.parameters()], NORM)
     found = trained(model, family, clip, range(parts), parts)
     return replace(found, parameters=parameters_of(model, remove_duplicate=False))
@@ -41,6 +47,16 @@ def whole(name: str, is_deep: bool = False, parts: int = 1) -> Trained:
 def built(family: Family, is_deep: bool = False) -> Any:
     """A model to be trained."""
     return family.built(**family.deep if is_deep else {}).train()
+
+
+def with_adapters(model: Any) -> Any:
+    """With adapters of low rank, which are all that is trained."""
+    import peft
+
+    torch.manual_seed(1)
+    names = "|".join(ADAPTED.split())
+    config = peft.LoraConfig(r=4, target_modules=rf".*[._]({names})", init_lora_weights=False)
+    return peft.get_peft_model(model, config).double()
 
 
 @contextmanager

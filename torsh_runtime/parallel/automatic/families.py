@@ -112,6 +112,14 @@ FAMILIES: Mapping[str, Mapping[str, str]] = {
         "mlp.c_proj": "rowwise",
         "lm_head": "colwise_gather_output",
     },
+    "gpt_bigcode": {
+        "wte": "embedding_rowwise",
+        "attn.c_attn": "colwise",
+        "attn.c_proj": "rowwise",
+        "mlp.c_fc": "colwise",
+        "mlp.c_proj": "rowwise",
+        "lm_head": "colwise_gather_output",
+    },
     "gpt_oss": {
         "self_attn.[qkv]_proj": "colwise",
         "self_attn.o_proj": "rowwise",
@@ -196,6 +204,7 @@ COUNTS: Mapping[str, Counts] = {
         {"alibi": 0, "attention_mask": 1},
     ),
     "gpt2": Counts(("num_heads", "split_size", "embed_dim")),
+    "gpt_bigcode": Counts(("num_heads", "embed_dim", "split_size")),
     "modernbert": Counts(("num_heads", "all_head_size")),
     "opt": _HEADS,
     "phi3": Counts(("config.num_attention_heads",), ("num_key_value_heads",)),

@@ -8,6 +8,11 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.parallel.automatic.adapters import (
+    adapted_in,
+    with_adapters,
+    without_adapters,
+)
 from torsh_runtime.parallel.automatic.entries import (
     entries_by_heads,
     entry_of_module,
@@ -52,8 +57,11 @@ def plan_of(model: Any, ranks: int, *, sequence: bool = False) -> dict[str, Entr
     sequence: whether ranks have parts of the sequence between layers, each with its share of norms
         and dropout. ConfigError where that cannot be.
     """
-    modules = dict(model.named_modules())
-    parameters = dict(model.named_parameters(remove_duplicate=False))
+    all_modules = dict(model.named_modules())
+    all_parameters = dict(model.named_parameters(remove_duplicate=False))
+    adapted = adapted_in(all_modules)
+    modules = without_adapters(all_modules, adapted)
+    parameters = without_adapters(all_parameters, adapted)
     styles = _styles_by_name([*modules, *parameters], styles_of(model))
     _refuse_dropout(modules, styles)
     _leave_whole(modules, parameters, styles)
@@ -70,8 +78,10 @@ def plan_of(model: Any, ranks: int, *, sequence: bool = False) -> dict[str, Entr
             found |= {name: entry} if entry is not None else {}
     if sequence:
         found = with_sequences(found, modules, attentions, ranks)
-    order = [*modules, *parameters]
-    return _shortened({name: found[name] for name in order if name in found}, modules, parameters)
+    found = with_adapters(found, adapted, all_parameters)
+    order = [*all_modules, *all_parameters]
+    plan = {name: found[name] for name in order if name in found}
+    return _shortened(plan, all_modules, all_parameters)
 
 
 def _refuse_dropout(modules: Mapping[str, Any], styles: Mapping[str, Style]) -> None:

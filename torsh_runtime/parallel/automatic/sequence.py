@@ -90,8 +90,10 @@ def _stacks(plan: Mapping[str, Entry], modules: Mapping[str, Any]) -> Iterator[_
 
 
 def _refuse_experts(plan: Mapping[str, Entry], modules: Mapping[str, Any]) -> None:
-    for name, entry in plan.items():
-        if isinstance(entry, Summed) and "Experts" in type(modules[name]).__name__:
+    for name in modules:
+        if name.rpartition(".")[2] != "experts":
+            continue
+        if any(each == name or each.startswith(f"{name}.") for each in plan):
             raise ConfigError(
                 f"{name!r} holds experts, and the router that says which tokens come to them looks "
                 f"at the whole sequence: leave out sequence=True"

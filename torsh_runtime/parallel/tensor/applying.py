@@ -209,6 +209,8 @@ def _carry_out(
     for name, parameter in same if axis.size > 1 else ():
         if id(parameter) not in done:
             adapter.mark(parameter, Same(name, axis.group))
+    if done and adapter.framework == "torch":
+        layers_of("torch").watch_adapters(adapter.module)
     for _, module in adapter.modules():
         if getattr(module, "use_nested_tensor", False):  # torch's encoder, for its own kernels
             module.use_nested_tensor = False
