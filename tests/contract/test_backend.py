@@ -14,6 +14,8 @@ from support.suite.cases import Case
 from torsh_runtime.backends.single import SingleBackend
 
 THREADS = ("native-1", "native-2", "native-3", "native-5")
+PROCESSES = {"test_gloo": ("gloo-3", "gloo-2"), "test_mpi": ("mpich-3", "openmpi-3")}
+"""One library each for each run, and the others with --soak: they take minutes."""
 
 
 def _pairs(*worlds: str) -> list[Any]:
@@ -23,6 +25,13 @@ def _pairs(*worlds: str) -> list[Any]:
         for case in CASES.values()
         if int(world.split("-")[1]) >= case.ranks and (world in WORLDS or not case.processes)
     ]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    worlds = PROCESSES.get(metafunc.function.__name__, ())
+    if worlds:
+        chosen = worlds if metafunc.config.getoption("--soak") else worlds[:1]
+        metafunc.parametrize(("world", "case"), _pairs(*chosen))
 
 
 @pytest.mark.parametrize(("world", "case"), _pairs("single-1"))
@@ -69,13 +78,11 @@ def _check(results: Results, world: str, case: Case) -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize(("world", "case"), _pairs("gloo-2", "gloo-3"))
 def test_gloo(process_results: Results, world: str, case: Case) -> None:
     _check(process_results, world, case)
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(("world", "case"), _pairs("mpich-3", "openmpi-3"))
 def test_mpi(process_results: Results, world: str, case: Case) -> None:
     _check(process_results, world, case)
 
