@@ -120,6 +120,7 @@ _HEADER = """# Models of transformers
 Made by `python benchmarks/families.py --write`: small models of each family, trained for 10 steps
 of AdamW with clipping, in float64, whole in one process and spread over ranks.
 """
+_LISTS = "models of experts"
 _OWN = "GPT-2, OPT, ModernBERT"
 _FOOTER = f"""
 - **{RIGHT}**: losses, norms of gradients and parameters are those of one process, to 1e-9; and so
@@ -132,7 +133,9 @@ TP is `tr.parallelize(model, mesh, "auto")`, and with SP ranks have parts of the
 layers: see [tensor parallelism](tensor-parallel.md#models-of-transformers). PP is
 `tr.PipelineParallel(model, …)` with the model's own loss ([pipelines](pipeline-parallel.md)), CP
 `tr.context_model` and `tr.context_batch` ([context parallelism](context-parallel.md)). TP × PP × DP
-is two stages of two parts of layers, each with two replicas. DDP and FSDP, of layers as units, are
+is two stages of two parts of layers, each with two replicas. EP is `tr.parallelize(model, mesh,
+"auto")` with an axis "ep": whole experts on ranks with batches of their own
+([experts](experts.md#models-of-transformers)). DDP and FSDP, of layers as units, are
 compared with one process that takes the mean of the losses of both ranks' batches: a loss that
 compares rows of a batch, as CLIP's does, is not that of the whole batch. Checkpointing
 (`model.gradient_checkpointing_enable()`) and LoRA (peft's, of attentions, before
@@ -145,11 +148,12 @@ process, or a refusal by name; beside what is refused above, these are refused:
 
 | Version | Families | TP 2, generate | TP + SP 2 | PP 1f1b | CP |
 | --- | --- | --- | --- | --- | --- |
-| 4.50.3 | 23 | Mamba | Mamba, ViT | none | all |
-| 4.53.3 | 25 | Mamba | Mamba, ViT | DeepSeek V3 | all |
-| 4.57.6 | 27 | Mamba | Mamba, ViT | DeepSeek V3 | {_OWN}, BERT, RoBERTa, Qwen-MoE |
-| 5.0.0 | 27 | Mamba | Mamba, ViT | none | {_OWN} |
+| 4.50.3 | 23 | Mamba | Mamba, ViT, {_LISTS} | none | all |
+| 4.53.3 | 25 | Mamba | Mamba, ViT, {_LISTS} | DeepSeek V3 | all |
+| 4.57.6 | 27 | Mamba | Mamba, ViT, {_LISTS} | DeepSeek V3 | {_OWN}, BERT, RoBERTa, Qwen-MoE |
+| 5.0.0 | 27 | Mamba | Mamba, ViT, Qwen-MoE, DeepSeek V2 | none | {_OWN} |
 
+Experts are a list of modules up to 4.57.
 Mamba counts its features by an attribute there. DeepSeek V3 adds up its experts' outputs in
 float32, so that no example of a model in float64 can be made: pass `example=`. Up to 4.53 models
 have no `set_attn_implementation()`. Gemma 2 on parts of sequences comes out right to 5e-9 in 4.57

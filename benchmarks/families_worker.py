@@ -27,7 +27,7 @@ def cell(name: str, title: str) -> str:
     if not FAMILIES[name].is_known:
         return SENSELESS
     try:
-        said = column.run(name, tr.init_device_mesh(dict(column.axes)))
+        said = column.run(name, column.mesh())
     except tr.ConfigError as error:
         return f"{REFUSED}: {error}"
     except Exception as error:  # which is a verdict, too

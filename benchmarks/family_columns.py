@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 from typing import Any
@@ -139,6 +139,44 @@ def _of_parts(replica: Any, family: Family, mesh: Any) -> Trained:
     return Trained(losses, norms, parameters_of(replica.module))
 
 
+def expert_parallel(name: str, mesh: Any) -> str:
+    """Of whole experts on ranks with batches of their own, with the loss of their balance."""
+    family, has_balance = FAMILIES[name], {"output_router_logits": True}
+    if not any("Experts" in type(each).__name__ for each in built(family).modules()):
+        return SENSELESS
+    if not hasattr(built(family).config, "output_router_logits"):
+        has_balance = {}
+    balanced = replace(
+        family, loss=partial(_with_balance, family.loss), options={**family.options, **has_balance}
+    )
+    model, single = built(balanced), built(balanced)
+    reference = trained(
+        single, balanced, partial(torch.nn.utils.clip_grad_norm_, [*single.parameters()], NORM)
+    )
+    tr.parallelize(model, mesh, "auto")
+    replica: Any = tr.DistributedDataParallel(model, process_group=mesh["dp"])
+    place, count = mesh.coordinate["dp"], mesh.size("dp")
+
+    def own_batch(step: int) -> Batch:
+        return {key: each.chunk(count)[place] for key, each in family.batch(step).items()}
+
+    found = trained(
+        replica, replace(balanced, batch=own_batch), lambda: tr.clip_grad_norm_(replica, NORM, mesh)
+    )
+    losses = torch.tensor(found.losses, dtype=torch.float64)
+    tr.all_reduce(losses, tr.ReduceOp.AVG)
+    own = {key.removeprefix("module."): each for key, each in found.parameters.items()}
+    return compared(
+        Trained(losses.tolist(), found.norms, own), reference, tr.layouts_of(model), mesh
+    )
+
+
+def _with_balance(loss: Callable[[Any, Batch], Tensor], found: Any, batch: Batch) -> Tensor:
+    """A loss, and one of the balance of experts where the model has one."""
+    balance = getattr(found, "aux_loss", None)
+    return loss(found, batch) + (0.1 * balance if isinstance(balance, Tensor) else 0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """One way to spread models."""
@@ -148,6 +186,13 @@ class Column:
     None: not tried."""
     axes: Mapping[str, int]
     """Of the mesh."""
+    view: Mapping[str, int] = field(default_factory=dict)
+    """Further axes of its ranks along "dp"."""
+
+    def mesh(self) -> Any:
+        """The mesh."""
+        made = tr.init_device_mesh(dict(self.axes))
+        return made.view(self.view, over=("dp",)) if self.view else made
 
     @property
     def ranks(self) -> int:
@@ -164,7 +209,7 @@ COLUMNS: Mapping[str, Column] = {
     "PP 1f1b": Column(partial(pipelined, schedule="1f1b", stages=2), {"pp": 2}),
     "PP zbv": Column(partial(pipelined, schedule="zbv", stages=4), {"pp": 2}),
     "CP": Column(context_parallel, {"cp": 2}),
-    "EP": Column(None, {"ep": 2}),
+    "EP": Column(expert_parallel, {"dp": 2}, {"edp": 1, "ep": 2}),
     "TP × PP × DP": Column(spread, {"pp": 2, "dp": 2, "tp": 2}),
     "compile": Column(None, {"tp": 2}),
     "checkpointing": Column(checkpointed, {"tp": 2}),

@@ -55,10 +55,6 @@ if TYPE_CHECKING:
         all_reduce_coalesced as all_reduce_coalesced,
         coalesce as coalesce,
     )
-    from torsh_runtime.comm.default import (
-        GroupMember as GroupMember,
-        group as group,
-    )
     from torsh_runtime.comm.exchanging import (
         sendrecv as sendrecv,
     )
@@ -122,6 +118,10 @@ if TYPE_CHECKING:
         recv_object_list as recv_object_list,
         scatter_object_list as scatter_object_list,
         send_object_list as send_object_list,
+    )
+    from torsh_runtime.comm.non_member import (
+        GroupMember as GroupMember,
+        group as group,
     )
     from torsh_runtime.comm.persistent import (
         Persistent as Persistent,
@@ -245,6 +245,7 @@ if TYPE_CHECKING:
         Column as Column,
         ColumnParallelLinear as ColumnParallelLinear,
         Cut as Cut,
+        Experts as Experts,
         Heads as Heads,
         ParallelAttention as ParallelAttention,
         Part as Part,
@@ -255,6 +256,7 @@ if TYPE_CHECKING:
         Summed as Summed,
         VocabParallelEmbedding as VocabParallelEmbedding,
         Vocabulary as Vocabulary,
+        Whole as Whole,
         parallelize as parallelize,
         vocab_parallel_cross_entropy as vocab_parallel_cross_entropy,
     )
@@ -309,10 +311,6 @@ _HOMES = {
         "all_gather_coalesced",
         "all_reduce_coalesced",
         "coalesce",
-    ),
-    "torsh_runtime.comm.default": (
-        "GroupMember",
-        "group",
     ),
     "torsh_runtime.comm.exchanging": ("sendrecv",),
     "torsh_runtime.comm.functional": (
@@ -373,6 +371,10 @@ _HOMES = {
         "recv_object_list",
         "scatter_object_list",
         "send_object_list",
+    ),
+    "torsh_runtime.comm.non_member": (
+        "GroupMember",
+        "group",
     ),
     "torsh_runtime.comm.persistent": (
         "Persistent",
@@ -470,6 +472,7 @@ _HOMES = {
         "Column",
         "ColumnParallelLinear",
         "Cut",
+        "Experts",
         "Heads",
         "ParallelAttention",
         "Part",
@@ -480,6 +483,7 @@ _HOMES = {
         "Summed",
         "VocabParallelEmbedding",
         "Vocabulary",
+        "Whole",
         "parallelize",
         "vocab_parallel_cross_entropy",
     ),

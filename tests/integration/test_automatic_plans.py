@@ -34,7 +34,8 @@ def test_what_cannot_be_read_or_cut_is_named() -> None:
         assert "'model.layers.0.mlp.gate_proj' cannot be cut: 1 features" in result["few"]
         assert "Sequential carries no plan of transformers" in result["strange"]
         assert "a plan is a mapping or 'auto', not 'automatic'" in result["word"]
-        assert "'model.layers.0.mlp.experts' holds experts" in result["experts"]
+        assert "'model.layers.0.experts' holds experts" in result["experts"]
+        assert "'model.layers.0' holds both them and their router" in result["experts"]
 
 
 def test_adapters_that_know_nothing_of_parts_are_refused() -> None:

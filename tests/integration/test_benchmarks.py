@@ -171,6 +171,15 @@ def test_pipeline() -> None:
 
 @pytest.mark.torch
 @pytest.mark.slow
+def test_pipeline_layers() -> None:
+    pytest.importorskip("torch")
+    printed = run("pipeline_layers.py")
+    assert "zbv" in printed
+    assert "tensors" in printed
+
+
+@pytest.mark.torch
+@pytest.mark.slow
 def test_tensor_parallel() -> None:
     pytest.importorskip("torch")
     assert "ours/bare" in run("tensor_parallel.py", "--here")

@@ -18,7 +18,6 @@ pytestmark = [
 
 REFUSED = {
     "adapters, sequences": "q_proj' has adapters, which would see tokens of this rank or of all",
-    "experts, sequences": "'model.layers.0.mlp.experts' holds experts",
     "odd length, sequences": "dimension 1 of (2, 15, 32) has to be cut into 2 equal parts",
     "torch's clipping": "call tr.clip_grad_norm_(model, max_norm, mesh), on all ranks",
 }

@@ -93,14 +93,35 @@ def test_context_parallelism_of_transformers(torshrun: Launcher) -> None:
 
 
 def test_experts(torshrun: Launcher) -> None:
-    script, together, _ = snippets("experts.md")
+    script, together = (snippet("experts.md", name) for name in ("experts.py", "blocks.py"))
     losses = re.findall(r"rank \d: loss ([\d.]+), experts 2 of 4", output(torshrun, script))
     assert len(losses) == 2
     assert max(map(float, losses)) < 0.5
-    losses = re.findall(r"rank \d: loss ([\d.]+)", output(torshrun, together))
+    losses = re.findall(r"rank \d: loss ([\d.]+)", output(torshrun, together, within=120))
     assert len(losses) == 8
     assert len({*losses}) == 1
     assert float(losses[0]) < 2.5
+
+
+@pytest.mark.torch
+@needs_torch
+def test_experts_with_routers(torshrun: Launcher) -> None:
+    keep_inductor_inside(torshrun)
+    out = output(torshrun, snippet("experts.md", "router.py"))
+    assert len(re.findall(r"rank \d: \(8, 16\)", out)) == 2
+
+
+@pytest.mark.torch
+@needs_torch
+@pytest.mark.skipif(not importlib.util.find_spec("transformers"), reason="needs transformers")
+def test_experts_of_transformers(torshrun: Launcher) -> None:
+    keep_inductor_inside(torshrun)
+    command, _, rest = snippet("experts.md", "mixtral.py").partition("\n")
+    absent = "import sys\nsys.modules.update(torchvision=None, torchao=None)"  # slow to load
+    out = output(torshrun, f"{command}\n{absent}\n{rest}", within=120)
+    losses = re.findall(r"rank \d: loss ([\d.]+), 2 of 4 experts", out)
+    assert len(losses) == 2
+    assert max(map(float, losses)) < 4.5
 
 
 @pytest.mark.torch

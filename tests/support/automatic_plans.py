@@ -15,7 +15,7 @@ from benchmarks.family_training import compared, trained, whole, with_adapters
 
 CUT = ("llama", "qwen3", "gpt2", "gpt-oss", "deberta", "t5")
 ADAPTED = ("gpt2", "deepseek-v2")
-SEQUENCES = ("qwen3", "bart")
+SEQUENCES = ("qwen3", "bart", "qwen-moe")
 
 
 def right(rank: int) -> dict[str, str]:
@@ -85,6 +85,10 @@ def refused(rank: int) -> dict[str, str]:
     styled._tp_plan = {"layers.*.mlp.up_proj": "diagonal"}
     strange = torch.nn.Sequential(torch.nn.Linear(2, 2))
     experts = FAMILIES["mixtral"].built()
+    for layer in experts.model.layers:  # a block that holds nothing but its router
+        layer.experts, layer.mlp = layer.mlp.experts, layer.mlp.gate
+    experts._tp_plan = {"model.layers.*.experts": "moe_tp_experts"}
+    experts._tp_plan |= {"model.layers.*.experts.down_proj": "rowwise"}
     found = {
         "style": _told(lambda: tr.parallelize(styled, mesh, "auto")),
         "few": _told(lambda: tr.parallelize(few, mesh, "auto")),

@@ -50,9 +50,6 @@ def answers(rank: int) -> dict[str, str]:
         "adapters, sequences": lambda: against_one(
             lambda: with_adapters(FAMILIES["llama"].built()), FAMILIES["llama"], tp, True
         ),
-        "experts, sequences": lambda: str(
-            tr.plan_of(FAMILIES["qwen-moe"].built(), 2, sequence=True)
-        ),
         "odd length, sequences": lambda: odd_sequence(tp),
         "prompts without labels": lambda: context_losses(cp, FAMILIES["llama"].built()),
         "few keys, all_to_all": lambda: context_losses(

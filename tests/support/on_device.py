@@ -13,7 +13,8 @@ import numpy as np
 from support import fake_cupy
 from support.suite.cases import LONG
 
-from torsh_runtime.backends.base import Backend, BackendType, Reduce
+from torsh_runtime.backends.base import Backend, BackendType
+from torsh_runtime.backends.operation import Op
 from torsh_runtime.backends.work import Work
 
 
@@ -87,49 +88,18 @@ class OnDevice(Backend):
 
     failed = property(lambda self: self._inner.failed)
 
-    def all_reduce(self, array: Any, op: Reduce, timeout: float, async_op: bool = False) -> Work:
-        return self._call("all_reduce", [array], (array, op, timeout, async_op))
-
-    def reduce(
-        self, array: Any, root: int, op: Reduce, timeout: float, async_op: bool = False
-    ) -> Work:
-        return self._call("reduce", [array], (array, root, op, timeout, async_op))
-
-    def broadcast(self, array: Any, root: int, timeout: float, async_op: bool = False) -> Work:
-        outputs = [] if root == self.rank else [array]
-        return self._call("broadcast", outputs, (array, root, timeout, async_op))
-
-    def all_gather(self, outputs: Any, array: Any, timeout: float, async_op: bool = False) -> Work:
-        return self._call("all_gather", _arrays(outputs), (outputs, array, timeout, async_op))
-
-    def gather(
-        self, outputs: Any, array: Any, root: int, timeout: float, async_op: bool = False
-    ) -> Work:
-        return self._call("gather", _arrays(outputs), (outputs, array, root, timeout, async_op))
-
-    def scatter(
-        self, array: Any, inputs: Any, root: int, timeout: float, async_op: bool = False
-    ) -> Work:
-        return self._call("scatter", [array], (array, inputs, root, timeout, async_op))
-
-    def reduce_scatter(
-        self, output: Any, inputs: Any, op: Reduce, timeout: float, async_op: bool = False
-    ) -> Work:
-        return self._call("reduce_scatter", [output], (output, inputs, op, timeout, async_op))
-
-    def all_to_all(self, outputs: Any, inputs: Any, timeout: float, async_op: bool = False) -> Work:
-        return self._call("all_to_all", _arrays(outputs), (outputs, inputs, timeout, async_op))
-
-    def send(self, array: Any, dst: int, tag: int, timeout: float, async_op: bool = False) -> Work:
-        return self._call("send", [], (array, dst, tag, timeout, async_op))
-
-    def recv(
-        self, array: Any, src: int | None, tag: int | None, timeout: float, async_op: bool = False
-    ) -> Work:
-        return self._call("recv", [array], (array, src, tag, timeout, async_op))
-
-    def barrier(self, timeout: float, async_op: bool = False) -> Work:
-        return self._inner.barrier(timeout, async_op)
+    def run(self, op: Op, timeout: float, async_op: bool = False) -> Work:
+        arrays = [*_arrays(op.output), *_arrays(op.input)]
+        if not arrays:
+            return self._inner.run(op, timeout, async_op)
+        staged = Staged(arrays)
+        there = op._replace(output=_replaced(op.output, staged), input=_replaced(op.input, staged))
+        is_source = op.kind == "broadcast" and op.root == self.rank
+        outputs = [] if is_source else _arrays(op.output)
+        work = StagedWork(there.begin(self._inner, timeout, async_op), staged, outputs)
+        if not async_op:
+            work.wait()
+        return work
 
     def coalescing(self) -> AbstractContextManager[object]:
         return self._inner.coalescing()
@@ -139,14 +109,6 @@ class OnDevice(Backend):
 
     def close(self) -> None:
         self._inner.close()
-
-    def _call(self, name: str, outputs: Sequence[Any], arguments: tuple[Any, ...]) -> Work:
-        staged = Staged([array for given in arguments for array in _arrays(given)])
-        on_device = [_replaced(given, staged) for given in arguments]
-        work = StagedWork(getattr(self._inner, name)(*on_device), staged, outputs)
-        if not arguments[-1]:
-            work.wait()
-        return work
 
 
 def _arrays(given: Any) -> list[Any]:

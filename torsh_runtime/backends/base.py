@@ -2,57 +2,30 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from enum import IntEnum, StrEnum
+from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from torsh_runtime.backends.operation import (
+    Operations,
+)
+from torsh_runtime.backends.operation import (
+    PremulSum as PremulSum,
+)
+from torsh_runtime.backends.operation import (
+    Reduce as Reduce,
+)
+from torsh_runtime.backends.operation import (
+    ReduceOp as ReduceOp,
+)
 from torsh_runtime.backends.work import COMPLETED, Work
 from torsh_runtime.store.base import Entry
-
-
-class ReduceOp(IntEnum):
-    """How values of different ranks become one, as in torch.distributed.
-
-    Integers wrap around on overflow; bool counts as one bit: SUM and MAX are OR, PRODUCT and MIN
-    are AND. AVG and PREMUL_SUM are for numbers, MIN and MAX not for complex ones, BAND, BOR and
-    BXOR for integers and bool. Other combinations raise TypeError.
-    """
-
-    SUM = 0
-    AVG = 1
-    """The sum divided by the world size; integers round towards zero."""
-    PRODUCT = 2
-    MIN = 3
-    """NaN if any rank has NaN, as numpy.minimum."""
-    MAX = 4
-    """NaN if any rank has NaN, as numpy.maximum."""
-    BAND = 5
-    BOR = 6
-    BXOR = 7
-    PREMUL_SUM = 8
-    """Each rank's values times its own factor, summed: ReduceOp.PREMUL_SUM(factor). Floating point
-    only."""
-
-    def __call__(self, factor: float) -> PremulSum:
-        """The reduction PREMUL_SUM with this rank's factor; TypeError of the others."""
-        if self is not ReduceOp.PREMUL_SUM:
-            raise TypeError(f"ReduceOp.{self.name} takes no factor; PREMUL_SUM does")
-        return PremulSum(factor)
-
-
-class PremulSum(NamedTuple):
-    """The reduction PREMUL_SUM with this rank's factor."""
-
-    factor: float
-
-
-Reduce = ReduceOp | PremulSum
 
 
 class Envelope(NamedTuple):
@@ -130,7 +103,7 @@ class Facts:
     received, without a thread that brings them; 0 where that is not known."""
 
 
-class Backend(ABC):
+class Backend(Operations):
     """One rank's end of a group. Ranks and roots are the group's own, from 0.
 
     Arrays are of a dtype of `status.DTYPES`, or, on CPUs and where they are only moved, of any
@@ -173,14 +146,14 @@ class Backend(ABC):
         """The backends that it is made of: itself, or one for each kind of device."""
         return (self,)
 
-    def name_ranks(self, names: Sequence[str], axis: str) -> None:  # noqa: B027  (most know less)
+    def name_ranks(self, names: Sequence[str], axis: str) -> None:
         """What errors are to call the ranks, and the axis of a mesh that they are along, "" if of
         none. Backends whose errors name no ranks do nothing."""
 
-    def note_as(self, name: str) -> None:  # noqa: B027  (others note what they do by themselves)
+    def note_as(self, name: str) -> None:
         """Note its operations in the recording from now on, as those of the group of this name."""
 
-    def note_title(self, title: str) -> None:  # noqa: B027  (of one rank nothing is recorded)
+    def note_title(self, title: str) -> None:
         """Note in the recording what people call the group, such as the axis of a mesh."""
 
     @property
@@ -194,31 +167,11 @@ class Backend(ABC):
     def failed(self) -> bool:
         """Whether an operation of this rank has failed: the group is of no more use."""
 
-    @abstractmethod
-    def all_reduce(self, array: object, op: Reduce, timeout: float, async_op: bool = False) -> Work:
-        """Reduce in place; all ranks get identical bits, also from run to run."""
-
     def all_reduce_coalesced(
         self, arrays: Sequence[object], op: Reduce, timeout: float, async_op: bool = False
     ) -> list[Work]:
         """Reduce each of the arrays in place, where that gains anything several as one."""
         return [self.all_reduce(array, op, timeout, async_op) for array in arrays]
-
-    @abstractmethod
-    def reduce(
-        self, array: object, root: int, op: Reduce, timeout: float, async_op: bool = False
-    ) -> Work:
-        """Reduce into root's array; the others' keep their contents."""
-
-    @abstractmethod
-    def broadcast(self, array: object, root: int, timeout: float, async_op: bool = False) -> Work:
-        """Copy root's array into everyone's."""
-
-    @abstractmethod
-    def all_gather(
-        self, outputs: object, array: object, timeout: float, async_op: bool = False
-    ) -> Work:
-        """Copy rank r's array into outputs[r], for each r."""
 
     def all_gather_numbers(self, own: NDArray[np.int64], timeout: float) -> NDArray[np.int64]:
         """Everyone's numbers, which lie in the processor's memory whatever arrays the backend
@@ -227,70 +180,12 @@ class Backend(ABC):
         self.all_gather(everyone, own, timeout)
         return everyone
 
-    @abstractmethod
-    def gather(
-        self, outputs: object, array: object, root: int, timeout: float, async_op: bool = False
-    ) -> Work:
-        """Copy rank r's array into root's outputs[r], for each r; None on the other ranks."""
-
-    @abstractmethod
-    def scatter(
-        self, array: object, inputs: object, root: int, timeout: float, async_op: bool = False
-    ) -> Work:
-        """Copy root's inputs[r] into rank r's array, for each r; None on the other ranks."""
-
-    @abstractmethod
-    def reduce_scatter(
-        self, output: object, inputs: object, op: Reduce, timeout: float, async_op: bool = False
-    ) -> Work:
-        """Reduce everyone's inputs[r] into rank r's output."""
-
-    @abstractmethod
-    def all_to_all(
-        self, outputs: object, inputs: object, timeout: float, async_op: bool = False
-    ) -> Work:
-        """Send inputs[r] to rank r's outputs[own rank]. Both are arrays, or both are lists, whose
-        sizes may differ from pair to pair."""
-
-    @abstractmethod
-    def send(
-        self, array: object, dst: int, tag: int, timeout: float, async_op: bool = False
-    ) -> Work:
-        """Send to one rank; complete when the array may be changed again. Messages with the same
-        tag arrive in order. Unreceived ones up to 64 KiB for each pair of ranks never block; in a
-        node of more than 32 ranks it is less, 16 KiB with 64."""
-
-    @abstractmethod
-    def recv(
-        self,
-        array: object,
-        src: int | None,
-        tag: int | None,
-        timeout: float,
-        async_op: bool = False,
-    ) -> Work:
-        """Receive from one rank, or from any (None): Work.source is the rank it came from. So with
-        tags; backends other than native know no receiving of any tag: ValueError."""
-
     def probe(
         self, src: int | None, tag: int | None, timeout: float, wait: bool = True
     ) -> Envelope | None:
         """A message that recv would get now, or without `wait` None if none has come. It stays
         where it is, and another thread may be faster in receiving it."""
         raise ValueError(f"the {self.type} backend cannot look for messages: receive them")
-
-    def send_object(
-        self, content: object, dst: int, tag: int, timeout: float, async_op: bool = False
-    ) -> Work:
-        """Send bytes, an array of uint8, for recv_object. They and the messages of `send` never
-        meet. tag: from 0 to 2**64 - 1."""
-        raise ValueError(f"the {self.type} backend cannot send objects")
-
-    def recv_object(
-        self, src: int | None, tag: int, timeout: float, async_op: bool = False
-    ) -> Work:
-        """Receive bytes, however many: Work.content, and Work.source."""
-        raise ValueError(f"the {self.type} backend cannot receive objects")
 
     @property
     def facts(self) -> Facts:
@@ -310,10 +205,6 @@ class Backend(ABC):
         in the order of the operations that were begun; what it raises, Work.wait raises."""
         call()
         return COMPLETED
-
-    @abstractmethod
-    def barrier(self, timeout: float, async_op: bool = False) -> Work:
-        """Return when every rank has called it."""
 
     def coalescing(self) -> AbstractContextManager[object]:
         """A block at whose end the operations that were begun in it, with async_op, are launched

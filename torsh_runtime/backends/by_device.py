@@ -16,12 +16,12 @@ from torsh_runtime.backends.library.news import Cause
 from torsh_runtime.backends.library.operands import is_list
 from torsh_runtime.backends.nccl.backend import NcclBackend
 from torsh_runtime.backends.nccl.device import is_on_gpu
+from torsh_runtime.backends.operation import OBJECTS, Op
 from torsh_runtime.backends.work import Work
 from torsh_runtime.errors import CommError
 
 _PATIENCE = 5.0
 """Seconds within which a backend that has failed says why."""
-_NUMPY = {np.ndarray}
 
 
 class ByDeviceBackend(Backend):
@@ -68,8 +68,10 @@ class ByDeviceBackend(Backend):
     def failed(self) -> bool:
         return any(member.failed for member in self._members)
 
-    def all_reduce(self, array: object, op: Reduce, timeout: float, async_op: bool = False) -> Work:
-        return self._at(array).all_reduce(array, op, timeout, async_op)
+    def run(self, op: Op, timeout: float, async_op: bool = False) -> Work:
+        if op.kind in ("barrier", *OBJECTS):
+            return self._host.run(op, timeout, async_op)
+        return self._at_all(op).run(op, timeout, async_op)
 
     def all_reduce_coalesced(
         self, arrays: Sequence[object], op: Reduce, timeout: float, async_op: bool = False
@@ -80,82 +82,16 @@ class ByDeviceBackend(Backend):
             for work in member.all_reduce_coalesced([*alike], op, timeout, async_op)
         ]
 
-    def reduce(
-        self, array: object, root: int, op: Reduce, timeout: float, async_op: bool = False
-    ) -> Work:
-        return self._at(array).reduce(array, root, op, timeout, async_op)
-
-    def broadcast(self, array: object, root: int, timeout: float, async_op: bool = False) -> Work:
-        return self._at(array).broadcast(array, root, timeout, async_op)
-
-    def all_gather(
-        self, outputs: object, array: object, timeout: float, async_op: bool = False
-    ) -> Work:
-        member = self._at_all("all_gather", outputs=outputs, array=array)
-        return member.all_gather(outputs, array, timeout, async_op)
-
     def all_gather_numbers(self, own: NDArray[np.int64], timeout: float) -> NDArray[np.int64]:
         return self._host.all_gather_numbers(own, timeout)
-
-    def gather(
-        self, outputs: object, array: object, root: int, timeout: float, async_op: bool = False
-    ) -> Work:
-        member = self._at_all("gather", outputs=outputs, array=array)
-        return member.gather(outputs, array, root, timeout, async_op)
-
-    def scatter(
-        self, array: object, inputs: object, root: int, timeout: float, async_op: bool = False
-    ) -> Work:
-        member = self._at_all("scatter", array=array, inputs=inputs)
-        return member.scatter(array, inputs, root, timeout, async_op)
-
-    def reduce_scatter(
-        self, output: object, inputs: object, op: Reduce, timeout: float, async_op: bool = False
-    ) -> Work:
-        member = self._at_all("reduce_scatter", output=output, inputs=inputs)
-        return member.reduce_scatter(output, inputs, op, timeout, async_op)
-
-    def all_to_all(
-        self, outputs: object, inputs: object, timeout: float, async_op: bool = False
-    ) -> Work:
-        member = self._at_all("all_to_all", outputs=outputs, inputs=inputs)
-        return member.all_to_all(outputs, inputs, timeout, async_op)
-
-    def send(
-        self, array: object, dst: int, tag: int, timeout: float, async_op: bool = False
-    ) -> Work:
-        return self._at(array).send(array, dst, tag, timeout, async_op)
-
-    def recv(
-        self,
-        array: object,
-        src: int | None,
-        tag: int | None,
-        timeout: float,
-        async_op: bool = False,
-    ) -> Work:
-        return self._at(array).recv(array, src, tag, timeout, async_op)
 
     def probe(
         self, src: int | None, tag: int | None, timeout: float, wait: bool = True
     ) -> Envelope | None:
         return self._host.probe(src, tag, timeout, wait)
 
-    def send_object(
-        self, content: object, dst: int, tag: int, timeout: float, async_op: bool = False
-    ) -> Work:
-        return self._host.send_object(content, dst, tag, timeout, async_op)
-
-    def recv_object(
-        self, src: int | None, tag: int, timeout: float, async_op: bool = False
-    ) -> Work:
-        return self._host.recv_object(src, tag, timeout, async_op)
-
     def in_order(self, call: Callable[[], None], async_op: bool = False) -> Work:
         return self._host.in_order(call, async_op)
-
-    def barrier(self, timeout: float, async_op: bool = False) -> Work:
-        return self._host.barrier(timeout, async_op)
 
     @contextmanager
     def coalescing(self) -> Iterator[None]:
@@ -202,12 +138,13 @@ class ByDeviceBackend(Backend):
             return self._host
         return self._gpu
 
-    def _at_all(self, op: str, **given: object) -> Backend:
-        """The member for all these arguments: arrays, lists of them, or None."""
-        if {*map(type, given.values())} == _NUMPY:
+    def _at_all(self, op: Op) -> Backend:
+        """The member for all arrays of the operation."""
+        if type(op.output) is np.ndarray and type(op.input) is np.ndarray:
             return self._host  # as most often, and at once
         found: dict[bool, tuple[str, object]] = {}
-        for name, value in given.items():
+        for given, value in op.arrays.items():
+            name = given if given in ("outputs", "inputs") else "array"
             for array in value if is_list(value) else (value,):
                 if array is not None:
                     found[is_on_gpu(array)] = name, array
@@ -216,8 +153,8 @@ class ByDeviceBackend(Backend):
                 place: f"{name} has a {_type(array)}" for place, (name, array) in found.items()
             }
             raise TypeError(
-                f"{op}: {words[True]} on a GPU and {words[False]} in the processor's memory; the "
-                f"arrays of a call are on one kind of device"
+                f"{op.kind}: {words[True]} on a GPU and {words[False]} in the processor's memory; "
+                f"the arrays of a call are on one kind of device"
             )
         return self._gpu if True in found else self._host
 

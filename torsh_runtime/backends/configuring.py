@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, NoReturn, Protocol, Self, TypeVar
 
 from torsh_runtime.backends.base import Backend
+from torsh_runtime.backends.operation import Op, Operations
 from torsh_runtime.errors import (
     CommAborted,
-    CommError,
     CommTimeout,
     ConfigError,
     PeerLost,
@@ -175,15 +175,18 @@ class StoreOfTurn:
         return getattr(self._store, name)
 
 
-class Refusing:
+class Refusing(Operations):
     """In the place of a backend: refuses every operation. `rank` and so on are the last one's."""
 
     failed = True
 
-    def __init__(self, last: Any, error: Callable[[], CommError]) -> None:
+    def __init__(self, last: Any, error: Callable[[], Exception]) -> None:
         """`error`: makes what is raised."""
         self.rank, self.world_size, self.type = last.rank, last.world_size, last.type
         self._error = error
+
+    def run(self, op: Op, timeout: float, async_op: bool = False) -> NoReturn:
+        raise self._error()
 
     def abort(self) -> None:
         """There is nothing to end."""
@@ -194,7 +197,7 @@ class Refusing:
     def subgroup(self, *_: object) -> None:
         """None: further groups meet over the store."""
 
-    def __getattr__(self, operation: str) -> Any:
+    def __getattr__(self, name: str) -> NoReturn:
         raise self._error()
 
 

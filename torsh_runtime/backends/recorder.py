@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
-from torsh_runtime.backends.base import PremulSum, Reduce, ReduceOp
+from torsh_runtime.backends.operation import Op, PremulSum, ReduceOp
 from torsh_runtime.errors import BackendUnavailable
 from torsh_runtime.monitoring.layout import PATHS, RECORDED
 from torsh_runtime.monitoring.notes import Group, ranges
@@ -76,44 +76,29 @@ class GroupRecorder:
         recording = opened()
         return None if recording is None else cls(recording, 0, name, size, "")
 
-    def enter(
-        self,
-        operation: str,
-        arrays: object,
-        sequence: int,
-        root: int = -1,
-        op: Reduce = ReduceOp.SUM,
-        in_background: bool = False,
-    ) -> NotedOperation:
-        """An operation of `arrays`, one or a list, begins."""
-        dtype, count, nbytes = _measured(arrays)
-        reduction = ReduceOp.PREMUL_SUM if isinstance(op, PremulSum) else op
-        return NotedOperation(
-            self,
-            operation,
-            self._native.LibraryOperation(
-                self._made,
-                _KINDS[operation],
-                dtype,
-                int(reduction),
-                root,
-                count,
-                nbytes,
-                sequence,
-                in_background,
-            ),
+    def enter(self, op: Op, sequence: int, in_background: bool = False) -> NotedOperation:
+        """An operation begins."""
+        dtype, count, nbytes = _measured(op.measured)
+        how = op.reduction
+        reduction = ReduceOp.PREMUL_SUM if isinstance(how, PremulSum) else how
+        entry = self._native.LibraryOperation(
+            self._made,
+            _KINDS[op.kind],
+            dtype,
+            int(reduction),
+            op.root,
+            count,
+            nbytes,
             sequence,
             in_background,
         )
+        return NotedOperation(self, op.kind, entry, sequence, in_background)
 
-    def enter_message(
-        self, operation: str, array: object, peer: int | None, in_background: bool
-    ) -> NotedOperation:
-        """One to or from a rank begins; None: from whichever. Libraries do not tell which message
-        it is: those of a direction are counted in the order of their calls."""
-        root = -1 if peer is None else peer
-        number = 0 if peer is None else self.count(operation, peer)
-        return self.enter(operation, array, number, root, in_background=in_background)
+    def enter_message(self, op: Op, in_background: bool) -> NotedOperation:
+        """A message begins. Libraries do not tell which one it is: those of a direction, to or from
+        a rank, are counted in the order of their calls."""
+        number = 0 if op.peer is None else self.count(op.kind, op.peer)
+        return self.enter(op, number, in_background)
 
     def count(self, operation: str, peer: int) -> int:
         """The number of one more message."""

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 from torsh_runtime.arrays import stage
-from torsh_runtime.backends.base import Backend, BackendType, Envelope, Facts, Reduce, ReduceOp
-from torsh_runtime.backends.library.operands import (
-    check_both,
-    check_part,
-    check_rank,
-    flat,
-    flat_parts,
-)
+from torsh_runtime.backends.base import Backend, BackendType, Envelope, Facts
+from torsh_runtime.backends.library.operands import Array, check_rank, ends_of, flat
 from torsh_runtime.backends.library.reductions import combine, reduction_of
+from torsh_runtime.backends.operation import Op, Reduce, ReduceOp
 from torsh_runtime.backends.work import COMPLETED, Work
 from torsh_runtime.errors import CommAborted, ConfigError
 from torsh_runtime.store.client import StoreClient
@@ -57,82 +54,31 @@ class SingleBackend(Backend):
                 finish()
         return COMPLETED
 
-    def reduce(
-        self, array: object, root: int, op: Reduce, timeout: float, async_op: bool = False
-    ) -> Work:
-        check_rank("root", root, 1)
-        return self.all_reduce(array, op, timeout)
-
-    def broadcast(self, array: object, root: int, timeout: float, async_op: bool = False) -> Work:
+    def run(self, op: Op, timeout: float, async_op: bool = False) -> Work:
         self._check_open()
-        check_rank("root", root, 1)
-        with flat(array, writable=False):
-            return COMPLETED
+        if "peer" in op.takes:
+            raise ValueError(_NO_PEER)
+        with ExitStack() as stack:
 
-    def all_gather(
-        self, outputs: object, array: object, timeout: float, async_op: bool = False
-    ) -> Work:
-        return self._copy(outputs, [array])
+            def take(array: object, writable: bool) -> Array:
+                return stack.enter_context(flat(array, writable=writable))
 
-    def gather(
-        self, outputs: object, array: object, root: int, timeout: float, async_op: bool = False
-    ) -> Work:
-        check_rank("root", root, 1)
-        return self._copy(outputs, [array])
-
-    def scatter(
-        self, array: object, inputs: object, root: int, timeout: float, async_op: bool = False
-    ) -> Work:
-        check_rank("root", root, 1)
-        return self._copy([array], inputs)
-
-    def reduce_scatter(
-        self, output: object, inputs: object, op: Reduce, timeout: float, async_op: bool = False
-    ) -> Work:
-        return self._copy([output], inputs, op)
-
-    def all_to_all(
-        self, outputs: object, inputs: object, timeout: float, async_op: bool = False
-    ) -> Work:
-        check_both(outputs, inputs)
-        return self._copy(outputs, inputs)
-
-    def send(
-        self, array: object, dst: int, tag: int, timeout: float, async_op: bool = False
-    ) -> Work:
-        self._check_open()
-        raise ValueError(_NO_PEER)
-
-    def recv(
-        self,
-        array: object,
-        src: int | None,
-        tag: int | None,
-        timeout: float,
-        async_op: bool = False,
-    ) -> Work:
-        self._check_open()
-        raise ValueError(_NO_PEER)
+            if "array" in op.takes:
+                if "root" in op.takes:
+                    check_rank("root", op.root, 1)
+                if "reduction" in op.takes:
+                    return self.all_reduce(op.output, op.reduction, timeout)
+                take(op.output, False)
+            elif op.takes:
+                targets, sources = ends_of(op, 0, 1, take)
+                self._put(op, targets.arrays[0], sources.arrays[0])
+        return COMPLETED
 
     def probe(
         self, src: int | None, tag: int | None, timeout: float, wait: bool = True
     ) -> Envelope | None:
         self._check_open()
         raise ValueError(_NO_PEER)
-
-    def send_object(
-        self, content: object, dst: int, tag: int, timeout: float, async_op: bool = False
-    ) -> Work:
-        return self.send(content, dst, tag, timeout)
-
-    def recv_object(
-        self, src: int | None, tag: int, timeout: float, async_op: bool = False
-    ) -> Work:
-        return self.recv(None, src, tag, timeout)
-
-    def barrier(self, timeout: float, async_op: bool = False) -> Work:
-        self._check_open()
-        return COMPLETED
 
     def abort(self) -> None:
         self._end = "was aborted"
@@ -144,16 +90,10 @@ class SingleBackend(Backend):
         if self._end:
             raise CommAborted(f"the process group {self._end}; make a new one")
 
-    def _copy(self, outputs: object, inputs: object, op: Reduce | None = None) -> Work:
-        """The only part of each."""
-        self._check_open()
-        with (
-            flat_parts("inputs", inputs, 1, writable=False) as sources,
-            flat_parts("outputs", outputs, 1, writable=True) as targets,
-        ):
-            source, target = sources.arrays[0], targets.arrays[0]
-            check_part("outputs", targets, 0, source, source.size)
-            if op is not None and reduction_of(source.dtype, op) is ReduceOp.PREMUL_SUM:
-                source = combine([source], op, 1)
-            target[...] = source
-        return COMPLETED
+    def _put(self, op: Op, target: Array, source: Array) -> None:
+        """Put the only rank's values where they belong."""
+        if "reduction" in op.takes:
+            how = reduction_of(source.dtype, op.reduction)
+            if how is ReduceOp.PREMUL_SUM:
+                source = combine([source], op.reduction, 1)
+        target[...] = source

@@ -9,15 +9,13 @@ from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from itertools import groupby
-from typing import Any, TypeAlias, cast
+from typing import NamedTuple, cast
 
 from torsh_runtime.backends.base import Backend, Reduce, ReduceOp
+from torsh_runtime.backends.operation import OBJECTS, Intercepting, Op
 from torsh_runtime.backends.work import Work, in_seconds
 from torsh_runtime.comm.default import default_group
 from torsh_runtime.comm.group import ProcessGroup
-from torsh_runtime.status import OPERATIONS
-
-_MESSAGES = ("send", "recv")
 
 
 @contextmanager
@@ -84,37 +82,35 @@ def all_gather_coalesced(
     return work.giving(everything) if async_op else None
 
 
-class _Recorder:
-    """Stands for a backend: writes down the operations of one thread, and passes on the rest."""
+class _Recorder(Intercepting):
+    """Writes down the operations of one thread."""
 
     def __init__(self, backend: Backend, batch: _Batch) -> None:
-        self._backend = backend
+        super().__init__(backend)
         self._batch = batch
         self._thread = threading.get_ident()
 
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._backend, name)
-        if name not in OPERATIONS:
-            return value
-        note, backend, thread = self._batch.add, self._backend, self._thread
-
-        def operation(*arguments: Any) -> Any:
-            if threading.get_ident() != thread:
-                return value(*arguments)
-            return note((backend, name, arguments[:-1]))
-
-        setattr(self, name, operation)  # the next call finds it at once
-        return operation
+    def run(self, op: Op, timeout: float, async_op: bool = False) -> Work:
+        call = _Call(self._backend, op, timeout)
+        if threading.get_ident() != self._thread or op.kind in OBJECTS:
+            return call.begin(async_op)
+        return self._batch.add(call)
 
 
-_Call: TypeAlias = tuple[Backend, str, tuple[Any, ...]]
-"""A backend, its operation, and the arguments without async_op, which the batch has."""
+class _Call(NamedTuple):
+    """An operation that the batch begins."""
+
+    backend: Backend
+    op: Op
+    timeout: float
+
+    def begin(self, async_op: bool) -> Work:
+        return self.op.begin(self.backend, self.timeout, async_op)
 
 
-def _reduction(call: _Call) -> tuple[Any, ...] | None:
+def _reduction(call: _Call) -> tuple[Reduce, float] | None:
     """What calls of all_reduce have in common that may become one; None of others."""
-    _, operation, arguments = call
-    return arguments[1:] if operation == "all_reduce" else None
+    return (call.op.reduction, call.timeout) if call.op.kind == "all_reduce" else None
 
 
 class _Batch(Work):
@@ -142,17 +138,15 @@ class _Batch(Work):
         for how, calls in groupby(self._calls, _reduction):
             alike = list(calls)
             if how is None or len(alike) == 1:
-                self._works += [self._begin(*call) for call in alike]
+                self._works += [each.begin(self._begins_all(each)) for each in alike]
             else:
-                backend, (op, timeout) = alike[0][0], how
-                arrays = [arguments[0] for _, _, arguments in alike]
-                self._works += backend.all_reduce_coalesced(arrays, op, timeout, self._async_op)
+                arrays = [each.op.output for each in alike]
+                backend = alike[0].backend
+                self._works += backend.all_reduce_coalesced(arrays, *how, self._async_op)
         self._calls.clear()
 
-    def _begin(self, backend: Backend, operation: str, arguments: tuple[Any, ...]) -> Work:
-        begin = getattr(backend, operation)
-        work: Work = begin(*arguments, self._async_op or operation in _MESSAGES)
-        return work
+    def _begins_all(self, call: _Call) -> bool:
+        return self._async_op or "peer" in call.op.takes
 
     def giving(self, outputs: Sequence[object]) -> Work:
         # Within the block, what one of the operations gives.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
-from torsh_runtime.comm.group import ProcessGroup
-from torsh_runtime.comm.non_member import NotAMember
 from torsh_runtime.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torsh_runtime.comm.group import ProcessGroup
 
 _default: ProcessGroup | None = None
 
@@ -25,25 +27,6 @@ def has_default_group() -> bool:
 def set_default_group(group: ProcessGroup | None) -> None:
     global _default
     _default = group
-
-
-class _WithWorld(type):
-    @property
-    def WORLD(cls) -> ProcessGroup | None:  # noqa: N802  (torch's name)
-        """The default group; None without one."""
-        return _default
-
-
-class group(metaclass=_WithWorld):  # noqa: N801  (torch's name)
-    """`group.WORLD` is the default group; None without one."""
-
-
-class GroupMember(metaclass=_WithWorld):
-    """`GroupMember.WORLD` is the default group; every group that this process is not in is equal
-    to `GroupMember.NON_GROUP_MEMBER`.
-    """
-
-    NON_GROUP_MEMBER = NotAMember()
 
 
 # A forked child is no rank: what it did would be taken for its parent's doing.

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
-from torsh_runtime.backends.base import Backend, BackendType, Envelope, Reduce, ReduceOp
+from torsh_runtime.backends.base import Backend, BackendType, Envelope
 from torsh_runtime.backends.configuring import Configuring, check_plan
 from torsh_runtime.backends.recorder import GroupRecorder
 from torsh_runtime.backends.work import Work
+from torsh_runtime.comm.functional import Collectives
 from torsh_runtime.comm.timeouts import Timeout, seconds
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.monitoring.calls import own_calls
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from torsh_runtime.store.user import Store
 
 
-class ProcessGroup:
+class ProcessGroup(Collectives):
     """Collectives over one backend. See Backend for what arrays may be and what may be raised.
 
     Ranks in these methods are the group's own, from 0; the module-level functions take ranks of
@@ -76,16 +77,6 @@ class ProcessGroup:
         """Who looks at all calls of this process has changed."""
         if not self._interceptor:  # at whose end it is done in any case
             self._show()
-
-    @property
-    def rank(self) -> int:
-        """This process's rank in the group; -1 if it is no member."""
-        return self._backend.rank
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks in the group; -1 for a process that is no member."""
-        return self._backend.world_size
 
     @property
     def ranks(self) -> Sequence[int]:
@@ -164,90 +155,6 @@ class ProcessGroup:
         names = self._rank_names
         return names[group_rank] if names else f"rank {self.global_rank(group_rank)}"
 
-    def all_reduce(self, tensor: object, op: Reduce = ReduceOp.SUM, async_op: bool = False) -> Work:
-        """Reduce in place over all ranks. Same shape and dtype everywhere."""
-        return self._backend.all_reduce(tensor, op, self._timeout, async_op)
-
-    def reduce(
-        self, tensor: object, dst: int, op: Reduce = ReduceOp.SUM, async_op: bool = False
-    ) -> Work:
-        """Reduce into rank dst's tensor; the others' keep their contents."""
-        return self._backend.reduce(tensor, self._member(dst), op, self._timeout, async_op)
-
-    def broadcast(self, tensor: object, src: int, async_op: bool = False) -> Work:
-        """Copy rank src's tensor into everyone's. Same shape and dtype everywhere."""
-        if src not in self._members:  # a call of its own would cost as much as a small copy
-            self._member(src)  # raises
-        return self._backend.broadcast(tensor, src, self._timeout, async_op)
-
-    def all_gather_into_tensor(
-        self, output_tensor: object, input_tensor: object, async_op: bool = False
-    ) -> Work:
-        """Gather everyone's input, in order of rank, into output: world_size × its elements."""
-        return self._backend.all_gather(output_tensor, input_tensor, self._timeout, async_op)
-
-    def all_gather(
-        self, tensor_list: Sequence[object], tensor: object, async_op: bool = False
-    ) -> Work:
-        """Copy rank r's tensor into tensor_list[r], for each r; sizes may differ with r."""
-        outputs = self._one_per_rank("tensor_list", tensor_list)
-        return self._backend.all_gather(outputs, tensor, self._timeout, async_op)
-
-    def gather(
-        self,
-        tensor: object,
-        gather_list: Sequence[object] | None,
-        dst: int,
-        async_op: bool = False,
-    ) -> Work:
-        """Copy rank r's tensor into rank dst's gather_list[r], for each r; sizes may differ."""
-        outputs = self._only_at("gather_list", gather_list, dst)
-        return self._backend.gather(outputs, tensor, self._member(dst), self._timeout, async_op)
-
-    def scatter(
-        self,
-        tensor: object,
-        scatter_list: Sequence[object] | None,
-        src: int,
-        async_op: bool = False,
-    ) -> Work:
-        """Copy rank src's scatter_list[r] into rank r's tensor, for each r; sizes may differ."""
-        inputs = self._only_at("scatter_list", scatter_list, src)
-        return self._backend.scatter(tensor, inputs, self._member(src), self._timeout, async_op)
-
-    def reduce_scatter_tensor(
-        self, output: object, input: object, op: Reduce = ReduceOp.SUM, async_op: bool = False
-    ) -> Work:
-        """Reduce everyone's input, world_size × output's elements; rank r gets part r."""
-        return self._backend.reduce_scatter(output, input, op, self._timeout, async_op)
-
-    def reduce_scatter(
-        self,
-        output: object,
-        input_list: Sequence[object],
-        op: Reduce = ReduceOp.SUM,
-        async_op: bool = False,
-    ) -> Work:
-        """Reduce everyone's input_list[r] into rank r's output; sizes may differ with r."""
-        inputs = self._one_per_rank("input_list", input_list)
-        return self._backend.reduce_scatter(output, inputs, op, self._timeout, async_op)
-
-    def all_to_all_single(self, output: object, input: object, async_op: bool = False) -> Work:
-        """Send the r-th of world_size equal parts of input to rank r, and put what rank r sent
-        into the r-th part of output."""
-        return self._backend.all_to_all(output, input, self._timeout, async_op)
-
-    def all_to_all(
-        self,
-        output_tensor_list: Sequence[object],
-        input_tensor_list: Sequence[object],
-        async_op: bool = False,
-    ) -> Work:
-        """Send input_tensor_list[r] to rank r's output_tensor_list[own rank]."""
-        outputs = self._one_per_rank("output_tensor_list", output_tensor_list)
-        inputs = self._one_per_rank("input_tensor_list", input_tensor_list)
-        return self._backend.all_to_all(outputs, inputs, self._timeout, async_op)
-
     def send(self, tensor: object, dst: int, tag: int = 0, async_op: bool = False) -> Work:
         """Send to rank dst. Messages with the same tag arrive in order; up to 64 KiB of them
         need nobody to receive them yet."""
@@ -289,11 +196,6 @@ class ProcessGroup:
     def all_come(self, array: object) -> bool:
         """Whether all ranks are about to call the next operation, on this array: see Backend."""
         return self._backend.all_come(array)
-
-    def barrier(self, async_op: bool = False, timeout: float | None = None) -> Work:
-        """Return when every rank has called it. `timeout`: seconds; None: the group's."""
-        seconds = self._timeout if timeout is None else timeout
-        return self._backend.barrier(seconds, async_op)
 
     @contextmanager
     def launching_together(self, count: int) -> Iterator[None]:
@@ -417,11 +319,6 @@ class ProcessGroup:
         self._leave_footing()
         self._backend.close()
 
-    def _member(self, rank: int) -> int:
-        if rank not in self._members:
-            raise ValueError(f"{rank!r} is not a rank of the group (0 to {self.world_size - 1})")
-        return rank
-
     def _other(self, rank: int, what: str) -> int:
         if rank == self.rank:
             raise ValueError(f"{what} is this process's own rank; copy the array instead")
@@ -429,19 +326,3 @@ class ProcessGroup:
 
     def _source(self, src: int | None) -> int | None:
         return None if src is None else self._other(src, "src")
-
-    def _one_per_rank(self, name: str, arrays: Sequence[object]) -> list[object]:
-        if len(arrays) != self.world_size:
-            raise ValueError(
-                f"{name} has {len(arrays)} arrays; it needs one per rank, {self.world_size}"
-            )
-        return [*arrays]
-
-    def _only_at(
-        self, name: str, arrays: Sequence[object] | None, root: int
-    ) -> list[object] | None:
-        if self.rank == root:
-            return self._one_per_rank(name, arrays or ())
-        if arrays:
-            raise ValueError(f"{name} is for rank {root} only; give None on rank {self.rank}")
-        return None

@@ -1,11 +1,14 @@
-"""What a process has of a group that it is not in."""
+"""Groups as torch names them, and what a process has of a group that it is not in."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NoReturn, cast
 
 from torsh_runtime.backends.base import Backend, BackendType
+from torsh_runtime.backends.configuring import Refusing
+from torsh_runtime.comm.default import default_group, has_default_group
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 
@@ -21,7 +24,8 @@ class NonMember(ProcessGroup):
             f"rank {rank} is not in the group of ranks {list(ranks)} and can do nothing in it. Use "
             f"it only where get_rank(group) is not -1."
         )
-        super().__init__(cast(Backend, _NoBackend(self._words)), timeout, ranks, name)
+        refusing = Refusing(_Nobody, partial(ConfigError, self._words))
+        super().__init__(cast(Backend, refusing), timeout, ranks, name)
 
     @property
     def session(self) -> NoReturn:
@@ -49,14 +53,25 @@ class NotAMember:
         return hash(NotAMember)
 
 
-class _NoBackend:
-    """Refuses every operation."""
-
+class _Nobody:
     rank = world_size = -1
     type = BackendType.SINGLE
 
-    def __init__(self, words: str) -> None:
-        self._words = words
 
-    def __getattr__(self, operation: str) -> NoReturn:
-        raise ConfigError(self._words)
+class _WithWorld(type):
+    @property
+    def WORLD(cls) -> ProcessGroup | None:  # noqa: N802  (torch's name)
+        """The default group; None without one."""
+        return default_group() if has_default_group() else None
+
+
+class group(metaclass=_WithWorld):  # noqa: N801  (torch's name)
+    """`group.WORLD` is the default group; None without one."""
+
+
+class GroupMember(metaclass=_WithWorld):
+    """`GroupMember.WORLD` is the default group; every group that this process is not in is equal
+    to `GroupMember.NON_GROUP_MEMBER`.
+    """
+
+    NON_GROUP_MEMBER = NotAMember()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from torsh_runtime.comm.group import ProcessGroup
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torsh_runtime.comm.group import ProcessGroup
 
 
 def root_rank(

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, cast
 
 from torsh_runtime.backends.base import Backend
+from torsh_runtime.backends.operation import Intercepting, Op, Reduce
 from torsh_runtime.backends.work import Work
-from torsh_runtime.status import OPERATIONS
-
-_COUNTED = (*OPERATIONS, "send_object", "recv_object")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,41 +60,37 @@ class Meter:
             told[2] += seconds
 
 
-class _Metered:
+class _Metered(Intercepting):
     def __init__(self, backend: Backend, meter: Meter) -> None:
-        self._backend, self._meter = backend, meter
+        super().__init__(backend)
+        self._meter = meter
 
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._backend, name)
-        if name in _COUNTED:
-            value = partial(self._call, name, value)
-            setattr(self, name, value)  # the next call finds it at once
-        return value
-
-    def all_reduce_coalesced(self, arrays: Any, *arguments: Any) -> list[Work]:
-        """Counts as so many calls of all_reduce as the backend makes of it."""
-        size, began = _bytes(arrays), time.perf_counter()
-        works = self._backend.all_reduce_coalesced(arrays, *arguments)
-        told = "all_reduce", len(works), size, began
-        if works and arguments[-1] is True:
-            works[-1].add_done_callback(lambda _: self._meter.add(*told))
-        else:
-            self._meter.add(*told)
-        return works
-
-    def _call(self, name: str, operation: Callable[..., Work], *arguments: Any) -> Work:
-        size, began = max(map(_bytes, arguments)), time.perf_counter()
-        work = operation(*arguments)
+    def run(self, op: Op, timeout: float, async_op: bool = False) -> Work:
+        size, began = max(_bytes(op.output), _bytes(op.input)), time.perf_counter()
+        work = op.begin(self._backend, timeout, async_op)
 
         def count(done: Work) -> None:
-            came = _bytes(done.content) if name == "recv_object" else 0
-            self._meter.add(name, 1, max(size, came), began)
+            came = _bytes(done.content) if op.kind == "recv_object" else 0
+            self._meter.add(op.kind, 1, max(size, came), began)
 
-        if arguments[-1] is True:
+        if async_op:
             work.add_done_callback(count)
         else:
             count(work)
         return work
+
+    def all_reduce_coalesced(
+        self, arrays: Sequence[object], op: Reduce, timeout: float, async_op: bool = False
+    ) -> list[Work]:
+        """Counts as so many calls of all_reduce as the backend makes of it."""
+        size, began = _bytes(arrays), time.perf_counter()
+        works: list[Work] = self._backend.all_reduce_coalesced(arrays, op, timeout, async_op)
+        told = "all_reduce", len(works), size, began
+        if works and async_op:
+            works[-1].add_done_callback(lambda _: self._meter.add(*told))
+        else:
+            self._meter.add(*told)
+        return works
 
 
 def _bytes(argument: Any) -> int:

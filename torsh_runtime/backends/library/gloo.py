@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from torsh_runtime.backends.base import BackendType, Reduce
+from torsh_runtime.backends.base import BackendType
 from torsh_runtime.backends.library.host import HostBackend
 from torsh_runtime.backends.library.news import News
 from torsh_runtime.backends.library.operands import (
@@ -27,6 +27,7 @@ from torsh_runtime.backends.library.operands import (
 )
 from torsh_runtime.backends.library.reductions import Encoding, combine, encoding, narrowed
 from torsh_runtime.backends.library.steps import Request, Steps
+from torsh_runtime.backends.operation import Reduce
 from torsh_runtime.errors import BackendUnavailable, CommTimeout, ConfigError
 from torsh_runtime.store.client import StoreClient
 
@@ -125,33 +126,25 @@ class GlooBackend(HostBackend):
             ranked = [(part, rank) for rank, part in enumerate(targets.arrays) if part.size]
             yield from [self._begin_broadcast(part, rank) for part, rank in ranked]
         elif source.size:
-            room = room_for(targets)
+            [room] = targets.arrays
             own = source.copy() if np.may_share_memory(source, room) else source
             ends = self._bytes(room), self._bytes(own)
             yield _Running(self._gloo._allgather_base(*ends, self._options("Allgather")))
         return None
 
-    def _gather(self, targets: FlatParts, source: Array, root: int) -> Steps:
-        room, to_root = room_for(targets), self._only(root, source)
-        yield self._begin_exchange(room, source, targets.sizes, to_root)
-        distribute(room, targets)
-        return None
-
-    def _scatter(self, target: Array, sources: FlatParts, root: int) -> Steps:
-        from_root = self._only(root, target)
-        yield self._begin_exchange(target, joined(sources), from_root, sources.sizes)
-        return None
-
     def _reduce_scatter(self, target: Array, sources: FlatParts, op: Reduce) -> Steps:
         room = np.empty(target.size * self._world_size, target.dtype)
-        sizes = [target.size] * self._world_size
-        yield self._begin_exchange(room, joined(sources), sizes, sources.sizes)
+        parts = equal_parts("room", room, self._world_size)
+        yield from self._exchange(parts, sources)
         self._combine(room, op, target)
         return None
 
-    def _all_to_all(self, targets: FlatParts, sources: FlatParts) -> Steps:
-        room = room_for(targets)
-        yield self._begin_exchange(room, joined(sources), targets.sizes, sources.sizes)
+    def _exchange(self, targets: FlatParts, sources: FlatParts) -> Steps:
+        dtype = (targets.arrays or sources.arrays)[0].dtype
+        room, parts = room_for(targets, dtype), joined(sources, dtype)
+        sizes = [[dtype.itemsize * size for size in end.sizes] for end in (targets, sources)]
+        ends = self._bytes(room), self._bytes(parts)
+        yield _Running(self._gloo.alltoall_base(*ends, *sizes, self._options("AllToAll")))
         distribute(room, targets)
         return None
 
@@ -224,17 +217,6 @@ class GlooBackend(HostBackend):
         options = self._options("Broadcast")
         options.rootRank = root
         return _Running(self._gloo.broadcast([self._bytes(values)], options))
-
-    def _begin_exchange(
-        self, room: Array, parts: Array, room_sizes: list[int], part_sizes: list[int]
-    ) -> Request:
-        width = parts.itemsize
-        sizes = [width * size for size in room_sizes], [width * size for size in part_sizes]
-        ends = self._bytes(room), self._bytes(parts)
-        return _Running(self._gloo.alltoall_base(*ends, *sizes, self._options("AllToAll")))
-
-    def _only(self, root: int, array: Array) -> list[int]:
-        return [array.size if rank == root else 0 for rank in range(self._world_size)]
 
     def _options(self, name: str) -> Any:
         options = getattr(self._torch._C._distributed_c10d, f"{name}Options")()

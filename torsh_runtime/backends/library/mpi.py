@@ -17,7 +17,7 @@ import msgpack
 import numpy as np
 
 from torsh_runtime.arrays import is_known
-from torsh_runtime.backends.base import BackendType, Envelope, Reduce, ReduceOp
+from torsh_runtime.backends.base import BackendType, Envelope
 from torsh_runtime.backends.library.host import HostBackend
 from torsh_runtime.backends.library.news import Call, Cause, News
 from torsh_runtime.backends.library.operands import (
@@ -30,6 +30,7 @@ from torsh_runtime.backends.library.operands import (
 )
 from torsh_runtime.backends.library.reductions import Encoding, encoding, widened
 from torsh_runtime.backends.library.steps import Steps
+from torsh_runtime.backends.operation import Op, Reduce, ReduceOp
 from torsh_runtime.errors import BackendUnavailable
 from torsh_runtime.store.client import StoreClient
 
@@ -118,27 +119,15 @@ class MpiBackend(HostBackend):
         return None
 
     def _all_gather(self, targets: FlatParts, source: Array) -> Steps:
-        room = room_for(targets)
+        room = room_for(targets, source.dtype)
         own = self._mpi.IN_PLACE if np.may_share_memory(source, room) else self._spec(source)
         begin = self._comm.Iallgather if targets.counts is None else self._comm.Iallgatherv
         yield _Pending(begin(own, self._spec(room, targets.counts)))
         distribute(room, targets)
         return None
 
-    def _gather(self, targets: FlatParts, source: Array, root: int) -> Steps:
-        room = room_for(targets)
-        ends = self._spec(source), self._at_root(root, room, targets)
-        yield _Pending(self._comm.Igatherv(*ends, root))
-        distribute(room, targets)
-        return None
-
-    def _scatter(self, target: Array, sources: FlatParts, root: int) -> Steps:
-        ends = self._at_root(root, joined(sources), sources), self._spec(target)
-        yield _Pending(self._comm.Iscatterv(*ends, root))
-        return None
-
     def _reduce_scatter(self, target: Array, sources: FlatParts, op: Reduce) -> Steps:
-        code, source = self._encoding(target, op), joined(sources)
+        code, source = self._encoding(target, op), joined(sources, target.dtype)
         wire, room = code.encode(source), code.room(target, source)
         ends = self._spec(wire), self._spec(room)
         if sources.counts is None:
@@ -148,11 +137,14 @@ class MpiBackend(HostBackend):
         code.decode(room, target)
         return None
 
-    def _all_to_all(self, targets: FlatParts, sources: FlatParts) -> Steps:
-        room = room_for(targets)
-        ends = self._spec(joined(sources), sources.counts), self._spec(room, targets.counts)
-        begin = self._comm.Ialltoall if targets.counts is None else self._comm.Ialltoallv
-        yield _Pending(begin(*ends))
+    def _exchange(self, targets: FlatParts, sources: FlatParts) -> Steps:
+        dtype = (targets.arrays or sources.arrays)[0].dtype
+        room, parts = room_for(targets, dtype), joined(sources, dtype)
+        if targets.listed or sources.listed:
+            ends = self._spec(parts, sources.sizes), self._spec(room, targets.sizes)
+            yield _Pending(self._comm.Ialltoallv(*ends))
+        else:
+            yield _Pending(self._comm.Ialltoall(self._spec(parts), self._spec(room)))
         distribute(room, targets)
         return None
 
@@ -181,7 +173,7 @@ class MpiBackend(HostBackend):
         source, status = self._mpi.ANY_SOURCE if src is None else src, self._mpi.Status()
         found = _Probe(lambda: self._comm.Iprobe(source, number, status))
         if wait:
-            self._message("recv", src, self._find(found), timeout, async_op=False)
+            self._message(Op("recv", peer=src), self._find(found), timeout, async_op=False)
         elif not self._finds(found, src):
             return None
         size = status.Get_count(self._mpi.BYTE)
@@ -260,9 +252,6 @@ class MpiBackend(HostBackend):
         if is_known(dtype):
             return getattr(self._mpi, _TYPES[dtype.name])
         return self._mpi.BYTE.Create_contiguous(dtype.itemsize).Commit()
-
-    def _at_root(self, root: int, array: Array, parts: FlatParts) -> list[Any] | None:
-        return self._spec(array, parts.sizes) if root == self._rank else None
 
     def _spec(self, array: Array, counts: list[int] | None = None) -> list[Any]:
         data, kind = array.view(np.uint8), self._type(array)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeGuard, TypeVar
 
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torsh_runtime.arrays import staged
+from torsh_runtime.backends.operation import Op
 
 Array = NDArray[Any]
 
@@ -49,11 +50,11 @@ class Parts(Generic[Part]):
     """What an argument has for each rank: parts of one array, or arrays of their own."""
 
     arrays: list[Part]
-    """The one, or one for each rank, in order of rank."""
+    """The one, or one for each rank, in order of rank; none where this rank has no part."""
     sizes: list[int]
     """Elements of each rank's part."""
     listed: bool
-    """Whether they are arrays of their own."""
+    """Whether sizes may differ from rank to rank."""
 
     @property
     def dtype(self) -> _Named:
@@ -61,7 +62,7 @@ class Parts(Generic[Part]):
 
     @property
     def counts(self) -> list[int] | None:
-        """The sizes, where they may differ from rank to rank."""
+        """The sizes, where they may differ."""
         return self.sizes if self.listed else None
 
 
@@ -92,33 +93,51 @@ def is_list(given: object) -> TypeGuard[Sequence[Any]]:
     return isinstance(given, list | tuple)
 
 
-@contextmanager
-def flat_parts(name: str, given: object, count: int, *, writable: bool) -> Iterator[FlatParts]:
-    """parts_of() of flat arrays."""
-    with ExitStack() as stack:
-        yield parts_of(
-            name, given, count, lambda array: stack.enter_context(flat(array, writable=writable))
-        )
+def ends_of(
+    op: Op, rank: int, ranks: int, take: Callable[[object, bool], Part]
+) -> tuple[Parts[Part], Parts[Part]]:
+    """Where the results of an operation with outputs or inputs go, and what it sends, by rank.
+
+    `take`: takes an array, which is written to or not. ValueError where both do not fit.
+    """
+    if {"outputs", "inputs"} <= {*op.takes}:
+        check_both(op.output, op.input)
+        sources = parts_of("inputs", op.input, ranks, lambda array: take(array, False))
+        targets = parts_of("outputs", op.output, ranks, lambda array: take(array, True))
+        check_part("outputs", targets, rank, sources, sources.sizes[rank])
+        return targets, sources
+    gathers, is_rooted = "outputs" in op.takes, "root" in op.takes
+    if is_rooted:
+        check_rank("root", op.root, ranks)
+    name, given = ("outputs", op.output) if gathers else ("inputs", op.input)
+    own = take(op.input if gathers else op.output, not gathers)
+    if is_rooted and rank != op.root:
+        check_none(name, given)
+        parts: Parts[Part] = Parts([], [0] * ranks, True)
+    else:
+        parts = parts_of(name, given, ranks, lambda array: take(array, gathers))
+        check_part(name, parts, rank, own, own.size)
+    peers = [op.root] if is_rooted else range(ranks)
+    other = Parts([own], [own.size if peer in peers else 0 for peer in range(ranks)], is_rooted)
+    return (parts, other) if gathers else (other, parts)
 
 
-def joined(parts: FlatParts) -> Array:
+def joined(parts: FlatParts, dtype: np.dtype[Any]) -> Array:
     """The parts, one after the other: the one array, or a copy."""
-    if not parts.listed:
-        return parts.arrays[0]
+    room = room_for(parts, dtype)
     # Without `out` the dtype would be of this machine's order.
-    return np.concatenate(parts.arrays, out=room_for(parts))
+    return np.concatenate(parts.arrays, out=room) if len(parts.arrays) > 1 else room
 
 
-def room_for(parts: FlatParts) -> Array:
+def room_for(parts: FlatParts, dtype: np.dtype[Any]) -> Array:
     """Where they can be put, one after the other, before distribute()."""
-    first = parts.arrays[0]
-    return np.empty(sum(parts.sizes), first.dtype) if parts.listed else first
+    return parts.arrays[0] if len(parts.arrays) == 1 else np.empty(sum(parts.sizes), dtype)
 
 
 def distribute(room: Array, parts: FlatParts) -> None:
     """Copy what was put into the room to where it belongs, if that is elsewhere."""
     begin = 0
-    for array in parts.arrays if parts.listed else ():
+    for array in parts.arrays if len(parts.arrays) > 1 else ():
         array[...] = room[begin : begin + array.size]
         begin += array.size
 

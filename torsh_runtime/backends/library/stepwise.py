@@ -7,9 +7,10 @@ import time
 from abc import abstractmethod
 from typing import ClassVar
 
-from torsh_runtime.backends.base import Backend, Reduce, ReduceOp
+from torsh_runtime.backends.base import Backend
 from torsh_runtime.backends.library.news import Call, Cause, News
 from torsh_runtime.backends.library.steps import Steps, StepWork
+from torsh_runtime.backends.operation import Op
 from torsh_runtime.backends.recorder import GroupRecorder, note_title
 from torsh_runtime.backends.work import CompletedWork, Work
 from torsh_runtime.errors import CommError
@@ -80,44 +81,25 @@ class StepwiseBackend(Backend):
     def _release(self) -> None:
         """Give back what the library holds for the group, which may have failed."""
 
-    def _collective(
-        self,
-        op: str,
-        steps: Steps,
-        timeout: float,
-        async_op: bool,
-        arrays: object = (),
-        root: int = -1,
-        reduction: Reduce = ReduceOp.SUM,
-    ) -> Work:
-        """The last three: for the recording."""
+    def _collective(self, op: Op, steps: Steps, timeout: float, async_op: bool) -> Work:
         self.get_on()
         with self._turn:
-            call = Call(op, self._sequence + 1)
+            call = Call(op.kind, self._sequence + 1)
             if self._recorder is not None:
                 self._check_usable()
-                sequence = call.sequence
-                call.noted = self._recorder.enter(op, arrays, sequence, root, reduction, async_op)
+                call.noted = self._recorder.enter(op, call.sequence, async_op)
             work = self._begin_noted(call, steps, timeout)
             self._sequence = call.sequence
         return self._result(work, async_op)
 
-    def _message(
-        self,
-        op: str,
-        peer: int | None,
-        steps: Steps,
-        timeout: float,
-        async_op: bool,
-        array: object = None,
-    ) -> Work:
-        """`array`: for the recording, which leaves out what has None."""
+    def _message(self, op: Op, steps: Steps, timeout: float, async_op: bool) -> Work:
+        """A message of no array is not recorded."""
         self.get_on()
         with self._turn:
-            call = Call(op, self._sequence, peer, True)
-            if self._recorder is not None and array is not None:
+            call = Call(op.kind, self._sequence, op.peer, True)
+            if self._recorder is not None and op.measured is not None:
                 self._check_usable()
-                call.noted = self._recorder.enter_message(op, array, peer, async_op)
+                call.noted = self._recorder.enter_message(op, async_op)
             work = self._begin_noted(call, steps, timeout)
         return self._result(work, async_op)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from torsh_runtime.backends.base import Backend, BackendType, Envelope, Facts, MeetingStore, Reduce
+from torsh_runtime.backends.base import Backend, BackendType, Envelope, Facts, MeetingStore
 from torsh_runtime.backends.board import give_up, hear_why
 from torsh_runtime.backends.native.callbacks import Callbacks
 from torsh_runtime.backends.native.compiled import _native
@@ -28,6 +28,7 @@ from torsh_runtime.backends.native.settings import Settings
 from torsh_runtime.backends.native.shared import Sharing, own_part
 from torsh_runtime.backends.native.subgroups import meet_in_memory
 from torsh_runtime.backends.native.work import Caught, NativeWork
+from torsh_runtime.backends.operation import COLLECTIVES, Op
 from torsh_runtime.backends.recorder import note_title
 from torsh_runtime.backends.work import CompletedWork, Work
 from torsh_runtime.errors import (
@@ -64,6 +65,8 @@ class NativeBackend(Backend):
         self._shared: list[mmap.mmap] = []
         self._arrays = arrays
         self._callbacks = callbacks
+        for operation in (*COLLECTIVES, "all_reduce_coalesced"):
+            setattr(self, operation, getattr(group, operation))  # callers reach the core at once
 
     @classmethod
     def connect(
@@ -174,46 +177,8 @@ class NativeBackend(Backend):
     def failed(self) -> bool:
         return self._group.failed
 
-    def all_reduce(self, array: object, op: Reduce, timeout: float, async_op: bool = False) -> Work:
-        return self._group.all_reduce(array, op, timeout, async_op)
-
-    def all_reduce_coalesced(
-        self, arrays: Sequence[object], op: Reduce, timeout: float, async_op: bool = False
-    ) -> list[Work]:
-        return self._group.all_reduce_coalesced(arrays, op, timeout, async_op)
-
-    def reduce(
-        self, array: object, root: int, op: Reduce, timeout: float, async_op: bool = False
-    ) -> Work:
-        return self._group.reduce(array, root, op, timeout, async_op)
-
-    def broadcast(self, array: object, root: int, timeout: float, async_op: bool = False) -> Work:
-        return self._group.broadcast(array, root, timeout, async_op)
-
-    def all_gather(
-        self, outputs: object, array: object, timeout: float, async_op: bool = False
-    ) -> Work:
-        return self._group.all_gather(outputs, array, timeout, async_op)
-
-    def gather(
-        self, outputs: object, array: object, root: int, timeout: float, async_op: bool = False
-    ) -> Work:
-        return self._group.gather(outputs, array, root, timeout, async_op)
-
-    def scatter(
-        self, array: object, inputs: object, root: int, timeout: float, async_op: bool = False
-    ) -> Work:
-        return self._group.scatter(array, inputs, root, timeout, async_op)
-
-    def reduce_scatter(
-        self, output: object, inputs: object, op: Reduce, timeout: float, async_op: bool = False
-    ) -> Work:
-        return self._group.reduce_scatter(output, inputs, op, timeout, async_op)
-
-    def all_to_all(
-        self, outputs: object, inputs: object, timeout: float, async_op: bool = False
-    ) -> Work:
-        return self._group.all_to_all(outputs, inputs, timeout, async_op)
+    def run(self, op: Op, timeout: float, async_op: bool = False) -> Work:
+        return op.begin(self, timeout, async_op)
 
     def send(
         self, array: object, dst: int, tag: int, timeout: float, async_op: bool = False
@@ -277,9 +242,6 @@ class NativeBackend(Backend):
         if rank == _native.ANY_SOURCE:
             return NativeWork(pending, self._callbacks)
         return CompletedWork(rank)
-
-    def barrier(self, timeout: float, async_op: bool = False) -> Work:
-        return self._group.barrier(timeout, async_op)
 
     def shared_memory(self, num_bytes: int, timeout: float) -> NDArray[np.uint8]:
         sharing = Sharing(self, self._node.ranks, num_bytes, timeout)

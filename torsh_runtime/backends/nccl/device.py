@@ -233,7 +233,7 @@ class Operand:
 
 def memories(parts: Parts[Operand]) -> Iterator[tuple[int, Any]]:
     """The ranks whose part has elements, with its memory."""
-    if parts.listed:
+    if len(parts.arrays) != 1:
         yield from ((rank, each.bytes) for rank, each in enumerate(parts.arrays) if each.size)
         return
     [whole] = parts.arrays

@@ -10,22 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from torsh_runtime.backends.base import Reduce
 from torsh_runtime.backends.library.news import News
-from torsh_runtime.backends.library.operands import (
-    Parts,
-    check_both,
-    check_none,
-    check_part,
-    check_peer,
-    check_rank,
-    parts_of,
-)
+from torsh_runtime.backends.library.operands import Parts, check_peer, check_rank, ends_of
 from torsh_runtime.backends.library.steps import Steps
 from torsh_runtime.backends.library.stepwise import StepwiseBackend
 from torsh_runtime.backends.nccl.device import Operand, loaded_framework, memories
 from torsh_runtime.backends.nccl.reductions import Reduction
 from torsh_runtime.backends.nccl.streams import Launch, OwnStream, Recorded, StreamWork
+from torsh_runtime.backends.operation import OBJECTS, Op
 from torsh_runtime.backends.work import Work
 from torsh_runtime.errors import CommError
 
@@ -49,83 +41,65 @@ class NcclOperations(StepwiseBackend):
         self._own = OwnStream(cuda, self._device)
         self._together: Launch | None = None
 
-    def all_reduce(self, array: object, op: Reduce, timeout: float, async_op: bool = False) -> Work:
-        values = Operand(array)
-        reduction = self._reduction(values, op)
-        wire = reduction.wire(values)
-
-        def begin(nccl: Any, stream: Any) -> None:
-            with reduction.op(nccl) as how:
-                nccl.allreduce(wire, wire, how, stream=stream)
-
-        finish = _finishing(reduction, values, wire)
-        steps = self._steps([values], begin, finish)
-        return self._collective("all_reduce", steps, timeout, async_op, array, -1, op)
-
-    def reduce(
-        self, array: object, root: int, op: Reduce, timeout: float, async_op: bool = False
-    ) -> Work:
-        check_rank("root", root, self._world_size)
-        values = Operand(array)
-        reduction = self._reduction(values, op)
-        wire = reduction.wire(values)
-
-        def begin(nccl: Any, stream: Any) -> None:
-            with reduction.op(nccl) as how:
-                nccl.reduce(wire, wire, how, root=root, stream=stream)
-
-        finish = _finishing(reduction, values, wire) if root == self._rank else None
-        steps = self._steps([values], begin, finish)
-        return self._collective("reduce", steps, timeout, async_op, array, root, op)
-
-    def broadcast(self, array: object, root: int, timeout: float, async_op: bool = False) -> Work:
-        check_rank("root", root, self._world_size)
-        values = Operand(array)
-
-        def begin(nccl: Any, stream: Any) -> None:
-            nccl.broadcast(values.bytes, values.bytes, root, stream=stream)
-
-        steps = self._steps([values], begin, _copying([values]))
-        return self._collective("broadcast", steps, timeout, async_op, array, root)
-
-    def all_gather(
-        self, outputs: object, array: object, timeout: float, async_op: bool = False
-    ) -> Work:
-        source = Operand(array)
-        targets = self._parts("outputs", outputs, source)
-        if targets.listed:
-            to_all = Parts([source] * self._world_size, [source.size] * self._world_size, True)
-            steps = self._exchange(to_all, targets)
+    def run(self, op: Op, timeout: float, async_op: bool = False) -> Work:
+        if op.kind in OBJECTS:
+            verb = "send" if op.kind == "send_object" else "receive"
+            raise ValueError(f"the {self.type} backend cannot {verb} objects")
+        if "peer" in op.takes:
+            return self._message(op, self._message_steps(op), timeout, async_op)
+        if "array" in op.takes:
+            steps = self._in_place_steps(op)
+        elif op.kind == "barrier":
+            steps = self._barrier_steps()
         else:
-            [target] = targets.arrays
+            steps = self._moving_steps(op)
+        return self._collective(op, steps, timeout, async_op)
+
+    def _in_place_steps(self, op: Op) -> Steps:
+        if "root" in op.takes:
+            check_rank("root", op.root, self._world_size)
+        values = Operand(op.output)
+        if op.kind == "broadcast":
 
             def begin(nccl: Any, stream: Any) -> None:
-                nccl.allgather(source.bytes, target.bytes, stream=stream)
+                nccl.broadcast(values.bytes, values.bytes, op.root, stream=stream)
 
-            steps = self._steps([source, target], begin, _copying([target]))
-        return self._collective("all_gather", steps, timeout, async_op, array)
+            return self._steps([values], begin, _copying([values]))
+        reduction = self._reduction(values, op)
+        wire = reduction.wire(values)
 
-    def gather(
-        self, outputs: object, array: object, root: int, timeout: float, async_op: bool = False
-    ) -> Work:
-        source = Operand(array)
-        targets = self._parts_at(root, "outputs", outputs, source)
-        steps = self._exchange(self._only(root, source), targets)
-        return self._collective("gather", steps, timeout, async_op, array, root)
+        def reduce(nccl: Any, stream: Any) -> None:
+            with reduction.op(nccl) as how:
+                if op.kind == "reduce":
+                    nccl.reduce(wire, wire, how, root=op.root, stream=stream)
+                else:
+                    nccl.allreduce(wire, wire, how, stream=stream)
 
-    def scatter(
-        self, array: object, inputs: object, root: int, timeout: float, async_op: bool = False
-    ) -> Work:
-        target = Operand(array)
-        sources = self._parts_at(root, "inputs", inputs, target)
-        steps = self._exchange(sources, self._only(root, target))
-        return self._collective("scatter", steps, timeout, async_op, array, root)
+        has_result = op.kind == "all_reduce" or op.root == self._rank
+        finish = _finishing(reduction, values, wire) if has_result else None
+        return self._steps([values], reduce, finish)
 
-    def reduce_scatter(
-        self, output: object, inputs: object, op: Reduce, timeout: float, async_op: bool = False
-    ) -> Work:
-        target = Operand(output)
-        sources = self._parts("inputs", inputs, target)
+    def _moving_steps(self, op: Op) -> Steps:
+        targets, sources = ends_of(
+            op, self._rank, self._world_size, lambda array, _: Operand(array)
+        )
+        if op.kind == "reduce_scatter":
+            return self._reduce_scatter_steps(op, targets.arrays[0], sources)
+        if op.kind == "all_gather":
+            [source] = sources.arrays
+            if not targets.listed:
+                return self._all_gather_steps(targets.arrays[0], source)
+            sources = Parts([source] * self._world_size, sources.sizes, True)
+        # NCCL's own all-to-all is no faster on ordinary memory, and not in all its versions.
+        return self._exchange(sources, targets)
+
+    def _all_gather_steps(self, target: Operand, source: Operand) -> Steps:
+        def begin(nccl: Any, stream: Any) -> None:
+            nccl.allgather(source.bytes, target.bytes, stream=stream)
+
+        return self._steps([source, target], begin, _copying([target]))
+
+    def _reduce_scatter_steps(self, op: Op, target: Operand, sources: Parts[Operand]) -> Steps:
         reduction = self._reduction(target, op)
         wires, room = [reduction.wire(each) for each in sources.arrays], reduction.wire(target)
 
@@ -139,59 +113,30 @@ class NcclOperations(StepwiseBackend):
                         nccl.reduce(wire, room, how, root=root, stream=stream)
 
         operands = [target, *sources.arrays]
-        steps = self._steps(operands, begin, _finishing(reduction, target, room))
-        return self._collective("reduce_scatter", steps, timeout, async_op, output, -1, op)
+        return self._steps(operands, begin, _finishing(reduction, target, room))
 
-    def all_to_all(
-        self, outputs: object, inputs: object, timeout: float, async_op: bool = False
-    ) -> Work:
-        # NCCL's own call of this is no faster on ordinary memory, and not in all its versions.
-        check_both(outputs, inputs)
-        sources = parts_of("inputs", inputs, self._world_size, Operand)
-        targets = parts_of("outputs", outputs, self._world_size, Operand)
-        check_part("outputs", targets, self._rank, sources, sources.sizes[self._rank])
-        steps = self._exchange(sources, targets)
-        return self._collective("all_to_all", steps, timeout, async_op, inputs)
-
-    def send(
-        self, array: object, dst: int, tag: int, timeout: float, async_op: bool = False
-    ) -> Work:
-        check_peer("dst", dst, self._rank, self._world_size)
-        _check_no_tag(tag)
-        source = Operand(array)
-
-        def begin(nccl: Any, stream: Any) -> None:
-            nccl.send(source.bytes, dst, stream=stream)
-
-        return self._message("send", dst, self._steps([source], begin), timeout, async_op, array)
-
-    def recv(
-        self,
-        array: object,
-        src: int | None,
-        tag: int | None,
-        timeout: float,
-        async_op: bool = False,
-    ) -> Work:
-        if src is None:
+    def _message_steps(self, op: Op) -> Steps:
+        sends = op.kind == "send"
+        if op.peer is None:
             raise ValueError("NCCL cannot receive from anyone: say from which rank (src)")
-        check_peer("src", src, self._rank, self._world_size)
-        _check_no_tag(tag)
-        target = Operand(array)
+        check_peer("dst" if sends else "src", op.peer, self._rank, self._world_size)
+        _check_no_tag(op.tag)
+        message = Operand(op.input if sends else op.output)
 
         def begin(nccl: Any, stream: Any) -> None:
-            nccl.recv(target.bytes, src, stream=stream)
+            (nccl.send if sends else nccl.recv)(message.bytes, op.peer, stream=stream)
 
-        steps = self._steps([target], begin, _copying([target]), src)
-        return self._message("recv", src, steps, timeout, async_op, array)
+        if sends:
+            return self._steps([message], begin)
+        return self._steps([message], begin, _copying([message]), op.peer)
 
-    def barrier(self, timeout: float, async_op: bool = False) -> Work:
+    def _barrier_steps(self) -> Steps:
         token = Operand(loaded_framework().uploaded(np.zeros(1, np.uint8), self._device))
 
         def begin(nccl: Any, stream: Any) -> None:
             nccl.allreduce(token.bytes, token.bytes, self._nccl.SUM, stream=stream)
 
-        return self._collective("barrier", self._steps([token], begin), timeout, async_op)
+        return self._steps([token], begin)
 
     def all_gather_numbers(self, own: NDArray[np.int64], timeout: float) -> NDArray[np.int64]:
         framework, shape = loaded_framework(), (self._world_size, own.size)
@@ -235,24 +180,6 @@ class NcclOperations(StepwiseBackend):
         operands = [*outgoing.arrays, *incoming.arrays]
         return self._steps(operands, begin, _copying(incoming.arrays))
 
-    def _parts(self, name: str, given: object, own: Operand) -> Parts[Operand]:
-        """Of which this rank's own has the size of `own`."""
-        found = parts_of(name, given, self._world_size, Operand)
-        check_part(name, found, self._rank, own, own.size)
-        return found
-
-    def _parts_at(self, root: int, name: str, given: object, own: Operand) -> Parts[Operand]:
-        """The same on the root; nothing on the other ranks."""
-        check_rank("root", root, self._world_size)
-        if root == self._rank:
-            return self._parts(name, given, own)
-        check_none(name, given)
-        return Parts([], [0] * self._world_size, True)
-
-    def _only(self, root: int, operand: Operand) -> Parts[Operand]:
-        sizes = [operand.size if rank == root else 0 for rank in range(self._world_size)]
-        return Parts([operand], sizes, False)
-
     def _check_communicator(self) -> None:
         state = self._communicator.get_async_error()
         if int(state) not in (_SUCCESS, _IN_PROGRESS):
@@ -268,8 +195,8 @@ class NcclOperations(StepwiseBackend):
         except Exception as error:
             raise RuntimeError(str(error)) from error
 
-    def _reduction(self, values: Operand, op: Reduce) -> Reduction:
-        return Reduction(self._nccl, values.dtype.name, op, self._world_size)
+    def _reduction(self, values: Operand, op: Op) -> Reduction:
+        return Reduction(self._nccl, values.dtype.name, op.reduction, self._world_size)
 
 
 def _finishing(reduction: Reduction, values: Operand, wire: Any) -> Callable[[], None] | None:

@@ -185,16 +185,16 @@ nb::object barrier(Rank& rank, double timeout, bool async_op) {
 
 void bind_collectives(nb::class_<Rank>& group) {
   using namespace nb::literals;
-  group.def("all_reduce", &all_reduce)
-      .def("all_reduce_coalesced", &all_reduce_coalesced)
-      .def("reduce", &reduce)
-      .def("broadcast", &broadcast)
-      .def("all_gather", &all_gather)
-      .def("gather", &gather, "outputs"_a.none(), "array"_a, "root"_a, "timeout"_a, "async_op"_a)
-      .def("scatter", &scatter, "array"_a, "inputs"_a.none(), "root"_a, "timeout"_a, "async_op"_a)
-      .def("reduce_scatter", &reduce_scatter)
-      .def("all_to_all", &all_to_all)
-      .def("barrier", &barrier);
+  group.def("all_reduce", &all_reduce, "array"_a, "op"_a, "timeout"_a, "async_op"_a = false)
+      .def("all_reduce_coalesced", &all_reduce_coalesced, "arrays"_a, "op"_a, "timeout"_a, "async_op"_a = false)
+      .def("reduce", &reduce, "array"_a, "root"_a, "op"_a, "timeout"_a, "async_op"_a = false)
+      .def("broadcast", &broadcast, "array"_a, "root"_a, "timeout"_a, "async_op"_a = false)
+      .def("all_gather", &all_gather, "outputs"_a, "input"_a, "timeout"_a, "async_op"_a = false)
+      .def("gather", &gather, "outputs"_a.none(), "input"_a, "root"_a, "timeout"_a, "async_op"_a = false)
+      .def("scatter", &scatter, "output"_a, "inputs"_a.none(), "root"_a, "timeout"_a, "async_op"_a = false)
+      .def("reduce_scatter", &reduce_scatter, "output"_a, "inputs"_a, "op"_a, "timeout"_a, "async_op"_a = false)
+      .def("all_to_all", &all_to_all, "outputs"_a, "inputs"_a, "timeout"_a, "async_op"_a = false)
+      .def("barrier", &barrier, "timeout"_a, "async_op"_a = false);
 }
 
 }  // namespace torsh::python

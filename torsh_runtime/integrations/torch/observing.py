@@ -48,7 +48,13 @@ def shown(method: Method) -> Method:
         with show(self, method.__name__, given, named):
             return method(self, *given, **named)
 
-    return cast(Method, call)
+    return cast(Method, as_operation(call))
+
+
+def as_operation(method: Method) -> Method:
+    """Mark the method as an operation, which stands-in for a group may give to another one."""
+    vars(method)["is_operation"] = True
+    return method
 
 
 @cache

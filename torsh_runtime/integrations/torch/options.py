@@ -12,7 +12,7 @@ import torch
 from torch._C import _distributed_c10d
 
 from torsh_runtime.backends.base import PremulSum, Reduce, ReduceOp
-from torsh_runtime.integrations.torch.observing import observed, show
+from torsh_runtime.integrations.torch.observing import as_operation, observed, show
 
 c10d: Any = _distributed_c10d
 _REDUCTIONS = tuple(ReduceOp)  # torch numbers them alike
@@ -81,7 +81,7 @@ def spellings(
             except TypeError as refusal:
                 return _by_subclasses(self, method.__name__, arguments, refusal)
 
-        return cast(Method, call)
+        return cast(Method, as_operation(call))
 
     return decorate
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, wraps
+from inspect import signature
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -73,6 +74,8 @@ def _watch_torch() -> None:
     scaler._unscale_grads_ = _unscaling(scaler._unscale_grads_)
     clip: Any = clip_grad
     clip._clip_grads_with_norm_ = _clipping(clip._clip_grads_with_norm_)
+    replicas: Any = torch.nn.parallel.DistributedDataParallel
+    replicas.__init__ = _replicating(replicas.__init__)
 
 
 class _Checked:
@@ -137,6 +140,38 @@ def _problem(optimizer: Any, found: Stepped, marks: Marks) -> str:
         f"as SGD, Adam or AdamW, or tr.DistributedDataParallel, with which ranks have whole "
         f"parameters"
     )
+
+
+def _replicating(theirs: Callable[..., None]) -> Callable[..., None]:
+    names = signature(theirs)
+
+    @wraps(theirs)
+    def wrap(self: Any, module: Any, *given: Any, **named: Any) -> None:
+        """As torch's own. ConfigError for ranks that have different parts."""
+        told = names.bind(self, module, *given, **named).arguments
+        marked = [marks for marks in map(marks_of, module.parameters()) if marks is not None]
+        for part in (part for marks in marked for part in marks.parts):
+            ranks = {*part.group.ranks} & _ranks_of(part, told)
+            if len(ranks) > 1:
+                raise ConfigError(
+                    f"torch's DistributedDataParallel would average {part.name!r}, of which ranks "
+                    f"{', '.join(map(str, sorted(ranks)))} have different parts: use "
+                    f"tr.DistributedDataParallel(model, process_group=mesh['dp']), which averages "
+                    f"over those that have the same"
+                )
+        theirs(self, module, *given, **named)
+
+    return wrap
+
+
+def _ranks_of(part: Part, told: Mapping[str, Any]) -> set[int]:
+    """Those over which torch averages; all, unless a group is given."""
+    group, mesh = told.get("process_group"), told.get("device_mesh")
+    if mesh is not None:
+        group = mesh.get_group()
+    if group is None:
+        return {*part.group.ranks}
+    return {*torch.distributed.get_process_group_ranks(group)}
 
 
 def _clipping(theirs: Callable[..., Any]) -> Callable[..., Any]:

@@ -142,9 +142,8 @@ class StandIn(TorshProcessGroup):
         return self.accelerated._end_coalescing(device)
 
 
-def _by_device(name: str) -> Callable[..., Any]:
-    """The method of that name, carried out by whoever is for the tensors' device."""
-    ours = getattr(TorshProcessGroup, name)
+def _by_device(name: str, ours: Callable[..., Any]) -> Callable[..., Any]:
+    """An operation of torsh, carried out by whoever is for the tensors' device."""
 
     @functools.wraps(ours)
     def call(self: StandIn, *given: Any, **named: Any) -> Any:
@@ -156,14 +155,9 @@ def _by_device(name: str) -> Callable[..., Any]:
     return call
 
 
-_OPERATIONS = """
-allreduce allreduce_coalesced reduce reduce_scatter reduce_scatter_single _reduce_scatter_base
-reduce_scatter_single_coalesced reduce_scatter_tensor_coalesced broadcast gather scatter barrier
-allgather allgather_coalesced all_gather_single _allgather_base all_gather_single_coalesced
-allgather_into_tensor_coalesced alltoall all_to_all_single alltoall_base send recv recv_anysource
-"""
-for _name in _OPERATIONS.split():
-    setattr(StandIn, _name, _by_device(_name))
+for _name, _method in vars(TorshProcessGroup).items():
+    if getattr(_method, "is_operation", False):
+        setattr(StandIn, _name, _by_device(_name, _method))
 not_compiled(StandIn)
 
 

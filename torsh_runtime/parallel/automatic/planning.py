@@ -18,6 +18,7 @@ from torsh_runtime.parallel.automatic.entries import (
     entry_of_module,
     entry_of_parameter,
 )
+from torsh_runtime.parallel.automatic.experts import experts_in
 from torsh_runtime.parallel.automatic.heads import Attention, attentions_of
 from torsh_runtime.parallel.automatic.sequence import with_sequences
 from torsh_runtime.parallel.automatic.styles import Style, styles_of
@@ -37,16 +38,20 @@ _BY_ALL = {
 """What becomes of layers of an attention whose heads all ranks compute."""
 
 
-def resolved(plan: Mapping[str, Entry] | str, model: Any, ranks: int) -> Mapping[str, Entry]:
+def resolved(
+    plan: Mapping[str, Entry] | str, model: Any, ranks: int, experts: bool = False
+) -> Mapping[str, Entry]:
     """The plan that is meant. ConfigError for words that mean none."""
     if not isinstance(plan, str):
         return plan
     if plan != AUTOMATIC:
         raise ConfigError(f"a plan is a mapping or {AUTOMATIC!r}, not {plan!r}")
-    return plan_of(model, ranks)
+    return plan_of(model, ranks, experts=experts)
 
 
-def plan_of(model: Any, ranks: int, *, sequence: bool = False) -> dict[str, Entry]:
+def plan_of(
+    model: Any, ranks: int, *, sequence: bool = False, experts: bool = False
+) -> dict[str, Entry]:
     """The plan by which parallelize(model, mesh, "auto") cuts a model of transformers on so many
     ranks: data, to be printed, changed and passed.
 
@@ -56,17 +61,22 @@ def plan_of(model: Any, ranks: int, *, sequence: bool = False) -> dict[str, Entr
 
     sequence: whether ranks have parts of the sequence between layers, each with its share of norms
         and dropout. ConfigError where that cannot be.
+    experts: whether whole experts go to ranks along an axis of their own. ConfigError for a model
+        that has none, or others than those of which tokens, experts and weights are asked.
     """
     all_modules = dict(model.named_modules())
     all_parameters = dict(model.named_parameters(remove_duplicate=False))
     adapted = adapted_in(all_modules)
     modules = without_adapters(all_modules, adapted)
     parameters = without_adapters(all_parameters, adapted)
-    styles = _styles_by_name([*modules, *parameters], styles_of(model))
+    spread = experts_in(modules) if experts else {}
+    told = styles_of(model) if ranks > 1 or not spread else {}
+    names = [name for name in (*modules, *parameters) if not _is_below(name, spread)]
+    styles = _styles_by_name(names, told)
     _refuse_dropout(modules, styles)
     _leave_whole(modules, parameters, styles)
     attentions = attentions_of(modules)
-    found = _of_attentions(modules, attentions, styles, ranks)
+    found = {**spread, **_of_attentions(modules, attentions, styles, ranks)}
     for name, style in styles.items():
         if name not in found:
             is_module = name in modules
@@ -106,6 +116,10 @@ def _styles_by_name(
             if _ends(name, prefix, pattern):
                 found[name] = style
     return found
+
+
+def _is_below(name: str, above: Iterable[str]) -> bool:
+    return any(name == each or name.startswith(f"{each}.") for each in above)
 
 
 def _ends(name: str, prefix: str, pattern: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,11 +13,13 @@ from torsh_runtime.parallel.automatic.heads import Attention
 from torsh_runtime.parallel.tensor.plan import (
     Column,
     Entry,
+    Experts,
     Heads,
     Part,
     Row,
     Scatter,
     Summed,
+    Whole,
 )
 
 DIM = 1
@@ -47,26 +49,31 @@ def with_sequences(
     """The plan, by names, in which each stack of layers begins by cutting the sequence and ends by
     gathering it. ConfigError where layers have what does not compute for each token alone."""
     found = dict(plan)
-    _refuse_experts(plan, modules)
+    _refuse_lists_of_experts(plan, modules)
     _refuse_dropout(modules)
     for stack in _stacks(plan, modules):
         flat = _flat(stack, attentions)
         whole = _gathering(stack, plan, attentions, ranks)
-        found |= whole
+        blocks = _blocks_of_experts(plan, modules, stack)
+        found |= whole | blocks
         regions = [where for where in whole if _is_gathered(where, plan)]
         regions += [name for name, entry in plan.items() if isinstance(entry, Summed)]
         for name, module in modules.items():
-            if not name.startswith(f"{stack.where}."):
+            if not name.startswith(f"{stack.where}.") or _is_below(name, blocks):
                 continue
             if name in plan:
                 found[name] = _of_part(name, module, plan[name], flat)
-            elif not any(f"{name}.".startswith(f"{where}.") for where in regions):
+            elif not _is_below(name, regions):
                 found |= _alone(name, module)
         found[stack.layer(0)] = Scatter(DIM)
         found[stack.layer(-1)] = Part(DIM, gather_output=True)
     if found == plan:
         raise ConfigError("the model has no list of layers between which sequences could be cut")
     return found
+
+
+def _is_below(name: str, above: Iterable[str]) -> bool:
+    return any(f"{name}.".startswith(f"{each}.") for each in above)
 
 
 def _is_gathered(where: str, plan: Mapping[str, Entry]) -> bool:
@@ -89,15 +96,35 @@ def _stacks(plan: Mapping[str, Entry], modules: Mapping[str, Any]) -> Iterator[_
         yield _Stack(name, size)
 
 
-def _refuse_experts(plan: Mapping[str, Entry], modules: Mapping[str, Any]) -> None:
+def _refuse_lists_of_experts(plan: Mapping[str, Entry], modules: Mapping[str, Any]) -> None:
     for name in modules:
-        if name.rpartition(".")[2] != "experts":
-            continue
-        if any(each == name or each.startswith(f"{name}.") for each in plan):
+        is_list = name.rpartition(".")[2] == "experts" and name not in plan
+        if is_list and any(each.startswith(f"{name}.") and each in modules for each in plan):
             raise ConfigError(
-                f"{name!r} holds experts, and the router that says which tokens come to them looks "
-                f"at the whole sequence: leave out sequence=True"
+                f"{name!r} holds experts, and the router that says which tokens come to them "
+                f"looks at the whole sequence: leave out sequence=True"
             )
+
+
+def _blocks_of_experts(
+    plan: Mapping[str, Entry], modules: Mapping[str, Any], stack: _Stack
+) -> dict[str, Entry]:
+    """Modules that hold experts and their router, whose loss is of all tokens."""
+    found: dict[str, Entry] = {}
+    for name, entry in plan.items():
+        is_summed = isinstance(entry, Summed) and (
+            name.rpartition(".")[2] == "experts" or "Experts" in type(modules[name]).__name__
+        )
+        if not name.startswith(f"{stack.where}.") or not (is_summed or isinstance(entry, Experts)):
+            continue
+        block = name.rpartition(".")[0]
+        if block.count(".") <= stack.where.count(".") + 1:
+            raise ConfigError(
+                f"{name!r} holds experts, and no module within the layer {block!r} holds both them "
+                f"and their router, which looks at the whole sequence: leave out sequence=True"
+            )
+        found[block] = Whole(DIM)
+    return found
 
 
 def _refuse_dropout(modules: Mapping[str, Any]) -> None:
@@ -124,7 +151,9 @@ def _of_part(name: str, module: Any, entry: Entry, flat: tuple[str, ...]) -> Ent
     dim = 0 if last in flat else DIM
     if isinstance(entry, Heads):
         return replace(entry, sequence_dim=dim, sequence_inputs=_INPUTS)
-    if isinstance(entry, Summed) or (isinstance(entry, Row) and not entry.output_is_spread):
+    if isinstance(entry, Summed):
+        return replace(entry, sequence_dim=dim, sequence_inputs=_INPUTS)
+    if isinstance(entry, Row) and not entry.output_is_spread:
         return replace(entry, sequence_dim=dim)
     is_query = last in ("q", "q_proj", "q_attn", "query")
     is_given_others = any(each in name for each in OTHER_INPUTS) and not is_query

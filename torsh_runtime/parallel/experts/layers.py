@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -19,16 +20,11 @@ from torsh_runtime.modules import adapter_class
 from torsh_runtime.modules.parts import Part
 from torsh_runtime.parallel import regions
 from torsh_runtime.parallel.agreement import digest
-from torsh_runtime.parallel.experts.ranks import Ranks, Share, are_same
-from torsh_runtime.parallel.experts.routing import (
-    Assignment,
-    Exchange,
-    Indices,
-    capacity,
-    highest,
-    reverse,
-)
-from torsh_runtime.parallel.experts.rows import GroupedLinear, Rows, Scaled
+from torsh_runtime.parallel.dispatch.ranks import Ranks, are_same
+from torsh_runtime.parallel.dispatch.ranks import shared as shared_by
+from torsh_runtime.parallel.dispatch.routing import Indices, capacity, counted, highest
+from torsh_runtime.parallel.dispatch.rows import GroupedLinear, Scaled
+from torsh_runtime.parallel.dispatch.sending import Limit, mixed
 from torsh_runtime.parallel.operations import applied, is_recorded, joined
 
 _ACTIVATIONS = ("gelu", "relu", "silu")
@@ -42,8 +38,9 @@ class MixtureOfExperts:
     "Switch Transformers", 2021). Each rank of an axis has some experts; tokens go to where their
     experts are and come back. It is a module of torch or of torsh_runtime.nn.
 
-    router: (num_experts, embed_dim). up: (own experts, hidden_dim, embed_dim), twice as high if
-    gated. down: (own experts, embed_dim, hidden_dim).
+    router: (num_experts, embed_dim), unless it is a module or function of the user's. up: (own
+    experts, hidden_dim, embed_dim), twice as high if gated. down: (own experts, embed_dim,
+    hidden_dim).
 
     The ranks' losses are averaged, so gradients of `up` and `down` are averages over the ranks of
     the axis when a backward pass ends, and those of `router` are this rank's own. What remains is
@@ -87,6 +84,8 @@ class MixtureOfExperts:
         mesh: Any = None,
         data: Any = None,
         sequence: Any = None,
+        router: Callable[[Any], tuple[Any, ...]] | None = None,
+        shared: Callable[[Any], Any] | None = None,
         dtype: Any = None,
         framework: str | None = None,
     ) -> None:
@@ -100,8 +99,14 @@ class MixtureOfExperts:
         default group. data: a mesh or group of those who have tokens of their own, over which the
         auxiliary loss and the capacity are counted; None: the ranks of `mesh`. sequence: the mesh's
         axis along which ranks have parts of one batch's tokens and the same loss, as mesh["tp"]
-        with sequence parallelism; they are among those of `data`. None: there is none. dtype:
-        float32 unless given. framework: "torch" or "nn"; None: torch if it is loaded.
+        with sequence parallelism; they are among those of `data`. None: there is none.
+
+        router: a module or function that gives for tokens (tokens, embed_dim) the numbers of the
+        experts of each and their weights, both (tokens, any top_k), and maybe thirdly scores of all
+        experts (tokens, num_experts), of which the auxiliary loss is made; 0 without. None: as
+        top_k says. shared: a module or function, whose result for each token is added.
+
+        dtype: float32 unless given. framework: "torch" or "nn"; None: torch if it is loaded.
 
         The ranks' generators are seeded alike, and draw for all experts one after the other, so
         they have the values of one process. ConfigError on all ranks for what does not fit.
@@ -110,9 +115,11 @@ class MixtureOfExperts:
         self.embed_dim, self.num_experts, self.top_k = embed_dim, num_experts, top_k
         self.activation, self.gated, self.capacity_factor = activation, gated, capacity_factor
         self.ranks = Ranks.of(mesh, data, sequence)
+        self._routes, self.shared = router is not None, shared
         self._has_compared = False
         experts = self.ranks.experts
         options = f"{embed_dim} to {hidden_dim}, {num_experts} experts, {self.extra_repr()}"
+        options += f", router {_kind(router)}, shared {_kind(shared)}"
         parts = 1 if self.ranks.parts is None else self.ranks.parts.world_size
         self._check_options(f"{options}, {self.framework}, tokens in {parts} part(s)")
         starts = [
@@ -120,7 +127,8 @@ class MixtureOfExperts:
             for rank in range(experts.world_size)
         ]
         self._cuts = [*starts, num_experts]
-        self.router = self._parameter(self._drawn((num_experts, embed_dim), embed_dim, dtype))
+        drawn = self._parameter(self._drawn((num_experts, embed_dim), embed_dim, dtype))
+        self.router = drawn if router is None else router
         self.parameter_layouts = {}
         self._add("up", (hidden_dim * (2 if gated else 1), embed_dim), dtype)
         self._add("down", (embed_dim, hidden_dim), dtype)
@@ -146,7 +154,14 @@ class MixtureOfExperts:
             return f"activation is one of {', '.join(_ACTIVATIONS)}, not {self.activation!r}"
         if self.capacity_factor is not None and not 0 < self.capacity_factor < math.inf:
             return f"capacity_factor is above 0 and finite, or None, not {self.capacity_factor}"
-        return self.ranks.problem()
+        return self.ranks.problem() or self._problem_with_parts()
+
+    def _problem_with_parts(self) -> str:
+        """What is wrong with ranks that have parts of one sequence; "" if nothing is."""
+        if self.ranks.parts is None or self.framework == "torch":
+            return ""
+        is_plain = not self._routes and self.shared is None
+        return "" if is_plain else "router= and shared= beside sequence= are for models of torch"
 
     def _add(self, name: str, shape: tuple[int, int], dtype: Any) -> None:
         """A weight of each expert, of which this rank keeps some."""
@@ -166,8 +181,11 @@ class MixtureOfExperts:
 
     def _check_seeds(self) -> None:
         """ConfigError on all ranks if they have drawn different values."""
-        values = adapter_class(self)(self).values(self.router)
-        said = f"one with the router's values {digest(values):08x}"
+        adapter = adapter_class(self)(self)
+        every = [
+            adapter.values(p) for name, p in adapter.parameters() if name not in ("up", "down")
+        ]
+        said = f"one with the router's values {'/'.join(f'{digest(each):08x}' for each in every)}"
         check_same(self.ranks.experts, "MixtureOfExperts", said)
 
     def forward(self, input: Any) -> tuple[Any, Any]:
@@ -178,75 +196,65 @@ class MixtureOfExperts:
         self._check(input)
         tokens = input.reshape(-1, self.embed_dim)
         self._compare_first(tokens)
-        router = self._shared(self.router, self.ranks.parts)
+        chosen, weights, scores = self._asked(tokens) if self._routes else self._scored(tokens)
+        everyone = self.ranks.tokens.all_gather_numbers(counted(chosen, self.num_experts))
+        limit = self._limit(everyone)
+        found = mixed(self.ranks, self._cuts, tokens, chosen, weights, self._feed_forward, limit)
+        if self.shared is not None:
+            found = found + self._called(self.shared, tokens)
+        balance = self._like(np.zeros(()), weights)
+        if scores is not None:
+            balance = self._balance(scores, everyone, chosen.shape[1])
+        return found.reshape(input.shape), balance
+
+    def _scored(self, tokens: Any) -> tuple[Indices, Any, Any]:
+        """The experts of each token, their weights, and scores of all experts."""
+        router = shared_by(self.router, self.ranks.parts)
         scores = self.functional.softmax(self.functional.linear(tokens, router), -1)
         chosen = highest(self._on_host(scores), self.top_k)
-        counts = np.bincount(chosen.reshape(-1), minlength=self.num_experts)
-        everyone = self.ranks.tokens.all_gather_numbers(counts)
         weights = scores[np.arange(len(chosen))[:, None], chosen]
         if self.top_k > 1:
             weights = weights / weights.sum(-1, keepdim=True)
-        share = self.ranks.share_of(len(chosen))
-        assignment = self._assigned(chosen, everyone, share)
-        counts = self.ranks.counts_of_all(assignment.counts, chosen)
-        found = self._by_experts(share.part(tokens), assignment, counts)
-        mixed = share.whole((found * share.part(weights).reshape(*found.shape[:2], 1)).sum(1))
-        return mixed.reshape(input.shape), self._balance(scores, everyone)
+        return chosen, weights, scores
 
-    def _assigned(self, chosen: Indices, everyone: Indices, share: Share) -> Assignment:
-        """What this rank sends of its tokens, which other ranks may have as well."""
-        own = chosen[share.start : share.end]
+    def _asked(self, tokens: Any) -> tuple[Indices, Any, Any]:
+        """The same of the user's router; scores may be None. ConfigError for anything else."""
+        chosen, weights, *scores = self._called(self.router, tokens)
+        shape, every = (*chosen.shape,), [(*each.shape,) for each in scores]
+        rows = tokens.shape[0]
+        is_right = len(shape) == 2 and shape[0] == rows and (*weights.shape,) == shape
+        if not is_right or every not in ([], [(rows, self.num_experts)]):
+            told = " and ".join(map(str, (shape, (*weights.shape,), *every)))
+            raise ConfigError(
+                f"MixtureOfExperts: the router gave {told} for {rows} tokens: experts and weights "
+                f"are both (tokens, top_k), and scores (tokens, {self.num_experts})"
+            )
+        return self._numbers(chosen), weights, scores[0] if scores else None
+
+    def _limit(self, everyone: Indices) -> Limit | None:
+        """How many assignments experts take at most."""
         if self.capacity_factor is None:
-            return Assignment.of(own, self.num_experts)
-        before = everyone[: self.ranks.tokens.rank].sum(axis=0)
-        before += np.bincount(chosen[: share.start].reshape(-1), minlength=self.num_experts)
-        tokens = int(everyone.sum()) // self.top_k
-        limit = capacity(self.capacity_factor, tokens, self.top_k, self.num_experts)
-        return Assignment.of(own, self.num_experts, before, limit)
-
-    def _by_experts(self, tokens: Any, assignment: Assignment, counts: Indices) -> Any:
-        """What each token's experts make of it: (tokens, top_k, embed_dim). counts: of all ranks'
-        assignments, (ranks, experts)."""
-        group, places = self.ranks.experts, assignment.places
-        by_token = assignment.order[:, None] // self.top_k
-        sent = regions.applied(tokens, Rows(by_token, places))
-        exchange = Exchange.of(counts, self._cuts, group.rank)
-        came = regions.all_to_all(sent, group, exchange.sent, exchange.received)
-        there, back = exchange.order[:, None], reverse(exchange.order)[:, None]
-        results = self._feed_forward(regions.applied(came, Rows(there, back)), exchange.counts)
-        returned = regions.applied(results, Rows(back, there))
-        own = regions.all_to_all(returned, group, exchange.received, exchange.sent)
-        found = regions.applied(own, Rows(places.reshape(-1, 1), assignment.order[:, None]))
-        return found.reshape(*places.shape, self.embed_dim)
+            return None
+        most = capacity(self.capacity_factor, int(everyone.sum()), self.num_experts)
+        return Limit(everyone[: self.ranks.tokens.rank].sum(axis=0), most)
 
     def _feed_forward(self, rows: Any, counts: list[int]) -> Any:
         """Of rows that lie by this rank's experts."""
         grouped = GroupedLinear(counts)
-        hidden = applied(grouped, rows, self._averaged(self.up))
+        hidden = applied(grouped, rows, self.ranks.averaged(self.up))
         activate = getattr(self.functional, self.activation)
         if self.gated:
             gate, hidden = hidden.chunk(2, -1)
             hidden = activate(gate) * hidden
         else:
             hidden = activate(hidden)
-        return applied(grouped, hidden, self._averaged(self.down))
+        return applied(grouped, hidden, self.ranks.averaged(self.down))
 
-    def _averaged(self, weight: Any) -> Any:
-        """A weight whose gradient is averaged over the losses of those whose tokens come here."""
-        share = Scaled(self.ranks.ranks_of_batch / self.ranks.experts.world_size)
-        return regions.applied(self._shared(weight, self.ranks.alike), share)
-
-    def _shared(self, weight: Any, group: ProcessGroup | None) -> Any:
-        """A weight that ranks with parts of one batch use, each for its own."""
-        return weight if group is None else regions.copy(weight, group)
-
-    def _balance(self, scores: Any, everyone: Indices) -> Any:
+    def _balance(self, scores: Any, everyone: Indices, top_k: int) -> Any:
         """experts · Σ (its part of all assignments · the mean of its scores over all tokens), after
         Fedus et al."""
         total = max(int(everyone.sum()), 1)
-        parts = self._like(
-            everyone.sum(axis=0) * (self.num_experts * self.top_k / total**2), scores
-        )
+        parts = self._like(everyone.sum(axis=0) * (self.num_experts * top_k / total**2), scores)
         group, own = self.ranks.tokens, scores.sum(0)
         if self.ranks.parts is not None:  # who have one loss, which copy() counts for each
             own = regions.applied(own, Scaled(1 / self.ranks.parts.world_size))
@@ -294,8 +302,9 @@ class MixtureOfExperts:
 
     def extra_repr(self) -> str:
         """The options."""
+        top_k = "" if self._routes else f"top_k={self.top_k}, "
         return (
-            f"top_k={self.top_k}, activation={self.activation!r}, gated={self.gated}, "
+            f"{top_k}activation={self.activation!r}, gated={self.gated}, "
             f"capacity_factor={self.capacity_factor}"
         )
 
@@ -308,6 +317,15 @@ class MixtureOfExperts:
     def _parameter(self, values: Any) -> Any:
         raise NotImplementedError
 
+    def _called(self, module: Any, tokens: Any) -> Any:
+        """What a module or a function gives, of whose parameters ranks with parts of one batch sum
+        the gradients."""
+        return module(tokens)
+
+    def _numbers(self, chosen: Any) -> Indices:
+        """Whole numbers as numpy has them."""
+        raise NotImplementedError
+
     def _on_host(self, scores: Any) -> NDArray[Any]:
         """The values as numpy has them."""
         raise NotImplementedError
@@ -315,3 +333,7 @@ class MixtureOfExperts:
     def _like(self, array: NDArray[Any], tensor: Any) -> Any:
         """A constant of the tensor's dtype, where that is."""
         raise NotImplementedError
+
+
+def _kind(given: Any) -> str:
+    return str(getattr(given, "__name__", type(given).__name__))

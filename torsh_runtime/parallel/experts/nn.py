@@ -29,6 +29,9 @@ class MixtureOfExperts(_OfNn, layers.MixtureOfExperts, nn.Module):
     def _parameter(self, values: nn.Tensor) -> nn.Parameter:
         return nn.Parameter(values)
 
+    def _numbers(self, chosen: Any) -> NDArray[np.int64]:
+        return np.asarray(to_device(getattr(chosen, "data", chosen), "cpu"), np.int64)
+
     def _on_host(self, scores: nn.Tensor) -> NDArray[Any]:
         found: NDArray[Any] = to_device(scores.data, "cpu")
         return found

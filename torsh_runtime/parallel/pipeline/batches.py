@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -12,6 +14,10 @@ from torsh_runtime.errors import ConfigError
 
 MOST = 1 << 12
 """More microbatches than anybody has: tags of messages tell so many apart."""
+IGNORED = -100
+"""A label that losses leave out."""
+DIVISOR = "num_items_in_batch"
+"""An argument of transformers' models, by which their loss divides a sum: no mean is left."""
 
 
 class Call(NamedTuple):
@@ -175,3 +181,23 @@ def counts(targets: Sequence[Any], tokens: Callable[[Any], Any] | None) -> list[
     if tokens is not None:
         return [float(tokens(target)) for target in targets]
     return [float(rows(arguments(target)[0])) for target in targets]
+
+
+def is_uneven(targets: Sequence[Any]) -> bool:
+    """Whether microbatches' targets have labels that losses leave out, of some more than of others,
+    so that rows do not tell what a loss is the mean of."""
+    kept = [_share_kept(each) for each in targets]
+    return len({*kept}) > 1
+
+
+def _share_kept(target: Any) -> Fraction:
+    if "int" not in str(getattr(target, "dtype", "")):
+        return Fraction(1)
+    is_kept = target != IGNORED
+    return Fraction(int(is_kept.sum()), max(1, math.prod(target.shape)))
+
+
+def has_divisor(batch: Any) -> bool:
+    """Whether the model is told what to divide a sum by."""
+    parts = batch if isinstance(batch, list) else [batch]
+    return any(isinstance(each, Mapping) and DIVISOR in each for each in parts)

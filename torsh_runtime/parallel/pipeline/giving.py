@@ -53,11 +53,14 @@ class Giving:
         ends: tuple[int, int],
         is_whole: bool,
         has_own_loss: bool,
+        counts_rows: bool,
     ) -> None:
         """ends: the ranks of the first and the last stage. is_whole: whether stages run the model's
-        own forward(), for which all of them need the batch."""
+        own forward(), for which all of them need the batch. counts_rows: whether microbatches'
+        losses count by rows of their targets."""
         self._group, self._everyone, self._ends = group, everyone, ends
         self.is_whole, self.has_own_loss = is_whole, has_own_loss
+        self._counts_rows = counts_rows
 
     def agreed(
         self,
@@ -118,6 +121,13 @@ class Giving:
         is_due = purpose.trains and not self.has_own_loss
         if self._ends[1] == self._group.rank and is_due and not targets:
             raise ConfigError("the rank of the last stage has no target: pass it one")
+        if self._counts_rows and batches.is_uneven([single(each) for each in targets]):
+            raise ConfigError(
+                f"some microbatches have more labels of {batches.IGNORED} than others, which "
+                f"losses leave out, so that their means are not of all rows: pass "
+                f"tokens=lambda target: (target != {batches.IGNORED}).sum(), or tokens=len if "
+                f"loss_fn is the mean over all rows"
+            )
 
     def _check_together(self, told: NDArray[np.int64]) -> None:
         for rows in _pipelines(told):
@@ -167,9 +177,18 @@ def single(arguments: tuple[Any, ...]) -> Any:
     return arguments[0] if len(arguments) == 1 else arguments
 
 
+def loss_of(output: Any) -> Any:
+    """That which a model returns: by this name, or of a tuple the only number. None if it returns
+    none."""
+    if isinstance(output, tuple) and not hasattr(output, "loss"):
+        numbers = [each for each in output if getattr(each, "shape", None) == ()]
+        return numbers[0] if len(numbers) == 1 else None
+    return output.get("loss") if hasattr(output, "get") else getattr(output, "loss", None)
+
+
 def own_loss(output: Any, _: Any) -> Any:
     """That which a model has computed itself."""
-    loss = output.get("loss") if hasattr(output, "get") else getattr(output, "loss", None)
+    loss = loss_of(output)
     if loss is None:
         raise ValueError(
             f"the model returned a {type(output).__qualname__} without a loss: give the batch its "

@@ -124,13 +124,33 @@ def wrapped(
     call = wrap or (lambda stage: stage)
 
     def make() -> Any:
-        return {n: call(stage) for n, stage in stages.items()}
+        made: dict[int, Any] = {}
+        for number, stage in stages.items():
+            _check_unsharded(made, stages, number)
+            made[number] = call(stage)
+        return made
 
     def among_replicas() -> Any:
         return make() if data is None else agreed(data, make, lambda _: "")
 
     made: dict[int, Any] = agreed(everyone, among_replicas, lambda _: "")
     return made
+
+
+def _check_unsharded(made: Mapping[int, Any], stages: Mapping[int, Any], number: int) -> None:
+    """ConfigError if a stage shares a parameter with another one that has been sharded: it would
+    have the other's part of it."""
+    own = {id(parameter): name for name, parameter in stages[number].named_parameters()}
+    for other, wrapper in made.items():
+        sharded = wrapper.sharded() if hasattr(wrapper, "sharded") else {}
+        names = [name for key, name in own.items() if key in sharded]
+        if names:
+            raise ConfigError(
+                f"stages {other} and {number} of one rank share {', '.join(names)}, which "
+                f"FullyShardedDataParallel cannot shard for both: wrap with "
+                f"DistributedDataParallel, choose a schedule with one stage for each rank, as "
+                f"1f1b or zb-h1, or do not tie these weights"
+            )
 
 
 def _told(group: ProcessGroup, own: Sequence[str]) -> list[Sequence[str]]:

@@ -8,12 +8,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, reduce
-from itertools import pairwise
 from typing import Any
 
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.modules import adapter_class
 from torsh_runtime.parallel.pipeline.batches import call_of
+from torsh_runtime.parallel.pipeline.cutting import parts_of
 
 
 class StageModule:
@@ -36,9 +36,12 @@ class StageModule:
         self.layer_names, self.tied_names = (*layers,), (*tied,)
 
     def forward(self, *values: Any) -> Any:
-        """What the last of the layers returns."""
-        for name in self.layer_names:
+        """What the last of the layers returns. The first one gets copies if it works in place, as
+        a ReLU may: autograd lets nobody change what comes from another stage."""
+        for place, name in enumerate(self.layer_names):
             layer: Any = reduce(_child, name.split("."), self)
+            if not place and works_in_place(layer):
+                values = tuple(each.clone() for each in values)
             values = _tuple(layer(*values))
         return values if len(values) > 1 else values[0]
 
@@ -46,7 +49,7 @@ class StageModule:
 def layers_of(model: Any) -> dict[str, Any]:
     """The layers that a model calls one after the other, by name: those that its method
     pipeline_layers() names, in order; else its children, in place of which containers' (Sequential,
-    ModuleList) children stand.
+    ModuleList, ModuleDict) children stand.
     """
     named = dict(model.named_modules(remove_duplicate=False))
     if hasattr(model, "pipeline_layers"):
@@ -66,6 +69,11 @@ def layers_of(model: Any) -> dict[str, Any]:
             )
         return {name: named[name] for name in names}
     return dict(_flat(model, ""))
+
+
+def works_in_place(layer: object) -> bool:
+    """Whether a layer says that it changes its input."""
+    return getattr(layer, "inplace", False) is True
 
 
 def study_of(model: Any, example: Any) -> Any | None:
@@ -97,21 +105,7 @@ def split_model(model: Any, cuts: Sequence[str], example: Any = None) -> list[An
         found: list[Any] = study.stages(cuts)
         return found
     layers = layers_of(model)
-    names = [*layers]
-    wrong = [name for name in cuts if name not in layers]
-    if wrong or not layers:
-        raise ConfigError(
-            f"{type(model).__qualname__} cannot be cut at {', '.join(map(repr, wrong))}: its "
-            f"layers are {', '.join(names) or 'none'}. Give it a method pipeline_layers() that "
-            f"names what it calls one after the other, if these are not they"
-        )
-    places = [0, *(names.index(name) for name in cuts), len(names)]
-    if sorted(set(places)) != places:
-        raise ConfigError(
-            f"cuts {list(cuts)}: name layers after the first, each once, in their order: "
-            f"{', '.join(names)}"
-        )
-    parts = [names[a:b] for a, b in pairwise(places)]
+    parts = parts_of(model, [*layers], cuts)
     _check_whole(model, layers)
     return _stages(model, [{name: layers[name] for name in part} for part in parts])
 
@@ -131,7 +125,8 @@ def check_chain(model: Any, example: Sequence[Any], begin_anew: Callable[[], Non
         raise ConfigError(
             f"the layers of {type(model).__qualname__}, one after the other, do not give what its "
             f"forward() gives: {', '.join(layers_of(model))}. Put what it does between them, as "
-            f"adding up, into modules, and name these in pipeline_layers()"
+            f"adding up, into modules, and name these in pipeline_layers(), or pass the example as "
+            f"a dict of what forward() takes: then each stage runs forward() itself"
         )
 
 
@@ -231,7 +226,7 @@ def _flat(module: Any, prefix: str) -> Any:
     below = module.named_modules(remove_duplicate=False)
     children = [(name, child) for name, child in below if name and "." not in name]
     for name, child in children:
-        if type(child).__name__ in ("Sequential", "ModuleList"):
+        if type(child).__name__ in ("Sequential", "ModuleList", "ModuleDict"):
             yield from _flat(child, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", child

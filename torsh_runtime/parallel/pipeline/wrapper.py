@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -34,11 +34,22 @@ from torsh_runtime.parallel.pipeline.replicas import data_group, unreduced
 from torsh_runtime.parallel.pipeline.sharing import Sharing, merged, shared
 from torsh_runtime.parallel.pipeline.simulation import Costs, Simulation, simulate
 from torsh_runtime.parallel.pipeline.stage import REDUCES, Stage
+from torsh_runtime.parallel.pipeline.stale import refuse_stale
 from torsh_runtime.parallel.pipeline.table import Step, Table
 from torsh_runtime.parallel.pipeline.wire import Wire
 from torsh_runtime.parallel.scaler import ShardedGradScaler, scale_of
 
 AXIS = "pp"
+_WHOLE = "save pipeline.module with a Checkpointer and load that into a model in one process"
+_INSTEAD = {
+    "generate": f": no rank has all layers, and stages keep no cache. To generate, {_WHOLE}",
+    "save_pretrained": f": no rank has all layers. To save as transformers does, {_WHOLE}",
+}
+"""What to do in place of what pipelines cannot do."""
+_DIVIDED = (
+    f"the batch has {batches.DIVISOR}, and others have other batches, over which that may have "
+    f"been counted or not: leave it out, as labels of all microbatches and replicas are counted"
+)
 
 
 class PipelineParallel:
@@ -114,6 +125,8 @@ class PipelineParallel:
         self._ahead: dict[Table, int] = {}
         self._fewer: dict[int, Table] = {}
         self._check_split()
+        if cuts is not None:
+            refuse_stale(stages, self.module)
         self.costs: Costs | None = None
         """What steps take, as measure() found, which "auto" calls."""
 
@@ -128,7 +141,8 @@ class PipelineParallel:
             for n, m in self.stages.items()
         }
         ends, is_own = (placement[0], placement[-1]), loss_fn is own_loss
-        self._giving = Giving(self.group, self._everyone, ends, is_whole, is_own)
+        counts_rows = not is_own and self._tokens is None
+        self._giving = Giving(self.group, self._everyone, ends, is_whole, is_own, counts_rows)
         wire = Wire(self.group, lanes, self._autograd, placement)
         self._executor = Executor(self.group, self._stages, placement, wire)
 
@@ -155,6 +169,15 @@ class PipelineParallel:
                 f"reduces them in backward passes: wrap with DistributedDataParallel or "
                 f"FullyShardedDataParallel, or choose a schedule of whole backward passes"
             )
+
+    if not TYPE_CHECKING:  # a checker would take any name
+
+        def __getattr__(self, name: str) -> Any:
+            """AttributeError, which says how a pipeline does what modules do."""
+            said = _INSTEAD.get(name, "")
+            if not said and hasattr(self.__dict__.get("module"), name):
+                said = f": this rank's stages have it, pipeline.module.{name}"
+            raise AttributeError(f"{type(self).__name__} has no {name!r}{said}")
 
     def __call__(self, batch: Any) -> Any:
         """As forward()."""
@@ -222,12 +245,17 @@ class PipelineParallel:
         self._failures.telling(lambda: self._run(self._forward_only, batch, None, purpose))
         outputs = [result_of(each) for _, each in sorted(self._executor.outputs.items())]
         if outputs and isinstance(outputs[0], tuple):
-            return tuple(self._autograd.joined(each) for each in zip(*outputs, strict=True))
-        return self._autograd.joined(outputs) if outputs else None
+            return tuple(self._joined(each) for each in zip(*outputs, strict=True))
+        return self._joined(outputs) if outputs else None
+
+    def _joined(self, parts: Sequence[Any]) -> Any:
+        """Rows of microbatches; of what has none, as a loss, a list."""
+        has_rows = all(len(getattr(each, "shape", ())) for each in parts)
+        return self._autograd.joined(parts) if has_rows else [*parts]
 
     def evaluate(self, batch: Any, target: Any = None) -> float:
         """The loss of a batch, as step() has it, without gradients; of any number of rows."""
-        problem = self._uncounted()
+        problem = self._uncounted(batch)
         purpose = Purpose(trains=False, has_losses=self._giving.has_own_loss or target is not None)
         how = self._forward_only, batch, target, purpose, None, problem
         return self._failures.telling(lambda: self._loss(self._run(*how)))
@@ -301,19 +329,21 @@ class PipelineParallel:
         if self._loss_fn is None and not self._giving.has_own_loss:
             raise ConfigError("the pipeline has no loss_fn, which training takes: pass it one")
         scale, unfit = scale_of(scaler, self._everyone)
-        problem = unfit or self._unreduced or self._autograd.unfit() or self._uncounted()
+        problem = unfit or self._unreduced or self._autograd.unfit() or self._uncounted(batch)
         purpose = Purpose(trains=True, has_losses=True, scale=scale)
         return self._run(table_of, batch, target, purpose, most, problem)
 
-    def _uncounted(self) -> str:
+    def _uncounted(self, batch: Any) -> str:
         """Why the loss of a batch is not known from those of microbatches; "" if it is."""
         if not self._giving.has_own_loss or self.placement[-1] != self.group.rank:
             return ""
+        if batches.has_divisor(batch):
+            return "" if self._data is None else _DIVIDED
         if self._tokens is not None or self._counted is not None:
             return ""
         return (
             "it is not known what the model's own loss is the mean of: pass tokens=, which counts "
-            "that of a microbatch, or an example= with its labels"
+            "that of a microbatch, a loss_fn, or an example= with its labels"
         )
 
     def _forward_only(self, count: int) -> Table:
@@ -323,6 +353,8 @@ class PipelineParallel:
         """How much each microbatch counts in the mean over all; what the mean along data axes
         divides by is made up for."""
         if self._giving.has_own_loss:
+            if any(batches.DIVISOR in each.named for each in given.inputs):
+                return [1.0 for _ in given.inputs]
             count = self._counted if self._tokens is None else self._by_tokens
             assert count is not None, "it has been refused otherwise"
             counts = [float(count(each)) for each in given.inputs]

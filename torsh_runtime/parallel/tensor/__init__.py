@@ -10,6 +10,7 @@ from torsh_runtime.parallel.tensor.plan import (
     Block,
     Column,
     Cut,
+    Experts,
     Heads,
     Part,
     Row,
@@ -17,6 +18,7 @@ from torsh_runtime.parallel.tensor.plan import (
     Shared,
     Summed,
     Vocabulary,
+    Whole,
 )
 
 __all__ = [
@@ -25,6 +27,7 @@ __all__ = [
     "Column",
     "ColumnParallelLinear",
     "Cut",
+    "Experts",
     "Heads",
     "ParallelAttention",
     "Part",
@@ -35,6 +38,7 @@ __all__ = [
     "Summed",
     "VocabParallelEmbedding",
     "Vocabulary",
+    "Whole",
     "parallelize",
     "vocab_parallel_cross_entropy",
 ]

@@ -18,7 +18,7 @@ from torsh_runtime.parallel.tensor.cuts import sharded, unit_of
 from torsh_runtime.parallel.tensor.kinds import replaced
 from torsh_runtime.parallel.tensor.layers import Layer, RowParallelLinear
 from torsh_runtime.parallel.tensor.parts import Layouts
-from torsh_runtime.parallel.tensor.plan import Cut, Own, Part, Scatter, Shared, Summed
+from torsh_runtime.parallel.tensor.plan import Cut, Own, Part, Scatter, Shared, Summed, Whole
 from torsh_runtime.parallel.tensor.streams import drawing_part
 
 
@@ -45,6 +45,11 @@ class AnyLayer(Layer):
         """As the module's own."""
         with self._with_shared():
             return super().forward(*inputs, **named)  # type: ignore[misc]
+
+    def _part(self, tensor: Any) -> Any:
+        """This rank's part, along the entry's dimension, of what all ranks have."""
+        length = self._equal_part(tensor, self.entry.dim)
+        return regions.scatter(tensor, self.axis.group, self.entry.dim, [length] * self.axis.size)
 
     @property
     def _shares_all(self) -> bool:
@@ -101,17 +106,31 @@ class SummedLayer(AnyLayer):
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """As the module's own; to the sum."""
         dim = self.entry.sequence_dim
-
-        def enter(value: Any) -> Any:
-            return self._entered(value, dim) if isinstance(value, Tensor) else value
-
-        entered = mapped(enter, (inputs, named))
-        found = super().forward(*entered[0], **entered[1])
+        inputs, named = self._all_in(inputs, named)
+        found = super().forward(*inputs, **named)
         if not self._is_known:
             self._check_rows()
         if dim is None:
             return _of_first(found, lambda each: regions.reduce(each, self.axis.group))
         return _of_first(found, lambda each: self._summed(each, dim))
+
+    def _all_in(self, inputs: Any, named: Any) -> Any:
+        """The arguments, which each rank may use in its own way."""
+        dim, names = self.entry.sequence_dim, self.entry.sequence_inputs
+        gathered: list[Any] = []
+
+        def gather(value: Any) -> Any:
+            gathered.append(self._entered(value, dim))
+            return gathered[-1]
+
+        def enter(value: Any) -> Any:
+            if not isinstance(value, Tensor) or any(value is each for each in gathered):
+                return value
+            return self._entered(value, None if names else dim)
+
+        for name in names if dim is not None else ():
+            inputs, named = on_argument(self, name, inputs, named, gather)
+        return mapped(enter, (inputs, named))
 
     sums_parts = True
     """Whether modules below it compute parts of a sum."""
@@ -139,9 +158,20 @@ class ScatteredLayer(AnyLayer):
         inputs, named = on_argument(self, "", inputs, named, self._part)
         return super().forward(*inputs, **named)
 
-    def _part(self, tensor: Any) -> Any:
-        length = self._equal_part(tensor, self.entry.dim)
-        return regions.scatter(tensor, self.axis.group, self.entry.dim, [length] * self.axis.size)
+
+class WholeLayer(AnyLayer):
+    """One that computes with the whole sequence, as all ranks do."""
+
+    entry: Whole
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """As the module's own; this rank's part of that."""
+        dim, group = self.entry.dim, self.axis.group
+        inputs, named = on_argument(
+            self, "", inputs, named, lambda each: regions.gather(each, group, dim)
+        )
+        found = super().forward(*inputs, **named)
+        return _of_first(found, self._part)
 
 
 def on_argument(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -12,7 +12,14 @@ from torsh_runtime.modules.parts import Same
 from torsh_runtime.parallel import automatic
 from torsh_runtime.parallel.agreement import check_agreed
 from torsh_runtime.parallel.layouts import sharded_by_id
-from torsh_runtime.parallel.tensor.axis import Axis, axis_of
+from torsh_runtime.parallel.tensor.axis import (
+    DEFAULT_NAME,
+    Axis,
+    axis_beside,
+    axis_of,
+    experts_axis_of,
+    has_experts,
+)
 from torsh_runtime.parallel.tensor.checks import check_plan
 from torsh_runtime.parallel.tensor.layers import Layer, layers_of
 from torsh_runtime.parallel.tensor.parts import (
@@ -27,6 +34,7 @@ from torsh_runtime.parallel.tensor.plan import (
     Block,
     Cut,
     Entry,
+    Experts,
     Own,
     Row,
     Shared,
@@ -41,7 +49,9 @@ def parallelize(model: Model, mesh: Any, plan: Mapping[str, Entry] | Literal["au
 
     model: the same on all ranks, with the same values; its parameters stay the objects that they
         are, and have the ranks' parts of those values.
-    mesh: one with one axis, or with one called "tp", or a group; None: the default group.
+    mesh: one with one axis, or with one called "tp", or a group; None: the default group. Along an
+        axis called "ep" ranks have experts: those are whole, and each rank has tokens of its own
+        but along "tp".
     plan: what to do with which modules: {"blocks.*.mlp.up": Column(), "blocks.*.mlp.down": Row()}.
         Names are those of named_modules(), in which * and ? stand for what is between two dots.
         "auto": that of plan_of(), for models of transformers.
@@ -51,26 +61,79 @@ def parallelize(model: Model, mesh: Any, plan: Mapping[str, Entry] | Literal["au
     heads and features that cannot be cut; weights of several layers that are cut in one only; and
     where plans, models or values differ between ranks. TypeError for what is no model.
     """
-    axis, adapter = axis_of(mesh), adapted(model)
-    tasks: list[_Task] = []
+    adapter = adapted(model)
+    axes, tasks, problem = _Axes(mesh), [], None
     try:
-        tasks = [*_tasks(adapter, automatic.resolved(plan, model, axis.size), axis)]
+        tasks = [*_tasks(adapter, axes.resolved(plan, model), axes)]
         _check_tied(adapter, tasks)
         said = "; ".join(f"{task.where}: {task.entry}" for task in tasks)
     except ConfigError as error:
-        problem: ConfigError | None = error
-        said = str(error)
-    else:
-        problem = None
+        problem, said = error, str(error)
     spread = sharded_by_id(model)  # as experts along another axis, of the same ranks maybe
-    check_agreed({"plan": said, "ranks": axis.size}, adapter, axis.group, False, spread.keys())
-    if problem is not None:
-        raise problem
+    _check_agreed(axes, adapter, said, problem, spread.keys())
     named = [*adapter.parameters(), *adapter.constants()]
     same = [each for each in named if id(each[1]) not in spread]
-    check_same_values(adapter, same, axis)
-    _carry_out(adapter, tasks, axis, same)
+    for axis in axes.used:
+        check_same_values(adapter, same, axis)
+    _carry_out(adapter, tasks, axes.tensor, same)
+    if axes.experts is not None:
+        layers_of(adapter.framework).count_all_tokens(adapter, axes.experts)
     return model
+
+
+class _Axes:
+    """Those of a mesh along which a model is spread.
+
+    Attributes: tensor, experts (None where the plan has none).
+    """
+
+    def __init__(self, mesh: Any) -> None:
+        self.mesh = mesh
+        self.experts: Axis | None = None
+        self.tensor = axis_beside(mesh) if has_experts(mesh) else axis_of(mesh)
+
+    @property
+    def used(self) -> list[Axis]:
+        """In the order in which ranks tell each other something."""
+        return [self.tensor] if self.experts is None else [self.tensor, self.experts]
+
+    def resolved(self, plan: Mapping[str, Entry] | str, model: Any) -> Mapping[str, Entry]:
+        """The plan that is meant. ConfigError for entries for which the mesh has no axis."""
+        found = automatic.resolved(plan, model, self.tensor.size, has_experts(self.mesh))
+        others = [pattern for pattern, entry in found.items() if not isinstance(entry, Experts)]
+        if len(others) < len(found):
+            self.experts = experts_axis_of(self.mesh)
+            if others and DEFAULT_NAME not in self.mesh.mesh_dim_names:
+                raise ConfigError(
+                    f"{self.mesh} has no axis {DEFAULT_NAME!r} along which layers are cut, as the "
+                    f"plan says of {others[0]!r}: pass a mesh that has one, of 1 rank maybe"
+                )
+        elif has_experts(self.mesh):
+            self.tensor = axis_of(self.mesh)
+        return found
+
+    def of(self, entry: Any) -> Axis:
+        """That of an entry."""
+        is_of_experts = isinstance(entry, Own) and isinstance(entry.entry, Experts)
+        return self.experts if is_of_experts and self.experts is not None else self.tensor
+
+
+def _check_agreed(
+    axes: _Axes,
+    adapter: ModuleAdapter[Any],
+    said: str,
+    problem: ConfigError | None,
+    without: Set[int],
+) -> None:
+    """ConfigError on all ranks along all axes if there is one on any, or they mean other plans."""
+    for axis in axes.used:
+        try:
+            told = {"plan": said, "ranks": axis.size}
+            check_agreed(told, adapter, axis.group, False, without)
+        except ConfigError as error:  # of which those along the other axis have to hear, too
+            problem, said = problem or error, str(error)
+    if problem is not None:
+        raise problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +145,10 @@ class _Task:
     entry: Any
     kind: type[Layer]
     lie: Layouts
+    axis: Axis
 
 
-def _tasks(adapter: ModuleAdapter[Any], plan: Mapping[str, Entry], axis: Axis) -> Iterator[_Task]:
+def _tasks(adapter: ModuleAdapter[Any], plan: Mapping[str, Entry], axes: _Axes) -> Iterator[_Task]:
     modules, layers = dict(adapter.modules()), layers_of(adapter.framework)
     owners = {
         ".".join(filter(None, (where, name))): (where, name)
@@ -98,7 +162,7 @@ def _tasks(adapter: ModuleAdapter[Any], plan: Mapping[str, Entry], axis: Axis) -
             where, parameter = owners[name]
             own.setdefault(where, {})[parameter] = entry
             continue
-        for below, each in _expanded(layers, name, modules[name], entry, axis).items():
+        for below, each in _expanded(layers, name, modules[name], entry, axes.tensor).items():
             where = ".".join(filter(None, (name, below)))
             if where in entries:
                 raise ConfigError(f"the plan says twice what becomes of {where!r}")
@@ -109,8 +173,8 @@ def _tasks(adapter: ModuleAdapter[Any], plan: Mapping[str, Entry], axis: Axis) -
         if where in entries or where in own
     }
     for where, entry in said.items():
-        yield _task(layers, where, modules[where], entry, axis)
-    if axis.size > 1:
+        yield _task(layers, where, modules[where], entry, axes.of(entry))
+    if axes.tensor.size > 1:
         check_plan(adapter, said)
 
 
@@ -135,7 +199,7 @@ def _task(layers: Any, where: str, module: Any, entry: Any, axis: Axis) -> _Task
     except ConfigError as error:
         raise ConfigError(f"{where!r} cannot be cut: {error}") from None
     _check_own(where, module, shards)
-    return _Task(where, module, entry, parallel, layouts(module, shards, axis))
+    return _Task(where, module, entry, parallel, layouts(module, shards, axis), axis)
 
 
 def _check_own(where: str, module: Any, names: Iterable[str]) -> None:
@@ -203,9 +267,9 @@ def _carry_out(
             if id(parameter) not in done:
                 done.add(id(parameter))
                 path = ".".join(filter(None, (task.where, name)))
-                keep_part(adapter, parameter, layout, axis, path)
+                keep_part(adapter, parameter, layout, task.axis, path)
         task.module.__class__ = task.kind
-        task.module.become(task.entry, axis, task.where, task.lie)
+        task.module.become(task.entry, task.axis, task.where, task.lie)
     for name, parameter in same if axis.size > 1 else ():
         if id(parameter) not in done:
             adapter.mark(parameter, Same(name, axis.group))

@@ -8,10 +8,12 @@ from typing import Any, Self
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.mesh.mesh import DeviceMesh
+from torsh_runtime.parallel.dispatch.ranks import Ranks
 from torsh_runtime.parallel.groups import group_of
 from torsh_runtime.parallel.tensor.entrance import Entrance
 
 DEFAULT_NAME = "tp"
+EXPERTS_NAME = "ep"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,38 @@ class Axis:
     def index(self) -> int:
         """Where along it this rank stands."""
         return self.group.rank
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsAxis(Axis):
+    """One along which ranks have experts."""
+
+    ranks: Ranks | None = field(default=None, compare=False, repr=False)
+
+
+def has_experts(mesh: Any) -> bool:
+    """Whether a mesh has an axis along which ranks have experts."""
+    return isinstance(mesh, DeviceMesh) and EXPERTS_NAME in mesh.coordinate
+
+
+def experts_axis_of(mesh: Any) -> ExpertsAxis:
+    """That along which ranks have experts. ConfigError for a mesh that has none, or does not tell
+    who has the same tokens."""
+    if not has_experts(mesh):
+        raise ConfigError(
+            f"experts go to ranks along an axis {EXPERTS_NAME!r}, and {mesh} has none: pass a "
+            f"whole mesh that has one, as of mesh.view({{'edp': -1, 'ep': 2}}, over=('dp',))"
+        )
+    ranks = Ranks.on(mesh, EXPERTS_NAME)
+    return ExpertsAxis(EXPERTS_NAME, ranks.experts, ranks=ranks)
+
+
+def axis_beside(mesh: DeviceMesh) -> Axis:
+    """That along which layers are cut of a mesh with experts; of this rank alone if there is
+    none."""
+    if DEFAULT_NAME in mesh.mesh_dim_names:
+        return Axis(DEFAULT_NAME, mesh.get_group(DEFAULT_NAME))
+    return Axis(DEFAULT_NAME, mesh.alike(mesh.mesh_dim_names))
 
 
 def axis_of(mesh: Any) -> Axis:

@@ -118,7 +118,10 @@ class Summed:
     each of its parameters whether it is Cut() or Shared()."""
 
     sequence_dim: int | None = None
-    """The dimension of all inputs and of the output of which each rank has an equal part."""
+    """The dimension of inputs and of the output of which each rank has an equal part."""
+    sequence_inputs: tuple[str, ...] = ()
+    """Arguments of forward() of which each rank has an equal part so, "" for the first, where
+    others are for whole sequences, as positions; none: all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +158,41 @@ class Scatter:
     dim: int
 
 
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A module of any kind whose first input is a part of a sequence, and which computes with the
+    whole of it on all ranks, as a router whose loss is of all tokens, with its experts: that input
+    is gathered, and of the first output each rank takes its part."""
+
+    dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A module whose forward() takes tokens (tokens, features), the experts of each (tokens, top_k)
+    and their weights, and gives the weighted sums of what these experts make of the tokens. Each
+    rank along the mesh's axis "ep" has some experts, and tokens go to where theirs are.
+
+    The first dimension of all its parameters is that of experts."""
+
+    counts: tuple[str, ...] = ("num_experts",)
+    """Attributes with the number of experts, which become this rank's."""
+
+
 Entry = (
-    Column | Row | Vocabulary | Attention | Block | Part | Shared | Cut | Summed | Heads | Scatter
+    Column
+    | Row
+    | Vocabulary
+    | Attention
+    | Block
+    | Part
+    | Shared
+    | Cut
+    | Summed
+    | Heads
+    | Scatter
+    | Whole
+    | Experts
 )
 
 

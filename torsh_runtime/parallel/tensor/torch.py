@@ -15,9 +15,18 @@ from torsh_runtime.integrations.torch.compiling import leave_alone
 from torsh_runtime.integrations.torch.modes import has_modes
 from torsh_runtime.layout import Shard
 from torsh_runtime.parallel import regions
-from torsh_runtime.parallel.tensor import anyone, attention, embeddings, heads, layers, on_part
+from torsh_runtime.parallel.tensor import (
+    anyone,
+    attention,
+    embeddings,
+    experts,
+    heads,
+    layers,
+    on_part,
+)
 from torsh_runtime.parallel.tensor.attention import heads_first, joined
 from torsh_runtime.parallel.tensor.axis import Axis
+from torsh_runtime.parallel.tensor.balance import count_all_tokens as count_all_tokens
 from torsh_runtime.parallel.tensor.cuts import cuts
 from torsh_runtime.parallel.tensor.kinds import calls_forward, joined_class, output_dim
 from torsh_runtime.parallel.tensor.parts import Layouts, check_same_input
@@ -26,6 +35,7 @@ from torsh_runtime.parallel.tensor.plan import (
     Block,
     Column,
     Entry,
+    Experts,
     Heads,
     Own,
     Part,
@@ -34,7 +44,9 @@ from torsh_runtime.parallel.tensor.plan import (
     Shared,
     Summed,
     Vocabulary,
+    Whole,
 )
+from torsh_runtime.parallel.tensor.trying import number_of_experts as number_of_experts
 
 
 @leave_alone
@@ -101,6 +113,14 @@ class SummedOfAny(_OfTorch, anyone.SummedLayer):
 
 class ScatteredOfAny(_OfTorch, anyone.ScatteredLayer):
     """See anyone."""
+
+
+class WholeOfAny(_OfTorch, anyone.WholeLayer):
+    """See anyone."""
+
+
+class ExpertsOfAny(_OfTorch, experts.ExpertsOfAny):
+    """See experts."""
 
 
 class AttentionOfAny(_OfTorch, heads.AttentionOfAny):
@@ -293,7 +313,7 @@ def kind_of(where: str, module: Any, entry: Any) -> Any:
 def is_around(module: Any, entry: Entry) -> bool:
     """Whether an entry is carried out around the forward() that a module has."""
     if not isinstance(entry, Part):
-        return isinstance(entry, Shared | Summed | Heads | Scatter)
+        return isinstance(entry, Shared | Summed | Heads | Scatter | Whole | Experts)
     plain = layers.plain_kind(LAYERS[Part], module)
     is_plain = plain is not None and type(module).forward is plain.forward
     return entry.gather_output or not (is_plain or isinstance(module, nn.Embedding))
@@ -324,6 +344,8 @@ _OF_ANY = {
     Summed: SummedOfAny,
     Scatter: ScatteredOfAny,
     Heads: AttentionOfAny,
+    Whole: WholeOfAny,
+    Experts: ExpertsOfAny,
 }
 BLOCKS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 

@@ -10,7 +10,7 @@ import pytest
 from torsh_runtime.parallel.context.bands import Runs, Sight, banded_tasks, needed
 from torsh_runtime.parallel.context.chunks import chunks, lengths, seen
 from torsh_runtime.parallel.context.tasks import Documents, Task, tasks
-from torsh_runtime.parallel.experts.routing import Assignment, Exchange, highest, reverse
+from torsh_runtime.parallel.dispatch.routing import Assignment, Exchange, highest, reverse
 
 LENGTH = 23
 

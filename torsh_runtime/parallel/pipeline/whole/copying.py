@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import torch
 
@@ -32,6 +33,19 @@ class _Noting:
         return output
 
 
+class Mode:
+    """Whether a copy is training: as was last said to it, or to the model."""
+
+    def __init__(self, made: Module, original: Module) -> None:
+        self._made, self._original, self._seen = made, ref(original), original.training
+
+    def follow(self) -> None:
+        """Do what the model has been told since."""
+        original = self._original()
+        if original is not None and original.training is not self._seen:
+            self._made.training = self._seen = original.training
+
+
 class Copy:
     """Makes a stage's copy of a model. Its layers are the model's own, and so are parameters."""
 
@@ -40,6 +54,7 @@ class Copy:
         named = model.named_parameters(remove_duplicate=False)
         self._kept = {id(each) for name, each in named if name in part.parameters}
         self._made: dict[int, Module] = {}
+        self.modes: list[Mode] = []
         self.placeholders: list[tuple[Module, str, torch.dtype]] = []
         """Where they are: in which modules, under which names; and which dtype they had."""
 
@@ -49,10 +64,10 @@ class Copy:
             return self._absent(module, path)
         is_noting = path in self._part.leaving
         if path in self._part.layers:
-            return self._placed(_shallow(module), path) if is_noting else module
+            return self._placed(self._copied(module), path) if is_noting else module
         if id(module) in self._made:
             return self._made[id(module)]
-        made = self._made[id(module)] = _shallow(module)
+        made = self._made[id(module)] = self._copied(module)
         made._buffers = dict(made._buffers)
         made._modules = {
             name: None if child is None else self.of(child, f"{path}.{name}".lstrip("."))
@@ -60,6 +75,11 @@ class Copy:
         }
         self._leave_out(made)
         return self._placed(made, path) if is_noting else made
+
+    def _copied(self, module: Module) -> Module:
+        made: Module = _shallow(module)
+        self.modes.append(Mode(made, module))
+        return made
 
     def _placed(self, made: Module, path: str) -> Module:
         made.__class__ = _mixed(_Noting, type(made))

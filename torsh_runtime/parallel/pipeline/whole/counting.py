@@ -7,18 +7,12 @@ from typing import Any
 
 import torch
 
-from torsh_runtime.parallel.pipeline.batches import Call
+from torsh_runtime.parallel.pipeline.batches import IGNORED, Call
+from torsh_runtime.parallel.pipeline.giving import loss_of
 
-IGNORED = -100
-"""A label that losses leave out."""
 Rule = Callable[[torch.Tensor], float]
 _NEAR = {torch.float64: 1e-12, torch.float32: 1e-6}
 _NEAR_OTHERWISE = 1e-3
-
-
-def loss_of(output: Any) -> Any:
-    """That which a model returns; None if it returns none."""
-    return output.get("loss") if hasattr(output, "get") else getattr(output, "loss", None)
 
 
 def counted_by(model: Callable[..., Any], example: Call) -> Callable[[Call], float] | None:
@@ -44,7 +38,7 @@ def _fitting(
     rules: list[Rule], labels: list[torch.Tensor], losses: list[Any], model: Any
 ) -> Callable[[Call], float] | None:
     """The rule by which the last of these losses is made of the others, if it is the only one."""
-    one, other, found = (float(each) for each in losses)
+    one, other, found = (float(each.detach()) for each in losses)
     near = _NEAR.get(losses[-1].dtype, _NEAR_OTHERWISE) * abs(found)
     apart: dict[float, tuple[float, Rule]] = {}
     for rule in rules:

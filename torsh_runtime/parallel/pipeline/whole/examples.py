@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,13 +16,24 @@ ROWS, LENGTH = 2, 16
 def examples_of(model: Any) -> Iterator[Call]:
     """Calls that may do, the better ones first; none for a model that says nothing of them."""
     config, main = getattr(model, "config", None), getattr(model, "main_input_name", None)
-    make = _INPUTS.get(str(main))
-    if config is None or make is None:
+    if config is None or main not in _INPUTS:
         return
-    like = next(model.parameters(), torch.zeros(()))
+    yield from _labelled(model, [str(main)], str(main))
+    every = [name for name in _INPUTS if _names(model, name)]
+    if len(every) > 1:  # of texts and pictures, say
+        yield from _labelled(model, every, str(main))
+
+
+def _labelled(model: Any, names: Sequence[str], main: str) -> Iterator[Call]:
+    """Calls with these arguments, with labels and without; none where its configuration does not
+    say what they are like."""
+    like, config = next(model.parameters(), torch.zeros(())), model.config
     device = like.device if like.device.type != "meta" else torch.device("cpu")
-    inputs = {str(main): make(config, like.dtype).to(device)}
-    is_of_text = str(main) == "input_ids" or getattr(config, "is_encoder_decoder", False)
+    try:
+        inputs = {name: _INPUTS[name](config, like.dtype).to(device) for name in names}
+    except (AttributeError, TypeError):
+        return
+    is_of_text = main == "input_ids" or getattr(config, "is_encoder_decoder", False)
     for labels in _labels(is_of_text) if takes(model, "labels") else ():
         yield Call((), {**inputs, "labels": labels.to(device)})
     yield Call((), inputs)
@@ -32,6 +43,10 @@ def takes(model: Any, name: str) -> bool:
     """Whether a model's forward() has this argument."""
     found = inspect.signature(model.forward).parameters
     return name in found or any(each.kind is each.VAR_KEYWORD for each in found.values())
+
+
+def _names(model: Any, name: str) -> bool:
+    return name in inspect.signature(model.forward).parameters
 
 
 def _labels(is_of_text: bool) -> Iterator[torch.Tensor]:
@@ -48,6 +63,7 @@ def _ids(config: Any, _: torch.dtype) -> torch.Tensor:
 
 
 def _pixels(config: Any, dtype: torch.dtype) -> torch.Tensor:
+    config = getattr(config, "vision_config", config)
     size = config.image_size
     height, width = (size, size) if isinstance(size, int) else size
     return _wave((ROWS, config.num_channels, height, width), dtype)

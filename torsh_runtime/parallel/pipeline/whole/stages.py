@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 import torch
 
 from torsh_runtime.parallel.pipeline.batches import Call
-from torsh_runtime.parallel.pipeline.whole.copying import Copy, merged_copies, placeholder
+from torsh_runtime.parallel.pipeline.splitting import works_in_place
+from torsh_runtime.parallel.pipeline.whole.copying import Copy, Mode, merged_copies, placeholder
 from torsh_runtime.parallel.pipeline.whole.structures import Structure, parted
 
 Module = torch.nn.Module
+_Parted = tuple[Structure, list[torch.Tensor]]
 
 
 class Part(NamedTuple):
@@ -45,30 +47,32 @@ class _Reached(BaseException):
 class Passing:
     """What comes and goes in a pass of a stage."""
 
-    def __init__(self, part: Part) -> None:
-        self._part = part
-        self._entered: dict[str, Any] = {}
-        self._noted: dict[str, Any] = {}
+    def __init__(self, part: Part, copies: bool) -> None:
+        """copies: whether the first layer works in place, which it may on copies only."""
+        self._part, self._copies = part, copies
+        self._entered: dict[str, _Parted] = {}
+        self._noted: dict[str, _Parted] = {}
 
     def enter(self, received: Sequence[Any]) -> None:
         """What comes from the stage before, in order."""
-        rest = list(received)
+        rest = [each.clone() for each in received] if self._copies else list(received)
         self._entered, self._noted = {}, {}
         for name, structure in self._part.entering.items():
             own, rest = rest[: structure.tensors], rest[structure.tensors :]
-            self._entered[name] = structure.filled(own)
+            self._entered[name] = structure, list(own)
 
     def output_of(self, name: str) -> Any:
         """What an absent module returns."""
         if name == self._part.following:
             raise _Reached(self)
-        return self._entered[self._part.instead.get(name, name)]
+        structure, tensors = self._entered[self._part.instead.get(name, name)]
+        return structure.filled(tensors)
 
     def note(self, name: str, output: Any) -> None:
-        """What a module has returned that crosses the next cut."""
-        self._noted[name] = output
+        """What a module has returned that crosses the next cut; who called it may change it."""
+        self._noted[name] = parted(output, name)
 
-    def left(self) -> dict[str, tuple[Structure, list[torch.Tensor]]]:
+    def left(self) -> dict[str, _Parted]:
         """What crosses the next cut. TypeError if it is of another structure than the example's."""
         found = {**self._entered, **self._noted}
         self._entered, self._noted = {}, {}
@@ -76,7 +80,7 @@ class Passing:
         for name, structure in self._part.leaving.items():
             if name not in found:
                 raise RuntimeError(f"{name} was not called before {self._part.following}")
-            outputs[name] = parted(found[name], name)
+            outputs[name] = found[name]
             if structure not in (None, outputs[name][0]):
                 raise TypeError(
                     f"{name} returned {outputs[name][0]}, and for the example {structure}: pass an "
@@ -94,10 +98,11 @@ class WholeStage(torch.nn.Module):
 
     def __init__(self, model: Module, part: Part) -> None:
         super().__init__()
-        self.part, self._passing = part, Passing(part)
+        copies = works_in_place(model.get_submodule(part.layers[0]))
+        self.part, self._passing = part, Passing(part, copies)
         copy = Copy(model, part, self._passing)
         self._share(copy.of(model, ""))
-        self._placeholders = copy.placeholders
+        self._placeholders, self._modes = copy.placeholders, [*copy.modes, Mode(self, model)]
         self.structures: dict[str, Structure] = {}
         """Of what crossed the next cut in the last pass."""
         self.defaults: dict[str, Any] = {}
@@ -116,6 +121,8 @@ class WholeStage(torch.nn.Module):
     def forward(self, *received: Any, microbatch: Call) -> Any:
         """A tuple of tensors for the next stage; of the last one what the model returns."""
         arguments, named = microbatch
+        for each in self._modes:
+            each.follow()
         self._own.training = self.training
         self._place(received)
         self._passing.enter(received)
@@ -136,10 +143,7 @@ class WholeStage(torch.nn.Module):
 
     def merged_with(self, others: Sequence[WholeStage]) -> Module:
         """One module with all layers and parameters of stages of the same model."""
-        made = torch.nn.Module()
-        own = merged_copies([each._own for each in (self, *others)])
-        made._parameters, made._modules, made._buffers = own._parameters, own._modules, own._buffers
-        return made
+        return _Merged([self, *others])
 
     def _place(self, received: Sequence[Any]) -> None:
         """Let placeholders be where the model is now, and of the dtype that it has been cast to."""
@@ -153,3 +157,32 @@ class WholeStage(torch.nn.Module):
             dtype = like.dtype if first is self.part.dtype else first
             if there.device != like.device or there.dtype is not dtype:
                 module.__dict__[name] = placeholder(there.shape, dtype, like.device)
+
+
+class _Merged(torch.nn.Module):
+    """Stages of one rank. What is no layer each of them has a copy of, with the same parameters:
+    modes, dtypes and devices are passed on to these."""
+
+    _stages: Sequence[WholeStage]
+    """They are no children, which would have other names."""
+    _own: Module
+    """A copy of the model with what all of them have."""
+
+    def __init__(self, stages: Sequence[WholeStage]) -> None:
+        super().__init__()
+        own = merged_copies([each._own for each in stages])
+        self._parameters, self._modules, self._buffers = own._parameters, own._modules, own._buffers
+        self.__dict__ |= {"_stages": stages, "_own": own}
+
+    def train(self, mode: bool = True) -> _Merged:
+        """Set the mode of all stages."""
+        for each in self._stages:
+            each.train(mode)
+        super().train(mode)
+        return self
+
+    def _apply(self, fn: Callable[..., torch.Tensor], recurse: bool = True) -> _Merged:
+        modules: list[Any] = [*self._stages, super()]
+        for each in modules:
+            each._apply(fn, recurse)
+        return self

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -12,7 +12,9 @@ from torch.utils import _pytree as pytree
 
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.parallel.pipeline.batches import Call
-from torsh_runtime.parallel.pipeline.whole.counting import counted_by, loss_of
+from torsh_runtime.parallel.pipeline.cutting import parts_of
+from torsh_runtime.parallel.pipeline.giving import loss_of
+from torsh_runtime.parallel.pipeline.whole.counting import counted_by
 from torsh_runtime.parallel.pipeline.whole.examples import examples_of, takes
 from torsh_runtime.parallel.pipeline.whole.preparing import prepared, reached
 from torsh_runtime.parallel.pipeline.whole.stages import Part, WholeStage
@@ -85,20 +87,9 @@ class Study:
         return made
 
     def _cut(self, cuts: Sequence[str]) -> list[Part]:
-        names = self.layers
-        wrong = [name for name in cuts if name not in names]
-        if wrong:
-            raise ConfigError(
-                f"{type(self._model).__qualname__} cannot be cut at "
-                f"{', '.join(map(repr, wrong))}: its layers are {', '.join(names)}"
-            )
-        places = [0, *(names.index(name) for name in cuts), len(names)]
-        if sorted(set(places)) != places:
-            raise ConfigError(
-                f"cuts {list(cuts)}: name layers after the first, each once, in their order: "
-                f"{', '.join(names)}"
-            )
-        return [self._part(*ends) for ends in pairwise(places)]
+        parts = parts_of(self._model, self.layers, cuts)
+        ends = [0, *accumulate(map(len, parts))]
+        return [self._part(*each) for each in pairwise(ends)]
 
     def _part(self, start: int, end: int) -> Part:
         """With all parameters outside of layers; what comes and goes has yet to be seen."""
@@ -226,9 +217,10 @@ def _check_same(model: Module, wanted: Any, found: Any) -> None:
     if wrong:
         raise ConfigError(
             f"stages of {type(model).__qualname__} do not give what the model gives: {wrong} "
-            f"differs. A stage has its own layers' outputs only: let the model return no attention "
-            f"weights, hidden states or losses of all layers (output_attentions, "
-            f"output_hidden_states, output_router_logits = False), or pass a list of stages"
+            f"differs. A stage has its own layers' outputs only: put what is computed of several "
+            f"layers, as adding up, into layers, and let the model return no attention weights, "
+            f"hidden states or losses of all layers (output_attentions, output_hidden_states, "
+            f"output_router_logits = False), or pass a list of stages"
         )
 
 

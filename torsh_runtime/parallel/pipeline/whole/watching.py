@@ -39,7 +39,7 @@ def row_of(model: Module, call: Callable[[], object]) -> Row:
     with _watched(model, events):
         call()
     called = Counter(each.name for each in events if not each.has_returned)
-    for kind in (torch.nn.ModuleList, torch.nn.Sequential):
+    for kind in (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Sequential):
         members = _members(model, kind)
         layers = _outermost([name for name in called if name in members])
         once = tuple(name for name in layers if called[name] == 1)
@@ -47,8 +47,8 @@ def row_of(model: Module, call: Callable[[], object]) -> Row:
             return Row(once, _carried(once, events), _after(once[-1], events))
     raise ConfigError(
         f"{type(model).__qualname__} has no layers between which it could be cut: no members of a "
-        f"ModuleList are called one after the other, once each. Give it a method pipeline_layers() "
-        f"that names what it calls so, or pass a list of stages"
+        f"ModuleList, or of a ModuleDict of one class, are called one after the other, once each. "
+        f"Give it a method pipeline_layers() that names what it calls so, or pass a list of stages"
     )
 
 
@@ -73,10 +73,17 @@ def _watched(model: Module, events: list[_Event]) -> Iterator[None]:
 
 
 def _members(model: Module, kind: type[Module]) -> set[str]:
-    lists = [(path, each) for path, each in model.named_modules() if isinstance(each, kind)]
+    named = model.named_modules()
+    lists = [(path, each) for path, each in named if isinstance(each, kind) and _is_row(each)]
     return {
         f"{path}.{name}".lstrip(".") for path, each in lists for name, _ in each.named_children()
     }
+
+
+def _is_row(container: Module) -> bool:
+    """Whether its members are alike, if they have names: these may be for anything else."""
+    is_named = isinstance(container, torch.nn.ModuleDict)
+    return not is_named or len({type(each) for each in container.children()}) == 1
 
 
 def _outermost(names: list[str]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from torsh_runtime.parallel.experts.routing import Indices
+from torsh_runtime.parallel.dispatch.routing import Indices
 from torsh_runtime.parallel.operations import JointOperation, functions_of, is_torch
 from torsh_runtime.parallel.regions.arrays import Array, empty
 from torsh_runtime.parallel.regions.maps import Operation
@@ -93,3 +93,20 @@ class GroupedLinear(JointOperation):
         for expert, count in enumerate(self.counts):
             yield expert, slice(start, start + count)
             start += count
+
+
+@dataclass(frozen=True, slots=True)
+class Beside(JointOperation):
+    """The first one as it is, beside others that it may not be made of: these get gradients of
+    zeros, so that backward passes are the same on all ranks, whoever has something to compute.
+    """
+
+    def forward(self, *arrays: Array) -> tuple[Array, Sequence[Array]]:
+        first, *others = arrays
+        return first.reshape(first.shape), others
+
+    def backward(self, gradient: Array, *saved: Array) -> tuple[Array | None, ...]:
+        zeros = [empty(each, each.shape) for each in saved]
+        for each in zeros:
+            each[...] = 0
+        return gradient, *zeros

@@ -14,7 +14,8 @@ from torsh_runtime.errors import ConfigError
 from torsh_runtime.layout import even_cuts
 from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.parallel import regions
-from torsh_runtime.parallel.experts.routing import Indices
+from torsh_runtime.parallel.dispatch.routing import Indices
+from torsh_runtime.parallel.dispatch.rows import Scaled
 from torsh_runtime.parallel.groups import group_of
 
 _DEFAULT_NAME = "ep"
@@ -112,11 +113,39 @@ class Ranks:
         parts, alike = group_of(sequence), sequence.alike([name])
         return cls(name, experts, tokens, copies, parts, alike, (parts,))
 
+    @classmethod
+    def on(cls, mesh: DeviceMesh, name: str) -> Self:
+        """Of a model on a mesh, whose experts are along the axis of this name. Ranks along "tp"
+        have the same tokens, those along all other axes tokens of their own. ConfigError for a part
+        of a mesh that does not tell of all of these, and for experts in several stages."""
+        experts, (beside,) = mesh[name], {mesh.size_along("tp") or 1}
+        if beside > 1 and "tp" not in mesh.mesh_dim_names:
+            raise ConfigError(
+                f"{mesh} is a part of a mesh with an axis 'tp', along which ranks have the same "
+                f"tokens, and does not tell which these are: pass the whole mesh"
+            )
+        group = experts.get_group()
+        if mesh.size_along("pp") and experts.alike(["pp"]).world_size != group.world_size:
+            raise ConfigError(
+                f"ranks along {name!r} of {mesh} are in several stages, which have experts of "
+                f"their own: make it a view over axes without 'pp'"
+            )
+        batches = [each for each in mesh.mesh_dim_names if each not in ("tp", "pp")]
+        copies = experts.alike(batches)
+        tokens = group_of(mesh[tuple(batches)]) if batches else mesh.alike(mesh.mesh_dim_names)
+        return cls(name, group, tokens, copies if copies.world_size > 1 else None)
+
     @property
     def ranks_of_batch(self) -> int:
         """How many ranks of the experts' axis send the tokens of one batch, which has one loss."""
         parts = 1 if self.parts is None else len({*self.parts.ranks} & {*self.experts.ranks})
         return parts if self.copies is None else parts * self.copies.world_size
+
+    def averaged(self, weight: Any) -> Any:
+        """A weight of experts, whose gradient is averaged over the losses of those whose tokens
+        come here."""
+        share = Scaled(self.ranks_of_batch / self.experts.world_size)
+        return regions.applied(shared(weight, self.alike), share)
 
     def problem(self) -> str:
         """What is wrong with them; "" if nothing is."""
@@ -177,6 +206,11 @@ class Ranks:
 
     def __deepcopy__(self, memo: Any) -> Self:
         return self
+
+
+def shared(weight: Any, group: ProcessGroup | None) -> Any:
+    """A weight that ranks with parts of one batch use, each for its own tokens."""
+    return weight if group is None else regions.copy(weight, group)
 
 
 _WITH_PARTS = "pass sequence=mesh['tp'], and data=mesh['dp', 'cp', 'tp'] with these ranks"

@@ -23,10 +23,16 @@ def highest(scores: NDArray[Any], top_k: int) -> Indices:
     return np.argsort(-scores, axis=1, kind="stable")[:, :top_k]
 
 
-def capacity(factor: float, tokens: int, top_k: int, experts: int) -> int:
+def counted(chosen: Indices, experts: int) -> Indices:
+    """(experts,): how often each was chosen; what is no expert is not counted."""
+    flat = chosen.reshape(-1)
+    return np.bincount(flat[(flat >= 0) & (flat < experts)], minlength=experts)
+
+
+def capacity(factor: float, assignments: int, experts: int) -> int:
     """How many assignments an expert takes at most: `factor` times what it would get of so many
-    tokens if all got as much (Fedus et al., Switch Transformers, 2021), rounded up."""
-    return math.ceil(factor * tokens * top_k / experts)
+    if all got as much (Fedus et al., Switch Transformers, 2021), rounded up."""
+    return math.ceil(factor * assignments / experts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +51,17 @@ class Assignment:
     def of(
         cls, chosen: Indices, experts: int, before: Indices | None = None, limit: int = 0
     ) -> Assignment:
-        """`chosen`: (tokens, top_k). before: how many assignments each expert has had when this
-        rank's come; it takes no more than `limit`. None: it takes all."""
+        """`chosen`: (tokens, top_k), of which some may be no expert. before: how many assignments
+        each expert has had when this rank's come; it takes no more than `limit`. None: it takes
+        all."""
         flat = chosen.reshape(-1)
         order = np.argsort(flat, kind="stable")
-        counts = np.bincount(flat, minlength=experts)
+        order = order[(flat[order] >= 0) & (flat[order] < experts)]
+        counts = np.bincount(flat[order], minlength=experts)
         if before is not None:
             starts = np.cumsum(counts) - counts
             expert = flat[order]
-            order = order[np.arange(flat.size) - starts[expert] + before[expert] < limit]
+            order = order[np.arange(order.size) - starts[expert] + before[expert] < limit]
             counts = np.bincount(flat[order], minlength=experts)
         places = np.full(flat.size, -1)
         places[order] = np.arange(order.size)

@@ -1,0 +1,183 @@
+"""Pipelines of Llama's MLPs beside torch's: `python benchmarks/pipeline_layers.py --help`.
+
+Four SwiGLU layers (RMSNorm, gate, up and down, residual) of width 384 on two ranks with one thread
+each; a batch is 8 sequences of 256 tokens, of which each is a microbatch. Ours and
+torch.distributed.pipelining's over Gloo have the same stages, microbatches and weights, and their
+gradients are compared. Each round starts each of them in processes of its own, as users find it,
+and torch's once more with the allocator tuned as ours tunes it ("tuned"). Of ratios within
+rounds the median counts.
+
+Memory is that of a rank of 1F1B, above what its process had with model and batch, at most:
+"tensors", as torch's allocator gave them; and "resident", with what libraries hold, of both ranks
+together. What the kernel holds in sockets, Gloo's messages, is not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+if not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from benchmarks import bars, table
+from benchmarks.bars import Check
+from benchmarks.peers import HERE, ONE_THREAD, SPAWN
+from benchmarks.processes import Program, RunError, interrupt_on_term, run
+from benchmarks.rounds import WrongResultError, say
+from benchmarks.session import positive
+from benchmarks.torch_steps import TUNED
+
+_WORKER = HERE / "pipeline_layers_worker.py"
+_CONTENDERS: dict[str, tuple[str, dict[str, str]]] = {
+    "ours": ("ours", {}),
+    "torch": ("torch", {}),
+    "torch tuned": ("torch", TUNED),
+}
+"""The library, and how its processes are set up besides."""
+_LIMITS = {"1f1b": 0.95, "zb": 0.9, "zbv": 0.9}
+"""Of ours / torch's."""
+_MICROBATCHES = (4, 8)
+"""Where memory is measured."""
+_MEMORY = (("tensors", (0,)), ("tensors", (1,)), ("resident", (0, 1)))
+"""Of which ranks together. One of them has buffers in which the other one's messages lie."""
+_AS_MUCH = 1.005
+_NEAR = 1e-4
+_MIB = 1 << 20
+Found = dict[str, list[list[dict[str, Any]]]]
+"""Of each contender, of each round, of each rank."""
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    add = parser.add_argument
+    add("--rounds", type=positive, default=5, help="default: 5")
+    add("--turns", type=positive, default=8, help="steps of each schedule in a round; default: 8")
+    add("--width", type=positive, default=384, help="default: 384")
+    add("--hidden", type=positive, default=1024, help="of gate and up; default: 1024")
+    add("--rows", type=positive, default=256, help="tokens of a microbatch; default: 256")
+    add("--microbatches", type=positive, default=8, help="default: 8")
+    add("--what", type=lambda text: text.split(","), default=["times", "memory"])
+    add("--timeout", type=float, default=300.0, help="seconds that one run may take")
+    add("--quick", action="store_true", help="little: shows that it works")
+    add("--bars", action="store_true", help="print pass or fail; exit status 1 unless all pass")
+    options = parser.parse_args(arguments)
+    if options.quick:
+        options.rounds, options.turns = 1, 1
+        options.width, options.hidden, options.rows = 32, 64, 8
+    return options
+
+
+def measure(options: argparse.Namespace, name: str, plan: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the ranks of one contender found. RunError if it fails."""
+    library, env = _CONTENDERS[name]
+    with tempfile.TemporaryDirectory(prefix="torsh-benchmark-") as folder:
+        to = Path(folder) / "found.json"
+        fields = ("turns", "width", "hidden", "rows", "microbatches")
+        plan = {field: getattr(options, field) for field in fields} | plan
+        plan |= {"library": library, "depth": 4, "to": str(to)}
+        env = {**ONE_THREAD, **env, "PYTHONPATH": str(HERE.parent)}
+        command = [sys.executable, str(SPAWN), "2", str(_WORKER), json.dumps(plan)]
+        run(Program(command, Path(folder), env), options.timeout)
+        return [json.loads(Path(f"{to}.{rank}").read_text()) for rank in range(2)]
+
+
+def rounds(options: argparse.Namespace, plan: dict[str, Any]) -> Found:
+    """All contenders in each round."""
+    found: Found = {name: [] for name in _CONTENDERS}
+    for number in range(options.rounds):
+        say(f"{plan['what']}, round {number + 1} of {options.rounds}")
+        for name, runs in found.items():
+            runs.append(measure(options, name, plan))
+    return found
+
+
+def times(options: argparse.Namespace) -> list[Check]:
+    """Print how long steps take."""
+    found = rounds(options, {"what": "times", "schedules": [*_LIMITS]})
+    _compare_gradients(found)
+    rows, checks = [], []
+    for schedule, limit in _LIMITS.items():
+        took = {name: [_took(ranks, schedule) for ranks in runs] for name, runs in found.items()}
+        ratios = {name: _ratio(took["ours"], took[name]) for name in took if name != "ours"}
+        cells = [f"{1e3 * median(each):.1f}" for each in took.values()]
+        rows.append([schedule, *cells, *(f"{each:.3f}" for each in ratios.values())])
+        checks.append(Check(f"{schedule} / torch", ratios["torch"], limit, True, "times"))
+    header = ["step", *(f"{name} ms" for name in found), "ours / torch", "ours / torch tuned"]
+    print(f"\nms of a step of {options.microbatches} microbatches")
+    print(table.render(header, rows))
+    return checks
+
+
+def _took(ranks: list[dict[str, Any]], schedule: str) -> float:
+    """Seconds of a step, until the slower rank has ended; the median of turns."""
+    return median(map(max, *(each["times"][schedule] for each in ranks)))
+
+
+def _ratio(own: list[float], other: list[float]) -> float:
+    return median(a / b for a, b in zip(own, other, strict=True))
+
+
+def _compare_gradients(found: Found) -> None:
+    (expected, *others) = ([each["grads"] for each in ranks] for ranks in found["torch"])
+    for grads in [*others, *([each["grads"] for each in ranks] for ranks in found["ours"])]:
+        for rank, schedules in enumerate(expected):
+            for schedule, wanted in schedules.items():
+                _compare(f"{schedule} on rank {rank}", wanted, grads[rank][schedule])
+
+
+def _compare(where: str, wanted: dict[str, list[float]], grads: dict[str, list[float]]) -> None:
+    if {*wanted} != {*grads}:
+        raise WrongResultError(f"{where}: gradients of {[*grads]}, and torch has {[*wanted]}")
+    for name, (_, norm) in wanted.items():
+        if not math.isclose(grads[name][1], norm, rel_tol=_NEAR):
+            raise WrongResultError(f"{where}: {name} has {grads[name][1]}, and in torch {norm}")
+
+
+def memory(options: argparse.Namespace) -> list[Check]:
+    """Print what steps hold."""
+    rows, checks = [], []
+    for count in _MICROBATCHES:
+        plan = {"what": "memory", "schedules": ["1f1b"], "microbatches": count}
+        found = rounds(options, plan)
+        for kind, ranks in _MEMORY:
+            held = {
+                name: median(sum(each[rank][kind] for rank in ranks) for each in runs) / _MIB
+                for name, runs in found.items()
+            }
+            against = held["ours"] / held["torch"]
+            where = " and ".join(map(str, ranks))
+            cells = [f"{each:.1f}" for each in held.values()]
+            rows.append([f"{count}", kind, where, *cells, f"{against:.2f}"])
+            what = f"{kind}, {count} microbatches, rank {where}: ours / torch"
+            checks.append(Check(what, against, _AS_MUCH, True, "memory"))
+    print("\nMiB of 1f1b at most")
+    print(table.render(["microbatches", "of", "rank", *found, "ours / torch"], rows))
+    return checks
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    interrupt_on_term()
+    kinds = {"times": times, "memory": memory}
+    checks: list[Check] = []
+    try:
+        for name in options.what:
+            checks += kinds[name](options)
+    except (WrongResultError, RunError) as error:
+        say(str(error))
+        return 1
+    if options.bars:
+        print("\n" + bars.summary(checks))
+    return 1 if options.bars and not bars.all_pass(checks) else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

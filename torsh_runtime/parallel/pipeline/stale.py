@@ -1,0 +1,50 @@
+"""Refuses what a model has not become: a rank trains its stages, and the model's other layers stay
+as they were."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from torsh_runtime.errors import ConfigError
+
+
+def refuse_stale(model: Any, own: Any) -> None:
+    """Let a torch model that has been cut raise a ConfigError where it is called, or asked for its
+    state, when only those of its parameters have changed since that are also in `own`."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(model, torch.nn.Module):
+        return
+    refusal = _Refusal(model, own)
+    if refusal.is_needed:
+        model.register_forward_pre_hook(refusal)
+        model.register_state_dict_pre_hook(refusal)
+
+
+class _Refusal:
+    """A hook. Copies of the model have it, too, which it lets go."""
+
+    def __init__(self, model: Any, own: Any) -> None:
+        here = {id(each) for each in own.parameters()}
+        named = [*model.named_parameters()]
+        self._model = id(model)
+        self._versions = {name: each._version for name, each in named}
+        self._own = {name for name, each in named if id(each) in here}
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether other ranks train something."""
+        return len(self._own) < len(self._versions)
+
+    def __call__(self, module: Any, *_: object) -> None:
+        if id(module) != self._model:
+            return
+        named = module.named_parameters()
+        changed = {name for name, each in named if each._version != self._versions.get(name)}
+        if changed and changed <= self._own:
+            raise ConfigError(
+                f"this {type(module).__qualname__} has been cut into stages: this rank has trained "
+                f"its own, and the other layers are as they were. Call the pipeline; to have the "
+                f"model whole, as for generate() and save_pretrained(), save pipeline.module with "
+                f"a Checkpointer and load that into a model in one process"
+            )
