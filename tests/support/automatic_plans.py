@@ -9,10 +9,13 @@ from typing import Any, cast
 import torch
 
 import torsh_runtime as tr
-from benchmarks.family_columns import compared, generating, tensor_parallel, trained, whole
+from benchmarks.family_columns import generating, tensor_parallel
 from benchmarks.family_models import FAMILIES, hf
+from benchmarks.family_replicas import parts, sharded
+from benchmarks.family_training import compared, trained, whole, with_adapters
 
 CUT = ("llama", "qwen3", "gpt2", "gpt-oss", "deberta", "t5")
+ADAPTED = ("gpt2", "deepseek-v2")
 SEQUENCES = ("qwen3", "bart", "qwen-moe")
 _LLAMA = FAMILIES["llama"]
 OTHERS = {
@@ -45,6 +48,8 @@ def right(rank: int) -> dict[str, str]:
     found |= {f"{name}, sequences": tensor_parallel(name, mesh, True) for name in SEQUENCES}
     found["tokens"] = generating("falcon", mesh)
     found["checkpointing, eager"] = checkpointed(mesh)
+    found |= {f"adapters, {name}": parts(name, mesh, with_adapters) for name in ADAPTED}
+    found["adapters, shards"] = sharded("llama", mesh, with_adapters)
     found |= {f"dropout, {name}": dropping(name, mesh) for name in ("llama", "deberta")}
     found["dropout, gpt2, sequences"] = dropping("gpt2", mesh, True)
     return found
@@ -73,6 +78,23 @@ def checkpointed(mesh: Any) -> str:
     tr.parallelize(model, mesh, "auto")
     found = trained(model, family, lambda: tr.clip_grad_norm_(model, 0.5, mesh))
     return compared(found, whole("llama"), tr.layouts_of(model), mesh)
+
+
+def late_adapters(rank: int) -> dict[str, str]:
+    """What is said of adapters that come after the cut, and of kinds that are not known."""
+    import peft  # which transformers comes before, without torchvision
+
+    mesh = tr.init_device_mesh({"tp": 2})
+    late = with_adapters(tr.parallelize(FAMILIES["gpt2"].built(), mesh, "auto"))
+    config = peft.LoraConfig(target_modules=["q_proj"], use_dora=True)
+    magnitudes = peft.get_peft_model(FAMILIES["llama"].built(), config)
+    config = peft.IA3Config(target_modules=["k_proj"], feedforward_modules=[])
+    factors = peft.get_peft_model(FAMILIES["llama"].built(), config)
+    return {
+        "late": _told(lambda: FAMILIES["gpt2"].loss_of(late, 0)),
+        "magnitudes": _told(lambda: tr.parallelize(magnitudes, mesh, "auto")),
+        "factors": _told(lambda: tr.parallelize(factors, mesh, "auto")),
+    }
 
 
 def refused(rank: int) -> dict[str, str]:

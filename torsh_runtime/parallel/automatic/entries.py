@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import dis
+import inspect
 from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.parallel.automatic.families import COUNTS, DROPPING_FOR_ALL, Counts
+from torsh_runtime.parallel.automatic.families import (
+    COUNTS,
+    DROPPING_FOR_ALL,
+    OF_INPUTS,
+    PACKED_EXPERTS,
+    Counts,
+)
 from torsh_runtime.parallel.automatic.heads import Attention
 from torsh_runtime.parallel.automatic.styles import Style
 from torsh_runtime.parallel.tensor.plan import (
@@ -21,6 +29,7 @@ from torsh_runtime.parallel.tensor.plan import (
     Vocabulary,
 )
 
+_OF_EXPERTS = (Style.EXPERTS_COLUMN, Style.EXPERTS_ROW)
 _GROUPS = "num_key_value_groups"
 
 
@@ -29,7 +38,9 @@ _OF_MODULES: Mapping[Style, Entry | None] = {
     Style.GATHERED: Column(gather_output=True),
     Style.SPLIT: Row(input_is_parallel=False),
     Style.COLUMN: Column(),
+    Style.EXPERTS_COLUMN: Column(),
     Style.ROW: Row(),
+    Style.EXPERTS_ROW: Row(),
     Style.SPREAD: Row(output_is_spread=True),
     Style.SUMMED: Summed(),
     Style.DROPOUT: Part(-1),
@@ -41,6 +52,8 @@ _OF_MODULES: Mapping[Style, Entry | None] = {
 
 def entry_of_module(name: str, module: Any, style: Style) -> Entry | None:
     """Of what is in no attention whose heads are cut; None if it stays as it is."""
+    if style is Style.EXPERTS:
+        return Summed() if any(each is not None for each in module._parameters.values()) else None
     if style in _OF_MODULES:
         return _OF_MODULES[style]
     if style is Style.PACKED:
@@ -55,25 +68,25 @@ def entry_of_module(name: str, module: Any, style: Style) -> Entry | None:
 def entry_of_parameter(name: str, parameter: Any, style: Style) -> Entry | None:
     """Of a parameter that is named itself."""
     outputs = -2 if parameter.dim() > 1 else -1
-    match style:
-        case Style.COLUMN | Style.GATHERED:
-            return Cut(outputs)
-        case Style.ROW:
-            return Cut(-1)
-        case Style.FIRST:
-            return Cut()
-        case Style.PACKED:
-            return Cut(outputs, sections=(parameter.shape[outputs] // 2,) * 2)
-        case Style.PACKED_ROW:
-            return Cut(-1, sections=(parameter.shape[-1] // 2,) * 2)
-        case Style.INTERLEAVED_ROW:
-            return Cut(-1, unit=2)
-        case Style.ONCE:
-            return Shared(divided=True)
-        case Style.SHARED:
-            return Shared()
-        case Style.WHOLE:
-            return None
+    if style in _OF_EXPERTS and parameter.dim() == 3 and name.endswith(PACKED_EXPERTS):
+        style = Style.PACKED
+    last, before = parameter.shape[-1], parameter.shape[outputs]
+    entries: dict[Style, Entry | None] = {
+        Style.COLUMN: Cut(outputs),
+        Style.EXPERTS_COLUMN: Cut(outputs),
+        Style.GATHERED: Cut(outputs),
+        Style.ROW: Cut(-1),
+        Style.EXPERTS_ROW: Cut(-1),
+        Style.FIRST: Cut(),
+        Style.PACKED: Cut(outputs, sections=(before // 2,) * 2),
+        Style.PACKED_ROW: Cut(-1, sections=(last // 2,) * 2),
+        Style.INTERLEAVED_ROW: Cut(-1, unit=2),
+        Style.ONCE: Shared(divided=True),
+        Style.SHARED: Shared(),
+        Style.WHOLE: None,
+    }
+    if style in entries:
+        return entries[style]
     raise ConfigError(
         f"{name!r} is a parameter, of which {style.value}: that is for modules, so give a plan "
         f"that says what becomes of it"
@@ -93,6 +106,8 @@ def entries_by_heads(
     heads, keys = attention.heads, attention.key_value_heads
     rows = [name for name in names if styles[name] is Style.ROW]
     if heads < ranks or heads % keys or not rows or _drops_for_all(attention, modules):
+        return None
+    if _shapes_by_inputs(modules[rows[0].rpartition(".")[0]]):
         return None
     if any(styles[name] is Style.LATENT for name in names):
         return _latent(attention, modules, styles)
@@ -151,6 +166,17 @@ def _drops_for_all(attention: Attention, modules: Mapping[str, Any]) -> bool:
         and name.rpartition(".")[2] in DROPPING_FOR_ALL
         and getattr(module, "p", None)
         for name, module in modules.items()
+    )
+
+
+def _shapes_by_inputs(module: Any) -> bool:
+    """Whether forward() uses the number of features that it is given, which are all heads'."""
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    return code is not None and any(
+        name in OF_INPUTS
+        for each in dis.get_instructions(code)
+        if each.opname.startswith("LOAD_FAST")
+        for name in (each.argval if isinstance(each.argval, tuple) else (each.argval,))
     )
 
 

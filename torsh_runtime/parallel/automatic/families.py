@@ -163,6 +163,7 @@ _FAMILIES: Mapping[str, Mapping[str, str]] = {
         "cls.predictions.decoder": "colwise_gather_output",
         "cls.predictions.bias": "colwise_gather_output",
     },
+    "deepseek_v2": {**_DEEPSEEK, "self_attn.q_a_proj": "replicate"},
     "deepseek_v3": _DEEPSEEK,
     "distilbert": {
         "embeddings.word_embeddings": "embedding_rowwise",
@@ -185,6 +186,14 @@ _FAMILIES: Mapping[str, Mapping[str, str]] = {
         "crossattention.c_attn": "colwise_gather_output",
         "crossattention.q_attn": "colwise_gather_output",
         "crossattention.c_proj": "rowwise_split_input",
+        "mlp.c_fc": "colwise",
+        "mlp.c_proj": "rowwise",
+        "lm_head": "colwise_gather_output",
+    },
+    "gpt_bigcode": {
+        "wte": "embedding_rowwise",
+        "attn.c_attn": "colwise",
+        "attn.c_proj": "rowwise",
         "mlp.c_fc": "colwise",
         "mlp.c_proj": "rowwise",
         "lm_head": "colwise_gather_output",
@@ -321,12 +330,14 @@ _COUNTS: Mapping[str, Counts] = {
         {"alibi": 0, "attention_mask": 1},
     ),
     "gpt2": Counts(("num_heads", "split_size", "embed_dim")),
+    "gpt_bigcode": Counts(("num_heads", "embed_dim", "split_size")),
     "modernbert": Counts(("num_heads", "all_head_size")),
     "modernbert-decoder": Counts(("num_heads", "all_head_size")),
     "openai-gpt": Counts(("n_head", "split_size")),
     "opt": _HEADS,
     "persimmon": _HEADS,
     "phi3": Counts(("config.num_attention_heads",), ("num_key_value_heads",)),
+    "qwen2_moe": Counts(("num_heads", "hidden_size"), ("num_key_value_heads",)),
     "recurrent_gemma": Counts(("num_attention_heads",), ("num_key_value_heads",)),
     "rembert": _BERT_HEADS,
     "roberta": _BERT_HEADS,
@@ -349,6 +360,11 @@ OTHER_INPUTS = (
 states of their stack; the queries of attentions are not meant."""
 DROPPING_FOR_ALL = ("pos_dropout",)
 """Names of modules within attentions that drop some of what is for all heads."""
+PACKED_EXPERTS = ".gate_up_proj"
+"""How names end of parameters in which gates of experts lie before what they let through."""
+OF_INPUTS = ("embed_dim", "hidden_dim", "hidden_size")
+"""Names that forward() of an attention has for the features of its input, and may shape its output
+by, so that it computes all heads or none."""
 FLAT: Mapping[str, tuple[str, ...]] = {"opt": ("fc1", "fc2")}
 """Names of layers that are given rows and their tokens as one dimension, by model type."""
 _BETWEEN: Mapping[str, str] = {

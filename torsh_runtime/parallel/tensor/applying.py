@@ -296,6 +296,8 @@ def _adapt_modules(adapter: ModuleAdapter[Any], tasks: list[_Task], axes: _Axes)
     if axes.tensor.size > 1:
         refuse_parts(modules, [task.entry for task in tasks])
     is_cut = any(axis.size > 1 for axis in axes.used)
+    if is_cut and adapter.framework == "torch":
+        layers_of("torch").watch_adapters(adapter.module)
     for module in modules:
         if getattr(module, "use_nested_tensor", False):  # torch's encoder, for its own kernels
             module.use_nested_tensor = False

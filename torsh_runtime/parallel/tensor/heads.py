@@ -48,6 +48,8 @@ class AttentionOfAny(AnyLayer):
         if entry.sequence_dim is not None:
             for name in entry.sequence_inputs or ("",):
                 inputs, named = on_argument(self, name, inputs, named, self._gathered)
+        for each in named.values():
+            self._keep_own(each)
         if torch.compiler.is_compiling():  # which would break its graph within a try
             return self._computed(inputs, named)
         try:
@@ -86,6 +88,20 @@ class AttentionOfAny(AnyLayer):
             finally:
                 if held in drawing:
                     drawing.remove(held)
+
+    def _keep_own(self, cache: Any) -> None:
+        """Let a cache that has memory for all heads already, as transformers before 4.57 make
+        some, have it for this rank's."""
+        layer = getattr(self, "layer_idx", None)
+        for name in ("key_cache", "value_cache"):
+            tensors = getattr(cache, name, None)
+            if not isinstance(tensors, list) or layer is None or layer >= len(tensors):
+                continue
+            tensor = tensors[layer]
+            if isinstance(tensor, torch.Tensor) and tensor.dim() == 4:
+                own = len(self._heads.own_keys(self.axis.size, self.axis.index))
+                if tensor.shape[1] == self._heads.keys != own:
+                    tensors[layer] = tensor[:, :own].contiguous()
 
     def _gathered(self, tensor: Any) -> Any:
         return self._entered(tensor, self.entry.sequence_dim)
