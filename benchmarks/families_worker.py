@@ -14,8 +14,9 @@ import torch
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import torsh_runtime as tr  # noqa: E402
-from benchmarks.family_columns import COLUMNS, NOT_TRIED, REFUSED, RIGHT, SENSELESS, WRONG  # noqa: E402
-from benchmarks.family_models import hf  # noqa: E402
+from benchmarks.family_columns import COLUMNS, NOT_TRIED, REFUSED, RIGHT, WRONG  # noqa: E402
+from benchmarks.family_models import FAMILIES, hf  # noqa: E402
+from benchmarks.family_training import SENSELESS  # noqa: E402
 
 
 def cell(name: str, title: str) -> str:
@@ -23,6 +24,8 @@ def cell(name: str, title: str) -> str:
     column = COLUMNS[title]
     if column.run is None:
         return NOT_TRIED
+    if not FAMILIES[name].is_known:
+        return SENSELESS
     try:
         said = column.run(name, column.mesh())
     except tr.ConfigError as error:

@@ -4,89 +4,43 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import partial
 from math import prod
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 import torsh_runtime as tr
-from benchmarks.family_models import FAMILIES, Batch, Family, following
-from torsh_runtime.parallel.layouts import cut
+from benchmarks.family_models import FAMILIES, Batch, Family, following, part_of
+from benchmarks.family_replicas import adapted, checkpointed, replicated, sharded
+from benchmarks.family_training import (
+    NORM,
+    RATE,
+    SENSELESS,
+    STEPS,
+    Trained,
+    built,
+    compared,
+    in_float64,
+    parameters_of,
+    trained,
+    whole,
+)
 
-STEPS, RATE, NORM, TOLERANCE = 10, 3e-3, 0.5, 1e-9
 RIGHT, REFUSED, WRONG = "right", "refused", "WRONG"
-SENSELESS, NOT_TRIED = "–", "not tried"
+NOT_TRIED = "not tried"
 TOKENS, MICROBATCHES = 8, 2
 _OF_LOSSES = ("labels", "shift_labels", "num_items_in_batch")
-
-
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """What a training left."""
-
-    losses: list[float]
-    norms: list[float]
-    parameters: dict[str, Tensor]
-
-
-@cache
-def whole(name: str, is_deep: bool = False) -> Trained:
-    """That of one process. is_deep: whether the model has layers enough for four stages."""
-    family = FAMILIES[name]
-    model = built(family, is_deep)
-    clip = partial(torch.nn.utils.clip_grad_norm_, [*model.parameters()], NORM)
-    found = trained(model, family, clip)
-    return replace(found, parameters=_parameters(model, remove_duplicate=False))
-
-
-def built(family: Family, is_deep: bool = False) -> Any:
-    """A model to be trained."""
-    return family.built(**family.deep if is_deep else {}).train()
-
-
-@contextmanager
-def in_float64() -> Iterator[None]:
-    """Let models have all their numbers in float64, also those that they compute in float32,
-    whatever they are given, whose rounding would be another one where a sum is."""
-    kept: Any = torch.float32, torch.Tensor.float
-    torch.float = torch.float32 = torch.float64
-    torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        torch.float = torch.float32 = kept[0]
-        torch.Tensor.float = kept[1]  # type: ignore[method-assign]
-
-
-@in_float64()
-def trained(model: Any, family: Family, clip: Callable[[], Any]) -> Trained:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
-    losses, norms = [], []
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss = family.loss_of(model, step)
-        loss.backward()
-        norms.append(float(clip()))
-        optimizer.step()
-        losses.append(loss.item())
-    return Trained(losses, norms, _parameters(model))
-
-
-def _parameters(model: Any, **options: bool) -> dict[str, Tensor]:
-    return {name: each.detach() for name, each in model.named_parameters(**options)}
 
 
 def tensor_parallel(name: str, mesh: Any, sequence: bool = False) -> str:
     """Of parallelize(model, mesh, "auto"), or with parts of sequences between layers."""
     family = FAMILIES[name]
     model = built(family)
-    plan = tr.plan_of(model, mesh.size(), sequence=True) if sequence else "auto"
+    plan: Any = tr.plan_of(model, mesh.size(), sequence=True) if sequence else "auto"
     tr.parallelize(model, mesh, plan)
     found = trained(model, family, lambda: tr.clip_grad_norm_(model, NORM, mesh))
     return compared(found, whole(name), tr.layouts_of(model), mesh)
@@ -100,30 +54,6 @@ def compiled(name: str, mesh: Any) -> str:
     model.compile(backend="aot_eager")
     found = trained(model, family, lambda: tr.clip_grad_norm_(model, NORM, mesh))
     return compared(found, whole(name), tr.layouts_of(model), mesh)
-
-
-def compared(own: Trained, reference: Trained, layouts: Mapping[str, Any], mesh: Any) -> str:
-    """What of them is not the same on any rank; "" if all is."""
-    told: dict[str, float] = {
-        "losses": _furthest(zip(own.losses, reference.losses, strict=True)),
-        "norms": _furthest(zip(own.norms, reference.norms, strict=True)),
-    }
-    for name, parameter in own.parameters.items():
-        expected = reference.parameters[name]
-        if name in layouts:
-            piece = layouts[name].piece(mesh.coordinate)
-            expected = torch.from_numpy(cut(expected.numpy(), piece).copy())
-        told[name] = float((expected.reshape(parameter.shape) - parameter).abs().max())
-    return _judged(told)
-
-
-def _furthest(pairs: Iterable[tuple[float, float]]) -> float:
-    return max(abs(one - other) for one, other in pairs)
-
-
-def _judged(told: Mapping[str, float]) -> str:
-    worst = max(told, key=lambda each: np.nan_to_num(told[each], nan=np.inf))
-    return f"{worst} {told[worst]:.0e}" if not told[worst] <= TOLERANCE else ""
 
 
 @in_float64()
@@ -177,7 +107,7 @@ def spread(name: str, mesh: Any) -> str:
     place, count = mesh.coordinate["dp"], group.world_size
 
     def own_batch(step: int) -> Batch:
-        return {key: each.chunk(count)[place] for key, each in family.batch(step).items()}
+        return part_of(family.batch(step), place, count)
 
     found = _stepped(pipeline, own_batch, mesh)
     return compared(found, whole(name, is_deep=True), tr.layouts_of(pipeline.module), mesh)
@@ -192,7 +122,7 @@ def _stepped(pipeline: Any, batch: Callable[[int], Batch], mesh: Any) -> Trained
         losses.append(pipeline.step(batch(step)))
         norms.append(float(tr.clip_grad_norm_(pipeline.module, NORM, mesh)))
         optimizer.step()
-    return Trained(losses, norms, _parameters(pipeline.module))
+    return Trained(losses, norms, parameters_of(pipeline.module))
 
 
 def context_parallel(name: str, mesh: Any) -> str:
@@ -218,7 +148,7 @@ def _of_parts(replica: Any, family: Family, mesh: Any) -> Trained:
         mean = loss.detach().clone()
         tr.all_reduce(mean, tr.ReduceOp.AVG)
         losses.append(mean.item())
-    return Trained(losses, norms, _parameters(replica.module))
+    return Trained(losses, norms, parameters_of(replica.module))
 
 
 def expert_parallel(name: str, mesh: Any) -> str:
@@ -320,16 +250,20 @@ class Column:
 
 
 COLUMNS: Mapping[str, Column] = {
+    "DDP": Column(replicated, {"dp": 2}),
+    "FSDP": Column(sharded, {"dp": 2}),
     "TP 2": Column(tensor_parallel, {"tp": 2}),
     "TP 4": Column(tensor_parallel, {"tp": 4}),
     "TP + SP 2": Column(partial(tensor_parallel, sequence=True), {"tp": 2}),
-    "generate": Column(generating, {"tp": 2}),
     "PP 1f1b": Column(partial(pipelined, schedule="1f1b", stages=2), {"pp": 2}),
     "PP zbv": Column(partial(pipelined, schedule="zbv", stages=4), {"pp": 2}),
     "CP": Column(context_parallel, {"cp": 2}),
-    "compile": Column(compiled, {"tp": 2}),
-    "TP × PP × DP": Column(spread, {"pp": 2, "dp": 2, "tp": 2}),
     "EP": Column(expert_parallel, {"dp": 2}, {"edp": 1, "ep": 2}),
+    "TP × PP × DP": Column(spread, {"pp": 2, "dp": 2, "tp": 2}),
+    "compile": Column(compiled, {"tp": 2}),
+    "checkpointing": Column(checkpointed, {"tp": 2}),
+    "LoRA": Column(adapted, {"tp": 2}),
     "save_pretrained": Column(saved, {"tp": 2}),
+    "generate": Column(generating, {"tp": 2}),
 }
 """By title."""

@@ -128,6 +128,11 @@ def spoken(step: int) -> Batch:
     return {"input_features": found, "labels": _ids(step + 500, 12)}
 
 
+def part_of(batch: Batch, place: int, count: int) -> Batch:
+    """One of so many parts of its rows."""
+    return {key: each.chunk(count)[place] for key, each in batch.items()}
+
+
 def following(found: Any, batch: Batch) -> Tensor:
     """The loss of the next tokens."""
     return _entropy(found.logits[:, :-1], batch["labels"][:, 1:])
@@ -140,7 +145,7 @@ def given(found: Any, batch: Batch) -> Tensor:
 
 def paired(found: Any, batch: Batch) -> Tensor:
     """That of pictures and texts that belong together."""
-    places = torch.arange(ROWS)
+    places = torch.arange(len(batch["input_ids"]))
     each = (found.logits_per_text, found.logits_per_image)
     return sum((_entropy(scores, places) for scores in each), torch.zeros(())) / 2
 
@@ -172,10 +177,15 @@ class Family:
         torch.manual_seed(0)
         return getattr(hf, self.model)(config).double()
 
-    def loss_of(self, model: Any, step: int) -> Tensor:
-        """That of a batch."""
-        batch = self.batch(step)
+    def loss_of(self, model: Any, step: int, place: int = 0, count: int = 1) -> Tensor:
+        """That of a batch, or of one of so many parts of it."""
+        batch = part_of(self.batch(step), place, count)
         return self.loss(model(**batch), batch)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether this version of transformers has it."""
+        return hasattr(hf, self.model) and hasattr(hf, self.configuration)
 
     @property
     def deep(self) -> Mapping[str, Any]:

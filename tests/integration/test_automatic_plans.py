@@ -12,6 +12,7 @@ pytestmark = [
     pytest.mark.torch,
     pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch"),
     pytest.mark.skipif(not importlib.util.find_spec("transformers"), reason="needs transformers"),
+    pytest.mark.skipif(not importlib.util.find_spec("peft"), reason="needs peft"),
 ]
 
 
@@ -35,3 +36,17 @@ def test_what_cannot_be_read_or_cut_is_named() -> None:
         assert "a plan is a mapping or 'auto', not 'automatic'" in result["word"]
         assert "'model.layers.0.experts' holds experts" in result["experts"]
         assert "'model.layers.0' holds both them and their router" in result["experts"]
+        assert "has a gradient of an earlier backward pass" in result["gradient"]
+        assert "cut the model before the optimizer's first step" in result["state"]
+        assert "output_attentions, and each rank has those of its own heads" in result["heads"]
+        assert "output_hidden_states, and each rank has those of its own tok" in result["tokens"]
+
+
+def test_adapters_that_know_nothing_of_parts_are_refused() -> None:
+    from support import automatic_plans
+
+    for result in run_processes(2, automatic_plans.late_adapters, 120.0):
+        assert not isinstance(result, Raised), result.error
+        assert "attn.c_attn' has adapters that it was given when it was cut" in result["late"]
+        assert "say use_dora=False" in result["magnitudes"]
+        assert "k_proj' is adapted by peft.tuners.ia3.layer.Linear" in result["factors"]

@@ -75,6 +75,9 @@ def test_what_cannot_be_right_is_said_by_name() -> None:
         assert "it has no dimension 2, of shape (4, 4)" in said[8]
         assert "the plan says Column() of '0', and something else of its bias" in said[9]
         assert "2 heads of keys and values do not divide 3 of queries" in said[10]
+        assert "forward() of a Sized does not compute with this rank's heads: shape" in said[11]
+        assert "say Column(gather_output=True) and Row(input_is_parallel=False)" in said[11]
+        assert "a convolution by groups: say Cut(0, unit=2) of its weight" in said[12]
 
 
 def test_own_heads_are_dropped_by_a_stream_of_each_ranks_own() -> None:

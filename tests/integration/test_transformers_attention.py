@@ -17,6 +17,7 @@ pytestmark = [
 REFUSALS = [
     "BloomForCausalLM has an attention of its own",
     "T5ForConditionalGeneration has attention between an encoder's sequence and a decoder's",
+    "no attention that can be replaced",
     "dropout of weights (0.1",
     "MistralForCausalLM has no position_ids",
     "position_ids that go from 7 to 4",

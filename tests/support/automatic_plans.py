@@ -3,16 +3,40 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import torch
 
 import torsh_runtime as tr
-from benchmarks.family_columns import compared, generating, tensor_parallel, trained, whole
+from benchmarks.family_columns import generating, tensor_parallel
 from benchmarks.family_models import FAMILIES, hf
+from benchmarks.family_replicas import parts, sharded
+from benchmarks.family_training import compared, trained, whole, with_adapters
 
 CUT = ("llama", "qwen3", "gpt2", "gpt-oss", "deberta", "t5")
+ADAPTED = ("gpt2", "deepseek-v2")
 SEQUENCES = ("qwen3", "bart", "qwen-moe")
+_LLAMA = FAMILIES["llama"]
+OTHERS = {
+    "cohere": ("Cohere", {"use_qk_norm": True}),
+    "apertus": ("Apertus", {}),
+    "persimmon": ("Persimmon", {}),
+    "stablelm": ("StableLm", {"qk_layernorm": True}),
+}
+"""Families that the benchmark has not: norms by head, activations with parameters, queries, keys
+and values of one head after the other, a norm of each head's own."""
+cast(dict[str, Any], FAMILIES).update(
+    {
+        name: replace(
+            _LLAMA,
+            configuration=f"{kind}Config",
+            model=f"{kind}ForCausalLM",
+            options={**_LLAMA.options, **options},
+        )
+        for name, (kind, options) in OTHERS.items()
+    }
+)
 
 
 def right(rank: int) -> dict[str, str]:
@@ -20,10 +44,12 @@ def right(rank: int) -> dict[str, str]:
     warnings.filterwarnings("ignore")
     hf.logging.set_verbosity_error()
     mesh = tr.init_device_mesh({"tp": 2})
-    found = {name: tensor_parallel(name, mesh) for name in CUT}
+    found = {name: tensor_parallel(name, mesh) for name in (*CUT, *OTHERS)}
     found |= {f"{name}, sequences": tensor_parallel(name, mesh, True) for name in SEQUENCES}
     found["tokens"] = generating("falcon", mesh)
     found["checkpointing, eager"] = checkpointed(mesh)
+    found |= {f"adapters, {name}": parts(name, mesh, with_adapters) for name in ADAPTED}
+    found["adapters, shards"] = sharded("llama", mesh, with_adapters)
     found |= {f"dropout, {name}": dropping(name, mesh) for name in ("llama", "deberta")}
     found["dropout, gpt2, sequences"] = dropping("gpt2", mesh, True)
     return found
@@ -54,6 +80,23 @@ def checkpointed(mesh: Any) -> str:
     return compared(found, whole("llama"), tr.layouts_of(model), mesh)
 
 
+def late_adapters(rank: int) -> dict[str, str]:
+    """What is said of adapters that come after the cut, and of kinds that are not known."""
+    import peft  # which transformers comes before, without torchvision
+
+    mesh = tr.init_device_mesh({"tp": 2})
+    late = with_adapters(tr.parallelize(FAMILIES["gpt2"].built(), mesh, "auto"))
+    config = peft.LoraConfig(target_modules=["q_proj"], use_dora=True)
+    magnitudes = peft.get_peft_model(FAMILIES["llama"].built(), config)
+    config = peft.IA3Config(target_modules=["k_proj"], feedforward_modules=[])
+    factors = peft.get_peft_model(FAMILIES["llama"].built(), config)
+    return {
+        "late": _told(lambda: FAMILIES["gpt2"].loss_of(late, 0)),
+        "magnitudes": _told(lambda: tr.parallelize(magnitudes, mesh, "auto")),
+        "factors": _told(lambda: tr.parallelize(factors, mesh, "auto")),
+    }
+
+
 def refused(rank: int) -> dict[str, str]:
     """What others are told, with nothing changed."""
     warnings.filterwarnings("ignore")
@@ -74,8 +117,30 @@ def refused(rank: int) -> dict[str, str]:
         "word": _told(lambda: tr.parallelize(strange, mesh, "automatic")),  # type: ignore[arg-type]
         "experts": _told(lambda: tr.plan_of(experts, 2, sequence=True)),
     }
-    assert not any(tr.layouts_of(each) for each in (styled, few, strange, experts))
-    return found
+    ids = torch.arange(8)[None]
+    graded = FAMILIES["llama"].built()
+    graded(input_ids=ids, labels=ids).loss.backward()
+    found["gradient"] = _told(lambda: tr.parallelize(graded, mesh, "auto"))
+    assert not any(tr.layouts_of(each) for each in (styled, few, strange, experts, graded))
+    return found | _refused_later(mesh)
+
+
+def _refused_later(mesh: Any) -> dict[str, str]:
+    """What is said of that which is done with models that have been cut."""
+    ids = torch.arange(8)[None]
+    whole, parts = (FAMILIES["llama"].built() for _ in range(2))
+    optimizer = torch.optim.AdamW(whole.parameters())
+    whole(input_ids=ids, labels=ids).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    tr.parallelize(whole, mesh, "auto")
+    tr.parallelize(parts, mesh, tr.plan_of(parts, 2, sequence=True))
+    whole(input_ids=ids, labels=ids).loss.backward()
+    return {
+        "state": _told(optimizer.step),
+        "heads": _told(lambda: whole(input_ids=ids, output_attentions=True)),
+        "tokens": _told(lambda: parts(input_ids=ids, output_hidden_states=True)),
+    }
 
 
 def _told(call: Any) -> str:

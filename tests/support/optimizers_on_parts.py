@@ -55,6 +55,39 @@ class ByNorm(torch.optim.SGD):
         return super().step(closure)
 
 
+class NoisyByNorm(Noisy):
+    """Draws random numbers, and divides by the norm of each gradient."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for each in self.param_groups[0]["params"]:
+            each.grad.div_(each.grad.norm())
+        return super().step(closure)
+
+
+class OfMatrices(torch.optim.SGD):
+    """Divides what is a matrix of some size by its largest singular value."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for each in self.param_groups[0]["params"]:
+            if each.ndim == 2 and min(each.shape) >= 4:
+                each.grad.div_(torch.linalg.matrix_norm(each.grad, 2))
+        return super().step(closure)
+
+
+class Limited(torch.optim.SGD):
+    """Limits the change of each parameter by its norm, if that is more than the one before."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for each in self.param_groups[0]["params"]:
+            norm, state = each.grad.norm(), self.state[each]
+            each.grad.mul_((state.get("norm", norm) / norm).clamp(max=1))
+            state.setdefault("norm", norm)
+        return super().step(closure)
+
+
 class Unknown(torch.optim.SGD):
     """Keeps what cannot be copied."""
 
@@ -91,6 +124,9 @@ def refused(rank: int) -> dict[str, str]:
         "Adafactor": lambda p: torch.optim.Adafactor(p, lr=0.01),
         "LBFGS": lambda p: torch.optim.LBFGS(p, lr=0.01),
         "ByNorm": lambda p: ByNorm(p, lr=0.0),  # as a warm-up begins
+        "NoisyByNorm": lambda p: NoisyByNorm(p, lr=0.01),
+        "OfMatrices": lambda p: OfMatrices(p, lr=0.01),
+        "Limited": lambda p: Limited(p, lr=0.01),
     }
     if hasattr(torch.optim, "Muon"):
         kinds["Muon"] = lambda p: torch.optim.Muon([each for each in p if each.ndim == 2], lr=0.01)

@@ -278,7 +278,13 @@ def twice(rank: int, ranks: int) -> bool:
     used = (regions.copy(leaf, group) * (rank + 1)) ** 3
     (first,) = torch.autograd.grad(used.sum(), leaf, create_graph=True)
     (second,) = torch.autograd.grad(first.sum(), leaf)
-    return bool(np.allclose(second.numpy(), sum(6 * 3 * (r + 1) ** 3 for r in range(ranks))))
+    summed = regions.reduce(leaf * (rank + 1), group, overwrites=True)
+    (inner,) = torch.autograd.grad((summed**3).sum(), summed, create_graph=True)
+    (own,) = torch.autograd.grad(inner.sum(), leaf)
+    return bool(
+        np.allclose(second.numpy(), sum(6 * 3 * (r + 1) ** 3 for r in range(ranks)))
+        and np.allclose(own.numpy(), 6 * summed.detach().numpy() * (rank + 1))
+    )
 
 
 def without_gradients(none_on: Sequence[int], rank: int) -> str:

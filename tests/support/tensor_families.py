@@ -524,7 +524,38 @@ def strangers(rank: int) -> dict[str, float]:
             if wanted.shape == parameter.grad.shape:
                 apart[f"{key} {name}"] = float((parameter.grad - wanted).abs().max())
     assert model[0].state_dict().keys() == whole[0].state_dict().keys()
-    return apart
+    return apart | _by_channels(mesh)
+
+
+def _by_channels(mesh: Any) -> dict[str, float]:
+    """Of a convolution that has groups of its channels."""
+    torch.manual_seed(1)
+    kinds = torch.nn.Conv1d, torch.nn.Conv1d, torch.nn.ConvTranspose1d, torch.nn.Conv1d
+    options = ((4, 12, 1), (12, 12, 3, 1, 1, 1, 12), (12, 12, 3, 1, 1, 0, 6), (12, 4, 1, 1, 0))
+    layers = [kind(*each) for kind, each in zip(kinds, options, strict=True)]
+    layers[3].bias = None
+    whole = torch.nn.Sequential(*layers).double()
+    model = copy.deepcopy(whole)
+    told = {f"{each}.{name}": Cut(unit=2) for each in range(3) for name in ("weight", "bias")}
+    tr.parallelize(model, mesh, {"": Summed(), **told, "3.weight": Cut(1, unit=2)})
+    inputs = torch.randn(2, 4, 5, dtype=torch.float64)
+    found, wanted = (each(inputs.requires_grad_()) for each in (model, whole))
+    gradients = [torch.autograd.grad(each.square().sum(), inputs)[0] for each in (found, wanted)]
+    return {
+        "channels": float((found - wanted).abs().max()),
+        "channels' gradient": float((gradients[0] - gradients[1]).abs().max()),
+    }
+
+
+class Sized(torch.nn.Module):
+    """An attention that counts by the size of what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.out = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        return self.out(self.inner(x).view(x.shape))
 
 
 def wrong(rank: int) -> list[str]:
@@ -535,6 +566,9 @@ def wrong(rank: int) -> list[str]:
     tr.parallelize(silent, None, {"0": Column()})
     silent[0].calls = False
     nested = torch.nn.Sequential(linear(4, 4))
+    sized = tr.parallelize(
+        Sized(), None, {"": Heads(2), "inner": Column(unit=2), "out": Row(unit=2)}
+    )
     calls: list[Callable[[], Any]] = [
         lambda: tr.parallelize(llama, None, {"model.norm": Column()}),
         lambda: silent(torch.ones(2, 4)),
@@ -549,6 +583,10 @@ def wrong(rank: int) -> list[str]:
         lambda: tr.parallelize(nested, None, {"0.weight": Cut(2)}),
         lambda: tr.parallelize(nested, None, {"0": Column(), "0.bias": Shared()}),
         lambda: tr.parallelize(linear(8, 4), None, {"": Column(unit=2, query_heads=3)}),
+        lambda: sized(torch.ones(2, 4)),
+        lambda: tr.parallelize(
+            torch.nn.Conv1d(6, 6, 1, groups=3), None, {"weight": Cut(), "bias": Cut()}
+        ),
     ]
     return [raised(call) for call in calls]
 

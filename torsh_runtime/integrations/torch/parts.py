@@ -119,7 +119,10 @@ def _groups(marked: Iterable[Marks]) -> list[ProcessGroup]:
 def _check_elementwise(optimizer: Any, has_closure: bool) -> None:
     """ConfigError on all ranks for an optimizer to which a part is not as a whole parameter."""
     marked = {id(each): marks for each, marks in _marked(optimizer) if marks.parts}
-    if not marked or type(optimizer) in _ELEMENTWISE:
+    if not marked:
+        return
+    if type(optimizer) in _ELEMENTWISE:
+        _check_state(optimizer)
         return
     problem = _problem(
         optimizer, trial(optimizer, marked, has_closure), next(iter(marked.values()))
@@ -128,6 +131,20 @@ def _check_elementwise(optimizer: Any, has_closure: bool) -> None:
         problem = next(filter(None, texts_of_all(group, problem)), "")
     if problem:
         raise ConfigError(problem)
+
+
+def _check_state(optimizer: Any) -> None:
+    """ConfigError for what was kept of whole parameters, which is so on all ranks."""
+    for parameter, marks in _marked(optimizer):
+        for key, kept in optimizer.state.get(parameter, {}).items():
+            shape = getattr(kept, "shape", ())
+            if len(shape) == parameter.dim() > 0 and shape != parameter.shape and marks.parts:
+                raise ConfigError(
+                    f"the optimizer has {key!r} of shape {tuple(shape)} for "
+                    f"{marks.parts[0].name!r}, of which this rank has a part of shape "
+                    f"{tuple(parameter.shape)}: cut the model before the optimizer's first step, "
+                    f"and read what was trained before with a tr.checkpoint.Checkpointer"
+                )
 
 
 def _problem(optimizer: Any, found: Stepped, marks: Marks) -> str:

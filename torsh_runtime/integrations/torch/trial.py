@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
 from functools import partial
@@ -15,9 +16,11 @@ from torsh_runtime.layout import even_cuts
 from torsh_runtime.modules.parts import Marks, Part
 
 _log = logging.getLogger("torsh_runtime")
-_SIZES = (3, 2)
-"""Of the first dimensions, but that along which a parameter is cut; of all others the last one."""
-_STEPS = 3
+_SIZES, _LARGE = (5, 4), (131, 129)
+"""Of the first dimensions, but that along which a parameter is cut; of all others the last one.
+Large ones are for optimizers that treat small matrices otherwise."""
+_GROWTHS = ((1.0, 1.0, 1.0), (1.0, 9.0, -4.0))
+"""Of gradients over the steps. The second is for optimizers that only limit large changes."""
 _ROUNDING = 1e-3
 """By which part of the largest change others may differ."""
 _RATE = 1e-2
@@ -37,7 +40,11 @@ def trial(optimizer: Any, marked: Mapping[int, Marks], has_closure: bool) -> Ste
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     devices = {each.device for each in parameters if each.device.type == "cuda"}
     with torch.random.fork_rng(devices=devices):
-        return _tried(_Steps(optimizer, parameters, has_closure), marked)
+        for growth in _GROWTHS:
+            found = _tried(_Steps(optimizer, parameters, has_closure, growth), marked)
+            if not found.is_elementwise:
+                break
+    return found
 
 
 class _Steps(NamedTuple):
@@ -46,11 +53,16 @@ class _Steps(NamedTuple):
     optimizer: Any
     parameters: list[Any]
     has_closure: bool
+    growth: tuple[float, ...]
 
 
 def _tried(steps: _Steps, marked: Mapping[int, Marks]) -> Stepped:
     generator = torch.Generator().manual_seed(0)
-    wholes = [_Small(each, marked.get(id(each)), generator) for each in steps.parameters]
+    large = _large(steps.optimizer, marked)
+    wholes = [
+        _Small(each, marked.get(id(each)), _LARGE if id(each) in large else _SIZES, generator)
+        for each in steps.parameters
+    ]
     try:
         whole = _changes(steps, wholes, False, 0)
         again = _changes(steps, wholes, False, 1)
@@ -64,12 +76,30 @@ def _tried(steps: _Steps, marked: Mapping[int, Marks]) -> Stepped:
         )
         return Stepped(True)
     if not all(map(torch.equal, whole, again)):  # it draws random numbers
-        return Stepped(True)
+        others = _changes(steps, [each.with_others() for each in wholes], False, 0)
+        return _compared(
+            *([s.cut(v) for s, v in zip(wholes, each, strict=True)] for each in (whole, others))
+        )
     try:
         parts = _changes(steps, wholes, True, 0)
     except Exception as error:
         return Stepped(False, f"on a part it raises {type(error).__name__}: {error}")
     return _compared([each.cut(value) for each, value in zip(wholes, whole, strict=True)], parts)
+
+
+def _large(optimizer: Any, marked: Mapping[int, Marks]) -> set[int]:
+    """By id() the first matrix of each group that is cut and not small."""
+    least = math.prod(_LARGE)
+    found = (
+        [id(each) for each in group["params"] if _is_matrix(each, marked) and each.numel() >= least]
+        for group in optimizer.param_groups
+    )
+    return {each[0] for each in found if each}
+
+
+def _is_matrix(parameter: Any, marked: Mapping[int, Marks]) -> bool:
+    marks = marked.get(id(parameter))
+    return marks is not None and marks.ndim == 2
 
 
 def _compared(expected: list[Any], found: list[Any]) -> Stepped:
@@ -85,10 +115,16 @@ def _compared(expected: list[Any], found: list[Any]) -> Stepped:
 class _Small:
     """What stands for a parameter: values and gradients, which depend on these elementwise."""
 
-    def __init__(self, parameter: Any, marks: Marks | None, generator: torch.Generator) -> None:
+    def __init__(
+        self,
+        parameter: Any,
+        marks: Marks | None,
+        sizes: tuple[int, ...],
+        generator: torch.Generator,
+    ) -> None:
         self._parts = [] if marks is None else marks.parts
         ndim = parameter.dim() if marks is None else marks.ndim
-        shape = [_SIZES[min(dim, len(_SIZES) - 1)] for dim in range(ndim)]
+        shape = [sizes[min(dim, len(sizes) - 1)] for dim in range(ndim)]
         for part in self._parts:
             if shape:
                 shape[part.dim or 0] *= part.group.world_size + 1
@@ -96,6 +132,14 @@ class _Small:
         draw = partial(torch.randn, generator=generator, dtype=dtype)
         self.values = draw(shape).to(parameter.device)
         self.slopes = draw(shape).to(parameter.device)
+
+    def with_others(self) -> _Small:
+        """The same in this rank's part, and something else in the other ranks'."""
+        found = copy.copy(self)
+        found.values, found.slopes = self.values * 2 + 1, self.slopes * 3 - 1
+        for own, others in ((self.values, found.values), (self.slopes, found.slopes)):
+            self.cut(others).copy_(self.cut(own))
+        return found
 
     def cut(self, whole: Any) -> Any:
         """This rank's part."""
@@ -122,15 +166,18 @@ def _changes(steps: _Steps, smalls: list[_Small], is_cut: bool, seed: int) -> li
     stand_ins = {id(each): small for each, small in zip(steps.parameters, own, strict=True)}
     copied = _copied(steps.optimizer, stand_ins)
 
-    def closure() -> Any:
-        for each, slope in zip(own, slopes, strict=True):
-            each.grad = slope + each.detach()
-        return torch.tensor(1.0)
-
-    for _ in range(_STEPS):
+    for growth in steps.growth:
+        closure = partial(_gradients, own, slopes, growth)
         closure()
         copied.step(*(closure,) * steps.has_closure)
     return [each.detach() - first for each, first in zip(own, before, strict=True)]
+
+
+def _gradients(parameters: list[Any], slopes: list[Any], growth: float) -> Any:
+    """Give parameters gradients, and return a loss."""
+    for each, slope in zip(parameters, slopes, strict=True):
+        each.grad = slope * growth + each.detach()
+    return torch.tensor(1.0)
 
 
 def _copied(optimizer: Any, stand_ins: dict[int, Any]) -> Any:

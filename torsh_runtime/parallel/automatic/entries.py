@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import dis
+import inspect
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.parallel.automatic.families import COUNTS, DROPPING_FOR_ALL, HEAD_NORMS, Counts
+from torsh_runtime.parallel.automatic.families import (
+    COUNTS,
+    DROPPING_FOR_ALL,
+    OF_INPUTS,
+    PACKED_EXPERTS,
+    Counts,
+)
 from torsh_runtime.parallel.automatic.heads import Attention
 from torsh_runtime.parallel.automatic.styles import Style
 from torsh_runtime.parallel.tensor.plan import (
@@ -21,6 +29,7 @@ from torsh_runtime.parallel.tensor.plan import (
     Vocabulary,
 )
 
+_OF_EXPERTS = (Style.EXPERTS_COLUMN, Style.EXPERTS_ROW)
 _GROUPS = "num_key_value_groups"
 
 
@@ -29,11 +38,13 @@ _OF_MODULES: Mapping[Style, Entry | None] = {
     Style.GATHERED: Column(gather_output=True),
     Style.SPLIT: Row(input_is_parallel=False),
     Style.COLUMN: Column(),
+    Style.EXPERTS_COLUMN: Column(),
     Style.ROW: Row(),
+    Style.EXPERTS_ROW: Row(),
     Style.SPREAD: Row(output_is_spread=True),
     Style.SUMMED: Summed(),
     Style.DROPOUT: Part(-1),
-    Style.SHARED: None,
+    Style.SHARED: Shared(),
     Style.LATENT: None,
     Style.WHOLE: None,
 }
@@ -41,6 +52,8 @@ _OF_MODULES: Mapping[Style, Entry | None] = {
 
 def entry_of_module(name: str, module: Any, style: Style) -> Entry | None:
     """Of what is in no attention whose heads are cut; None if it stays as it is."""
+    if style is Style.EXPERTS:
+        return Summed() if any(each is not None for each in module._parameters.values()) else None
     if style in _OF_MODULES:
         return _OF_MODULES[style]
     if style is Style.PACKED:
@@ -55,25 +68,25 @@ def entry_of_module(name: str, module: Any, style: Style) -> Entry | None:
 def entry_of_parameter(name: str, parameter: Any, style: Style) -> Entry | None:
     """Of a parameter that is named itself."""
     outputs = -2 if parameter.dim() > 1 else -1
-    match style:
-        case Style.COLUMN | Style.GATHERED:
-            return Cut(outputs)
-        case Style.ROW:
-            return Cut(-1)
-        case Style.FIRST:
-            return Cut()
-        case Style.PACKED:
-            return Cut(outputs, sections=(parameter.shape[outputs] // 2,) * 2)
-        case Style.PACKED_ROW:
-            return Cut(-1, sections=(parameter.shape[-1] // 2,) * 2)
-        case Style.INTERLEAVED_ROW:
-            return Cut(-1, unit=2)
-        case Style.ONCE:
-            return Shared(divided=True)
-        case Style.SHARED:
-            return Shared()
-        case Style.WHOLE:
-            return None
+    if style in _OF_EXPERTS and parameter.dim() == 3 and name.endswith(PACKED_EXPERTS):
+        style = Style.PACKED
+    last, before = parameter.shape[-1], parameter.shape[outputs]
+    entries: dict[Style, Entry | None] = {
+        Style.COLUMN: Cut(outputs),
+        Style.EXPERTS_COLUMN: Cut(outputs),
+        Style.GATHERED: Cut(outputs),
+        Style.ROW: Cut(-1),
+        Style.EXPERTS_ROW: Cut(-1),
+        Style.FIRST: Cut(),
+        Style.PACKED: Cut(outputs, sections=(before // 2,) * 2),
+        Style.PACKED_ROW: Cut(-1, sections=(last // 2,) * 2),
+        Style.INTERLEAVED_ROW: Cut(-1, unit=2),
+        Style.ONCE: Shared(divided=True),
+        Style.SHARED: Shared(),
+        Style.WHOLE: None,
+    }
+    if style in entries:
+        return entries[style]
     raise ConfigError(
         f"{name!r} is a parameter, of which {style.value}: that is for modules, so give a plan "
         f"that says what becomes of it"
@@ -94,6 +107,8 @@ def entries_by_heads(
     rows = [name for name in names if styles[name] is Style.ROW]
     if heads < ranks or heads % keys or not rows or _drops_for_all(attention, modules):
         return None
+    if _shapes_by_inputs(modules[rows[0].rpartition(".")[0]]):
+        return None
     if any(styles[name] is Style.LATENT for name in names):
         return _latent(attention, modules, styles)
     width, rest = divmod(_inputs(rows[0], modules[rows[0]]), heads)
@@ -103,21 +118,45 @@ def entries_by_heads(
         if entry is None or rest:
             return None
         found[name] = entry
-    found |= {name: Shared() for name in _head_norms(attention, modules, width)}
     columns = [name for name in names if isinstance(found[name], Column)]
     where = min((name.rpartition(".")[0] for name in columns), key=len, default=attention.where)
-    return {where: _counted(attention, modules[where]), **found}
+    own_norms = _head_norms(where, attention, modules, {*names}, (width, ranks))
+    if own_norms is None:
+        return None
+    return {where: _counted(attention, modules[where]), **found, **own_norms}
 
 
-def _head_norms(attention: Attention, modules: Mapping[str, Any], width: int) -> list[str]:
-    """Norms of own heads, which not every plan of transformers names."""
-    return [
-        name
-        for name, module in modules.items()
-        if name.startswith(f"{attention.where}.")
-        and name.rpartition(".")[2] in HEAD_NORMS
-        and {tuple(each.shape) for each in module._parameters.values()} == {(width,)}
-    ]
+def _head_norms(
+    where: str,
+    attention: Attention,
+    modules: Mapping[str, Any],
+    known: Container[str],
+    sizes: tuple[int, int],
+) -> dict[str, Entry] | None:
+    """Entries of what each head is normalised with, which not every plan of transformers names;
+    None if the module has other layers of which nothing is known. sizes: the width of a head, and
+    the number of ranks."""
+    width, ranks = sizes
+    heads, keys = attention.heads, attention.key_value_heads
+    by_shape: dict[tuple[int, ...], Entry] = {(heads, width): Cut(0)}
+    if keys != heads:
+        by_shape[heads, width] = Cut(0, key_value_heads=keys)
+        by_shape |= {(keys, width): Cut(0)} if keys >= ranks else {}
+    found: dict[str, Entry] = {}
+    for name, module in modules.items():
+        own = {key: each for key, each in module._parameters.items() if each is not None}
+        if not own or name in known or not name.startswith(f"{where}."):
+            continue
+        if "norm" in name.rpartition(".")[2] and {(*each.shape,) for each in own.values()} == {
+            (width,)
+        }:
+            found[name] = Shared()
+            continue
+        for key, each in own.items():
+            if (*each.shape,) not in by_shape:
+                return None
+            found[f"{name}.{key}"] = by_shape[*each.shape]
+    return found
 
 
 def _drops_for_all(attention: Attention, modules: Mapping[str, Any]) -> bool:
@@ -127,6 +166,17 @@ def _drops_for_all(attention: Attention, modules: Mapping[str, Any]) -> bool:
         and name.rpartition(".")[2] in DROPPING_FOR_ALL
         and getattr(module, "p", None)
         for name, module in modules.items()
+    )
+
+
+def _shapes_by_inputs(module: Any) -> bool:
+    """Whether forward() uses the number of features that it is given, which are all heads'."""
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    return code is not None and any(
+        name in OF_INPUTS
+        for each in dis.get_instructions(code)
+        if each.opname.startswith("LOAD_FAST")
+        for name in (each.argval if isinstance(each.argval, tuple) else (each.argval,))
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +76,72 @@ _DEEPSEEK = {
     "self_attn.kv_b_proj": "colwise",
     "self_attn.o_proj": "rowwise",
 }
-FAMILIES: Mapping[str, Mapping[str, str]] = {
+_LLAMA = {
+    "embed_tokens": "embedding_rowwise",
+    "self_attn.[qkv]_proj": "colwise",
+    "self_attn.o_proj": "rowwise",
+    "gate_proj": "colwise",
+    "up_proj": "colwise",
+    "down_proj": "rowwise",
+    "lm_head": "colwise_gather_output",
+}
+_VIT = {
+    "attention.[qkv]_proj": "colwise",
+    "attention.o_proj": "rowwise",
+    "mlp.fc1": "colwise",
+    "mlp.fc2": "rowwise",
+    "classifier": "colwise_gather_output",
+}
+_ALIKE: Mapping[str, tuple[str, ...]] = {
+    "bart": (
+        "blenderbot",
+        "blenderbot-small",
+        "m2m_100",
+        "marian",
+        "mbart",
+        "mvp",
+        "pegasus",
+        "plbart",
+    ),
+    "bert": ("ernie", "megatron-bert"),
+    "roberta": ("camembert", "data2vec-text", "xlm-roberta", "xlm-roberta-xl"),
+    "vit": ("beit", "deit", "dinov2", "dinov2_with_registers", "ijepa", "vit_msn"),
+}
+"""Model types whose layers are as those of another, by that one's."""
+_Told = TypeVar("_Told")
+
+
+def _with_alike(told: Mapping[str, _Told]) -> Mapping[str, _Told]:
+    """What is said of a family is said of those that are alike."""
+    also = {name: told[like] for like in _ALIKE if like in told for name in _ALIKE[like]}
+    return {**also, **told}
+
+
+_FAMILIES: Mapping[str, Mapping[str, str]] = {
+    "albert": {
+        "embeddings.word_embeddings": "embedding_rowwise",
+        "attention.query": "colwise",
+        "attention.key": "colwise",
+        "attention.value": "colwise",
+        "attention.dense": "rowwise",
+        "albert_layers.*.ffn": "colwise",
+        "albert_layers.*.ffn_output": "rowwise",
+        "predictions.decoder": "colwise_gather_output",
+        "predictions.bias": "colwise_gather_output",
+    },
+    "apertus": {"mlp.act_fn": "replicated_with_grad_allreduce"},
+    "bamba": _LLAMA,
     "bart": _BART,
+    "bert-generation": {
+        **_BERT,
+        "lm_head.decoder": "colwise_gather_output",
+        "lm_head.bias": "colwise_gather_output",
+    },
+    "biogpt": {
+        **_BART_LAYERS,
+        "embed_tokens": "embedding_rowwise",
+        "output_projection": "colwise_gather_output",
+    },
     "bert": {
         **_BERT,
         "cls.predictions.decoder": "colwise_gather_output",
@@ -98,8 +163,22 @@ FAMILIES: Mapping[str, Mapping[str, str]] = {
         "cls.predictions.decoder": "colwise_gather_output",
         "cls.predictions.bias": "colwise_gather_output",
     },
+    "deepseek_v2": {**_DEEPSEEK, "self_attn.q_a_proj": "replicate"},
     "deepseek_v3": _DEEPSEEK,
+    "distilbert": {
+        "embeddings.word_embeddings": "embedding_rowwise",
+        "attention.[qkv]_lin": "colwise",
+        "attention.out_lin": "rowwise",
+        "ffn.lin1": "colwise",
+        "ffn.lin2": "rowwise",
+        "vocab_projector": "colwise_gather_output",
+    },
+    "electra": {
+        **_BERT,
+        "generator_lm_head": "colwise_gather_output",
+    },
     "falcon": _BLOOM,
+    "falcon_h1": _LLAMA,
     "gpt2": {
         "wte": "embedding_rowwise",
         "attn.c_attn": "packed_heads",
@@ -107,6 +186,14 @@ FAMILIES: Mapping[str, Mapping[str, str]] = {
         "crossattention.c_attn": "colwise_gather_output",
         "crossattention.q_attn": "colwise_gather_output",
         "crossattention.c_proj": "rowwise_split_input",
+        "mlp.c_fc": "colwise",
+        "mlp.c_proj": "rowwise",
+        "lm_head": "colwise_gather_output",
+    },
+    "gpt_bigcode": {
+        "wte": "embedding_rowwise",
+        "attn.c_attn": "colwise",
+        "attn.c_proj": "rowwise",
         "mlp.c_fc": "colwise",
         "mlp.c_proj": "rowwise",
         "lm_head": "colwise_gather_output",
@@ -120,6 +207,14 @@ FAMILIES: Mapping[str, Mapping[str, str]] = {
         "experts.gate_up_proj_bias": "interleaved_rowwise",
         "experts.down_proj": "colwise",
         "experts.down_proj_bias": "added_once",
+    },
+    "hunyuan_v1_dense": _LLAMA,
+    "lfm2": {
+        **_LLAMA,
+        "self_attn.out_proj": "rowwise",
+        "feed_forward.w1": "colwise",
+        "feed_forward.w3": "colwise",
+        "feed_forward.w2": "rowwise",
     },
     "mamba": {
         "embeddings": "embedding_rowwise",
@@ -146,12 +241,37 @@ FAMILIES: Mapping[str, Mapping[str, str]] = {
         "mlp.drop": "dropout_colwise",
         "decoder": "colwise_gather_output",
     },
+    "modernbert-decoder": {
+        "tok_embeddings": "embedding_rowwise",
+        "attn.[qkv]_proj": "colwise",
+        "attn.Wo": "rowwise",
+        "mlp.Wi": "packed_colwise",
+        "mlp.Wo": "rowwise",
+        "mlp.drop": "dropout_colwise",
+        "decoder": "colwise_gather_output",
+    },
+    "openai-gpt": {
+        "tokens_embed": "embedding_rowwise",
+        "attn.c_attn": "packed_heads",
+        "attn.c_proj": "rowwise",
+        "mlp.c_fc": "colwise",
+        "mlp.c_proj": "rowwise",
+        "lm_head": "colwise_gather_output",
+    },
     "opt": {
         "embed_tokens": "embedding_rowwise",
         "self_attn.[qkv]_proj": "colwise",
         "self_attn.out_proj": "rowwise",
         "layers.*.fc1": "colwise",
         "layers.*.fc2": "rowwise",
+        "lm_head": "colwise_gather_output",
+    },
+    "persimmon": {
+        "embed_tokens": "embedding_rowwise",
+        "self_attn.query_key_value": "colwise",
+        "self_attn.dense": "rowwise",
+        "mlp.dense_h_to_4h": "colwise",
+        "mlp.dense_4h_to_h": "rowwise",
         "lm_head": "colwise_gather_output",
     },
     "phi3": {
@@ -165,44 +285,69 @@ FAMILIES: Mapping[str, Mapping[str, str]] = {
         "lm_head.decoder": "colwise_gather_output",
         "lm_head.bias": "colwise_gather_output",
     },
-    "t5": _T5,
-    "vit": {
-        "attention.[qkv]_proj": "colwise",
-        "attention.o_proj": "rowwise",
-        "mlp.fc1": "colwise",
-        "mlp.fc2": "rowwise",
-        "classifier": "colwise_gather_output",
+    "recurrent_gemma": {
+        **_LLAMA,
+        "temporal_block.[qkv]_proj": "colwise",
+        "temporal_block.o_proj": "rowwise",
     },
+    "rembert": {
+        **_BERT,
+        "cls.predictions.decoder": "colwise_gather_output",
+    },
+    "roformer": {
+        **_BERT,
+        "cls.predictions.decoder": "colwise_gather_output",
+        "cls.predictions.bias": "colwise_gather_output",
+    },
+    "stablelm": _LLAMA,
+    "t5": _T5,
+    "vit": _VIT,
     "whisper": {
         **_BART_LAYERS,
         "embed_tokens": "embedding_rowwise",
         "proj_out": "colwise_gather_output",
     },
 }
+FAMILIES = _with_alike(_FAMILIES)
 
 _HEADS = Counts(("num_heads", "embed_dim"))
 _BERT_HEADS = Counts(("num_attention_heads", "all_head_size"))
 
-COUNTS: Mapping[str, Counts] = {
+_COUNTS: Mapping[str, Counts] = {
+    "albert": _BERT_HEADS,
     "bart": _HEADS,
+    "bert-generation": _BERT_HEADS,
+    "biogpt": _HEADS,
     "bert": _BERT_HEADS,
     "bloom": Counts(("num_heads",), inputs={"alibi": 0}),
     "clip": _HEADS,
     "deberta-v2": _BERT_HEADS,
+    "distilbert": Counts(("n_heads", "dim")),
+    "electra": _BERT_HEADS,
     "falcon": Counts(
         ("num_heads",),
         ("num_kv_heads", "config.num_kv_heads"),
         {"alibi": 0, "attention_mask": 1},
     ),
     "gpt2": Counts(("num_heads", "split_size", "embed_dim")),
+    "gpt_bigcode": Counts(("num_heads", "embed_dim", "split_size")),
     "modernbert": Counts(("num_heads", "all_head_size")),
+    "modernbert-decoder": Counts(("num_heads", "all_head_size")),
+    "openai-gpt": Counts(("n_head", "split_size")),
     "opt": _HEADS,
+    "persimmon": _HEADS,
     "phi3": Counts(("config.num_attention_heads",), ("num_key_value_heads",)),
+    "qwen2_moe": Counts(("num_heads", "hidden_size"), ("num_key_value_heads",)),
+    "recurrent_gemma": Counts(("num_attention_heads",), ("num_key_value_heads",)),
+    "rembert": _BERT_HEADS,
     "roberta": _BERT_HEADS,
+    "roformer": _BERT_HEADS,
+    "stablelm": Counts(("num_heads",), ("num_key_value_heads",)),
     "t5": Counts(("n_heads", "inner_dim")),
     "vit": _BERT_HEADS,
     "whisper": _HEADS,
 }
+COUNTS = _with_alike(_COUNTS)
 
 OTHER_INPUTS = (
     "EncDecAttention",
@@ -213,17 +358,22 @@ OTHER_INPUTS = (
 )
 """Names, or parts of them, of layers of attentions that are given something else than the hidden
 states of their stack; the queries of attentions are not meant."""
-HEAD_NORMS = ("q_norm", "k_norm")
-"""Names of modules within attentions that normalise each head for itself, if they are as wide."""
 DROPPING_FOR_ALL = ("pos_dropout",)
 """Names of modules within attentions that drop some of what is for all heads."""
+PACKED_EXPERTS = ".gate_up_proj"
+"""How names end of parameters in which gates of experts lie before what they let through."""
+OF_INPUTS = ("embed_dim", "hidden_dim", "hidden_size")
+"""Names that forward() of an attention has for the features of its input, and may shape its output
+by, so that it computes all heads or none."""
 FLAT: Mapping[str, tuple[str, ...]] = {"opt": ("fc1", "fc2")}
 """Names of layers that are given rows and their tokens as one dimension, by model type."""
-BETWEEN: Mapping[str, str] = {
+_BETWEEN: Mapping[str, str] = {
     "bart": "dropout",
+    "biogpt": "hidden_dropout_prob",
     "bloom": "hidden_dropout",
     "falcon": "hidden_dropout",
     "opt": "dropout",
     "whisper": "dropout",
 }
+BETWEEN = _with_alike(_BETWEEN)
 """Probabilities, by names in configurations, of dropout between layers that no module does."""

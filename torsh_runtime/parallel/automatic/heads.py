@@ -9,7 +9,7 @@ from typing import Any
 from torsh_runtime.parallel.automatic.families import COUNTS
 
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
-_KEY_VALUE_HEADS = ("num_key_value_heads", "num_kv_heads")
+_KEY_VALUE_HEADS = ("num_key_value_heads", "num_kv_heads", "kv_heads")
 
 
 @dataclass(frozen=True, slots=True)

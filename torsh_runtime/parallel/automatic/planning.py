@@ -8,6 +8,11 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.parallel.automatic.adapters import (
+    adapted_in,
+    with_adapters,
+    without_adapters,
+)
 from torsh_runtime.parallel.automatic.entries import (
     entries_by_heads,
     entry_of_module,
@@ -59,8 +64,11 @@ def plan_of(
     experts: whether whole experts go to ranks along an axis of their own. ConfigError for a model
         that has none, or others than those of which tokens, experts and weights are asked.
     """
-    modules = dict(model.named_modules())
-    parameters = dict(model.named_parameters(remove_duplicate=False))
+    all_modules = dict(model.named_modules())
+    all_parameters = dict(model.named_parameters(remove_duplicate=False))
+    adapted = adapted_in(all_modules)
+    modules = without_adapters(all_modules, adapted)
+    parameters = without_adapters(all_parameters, adapted)
     spread = experts_in(modules) if experts else {}
     told = styles_of(model) if ranks > 1 or not spread else {}
     names = [name for name in (*modules, *parameters) if not _is_below(name, spread)]
@@ -80,8 +88,10 @@ def plan_of(
             found |= {name: entry} if entry is not None else {}
     if sequence:
         found = with_sequences(found, modules, attentions, ranks)
-    order = [*modules, *parameters]
-    return _shortened({name: found[name] for name in order if name in found}, modules, parameters)
+    found = with_adapters(found, adapted, all_parameters)
+    order = [*all_modules, *all_parameters]
+    plan = {name: found[name] for name in order if name in found}
+    return _shortened(plan, all_modules, all_parameters)
 
 
 def _refuse_dropout(modules: Mapping[str, Any], styles: Mapping[str, Style]) -> None:

@@ -49,6 +49,7 @@ def with_sequences(
     """The plan, by names, in which each stack of layers begins by cutting the sequence and ends by
     gathering it. ConfigError where layers have what does not compute for each token alone."""
     found = dict(plan)
+    _refuse_lists_of_experts(plan, modules)
     _refuse_dropout(modules)
     for stack in _stacks(plan, modules):
         flat = _flat(stack, attentions)
@@ -95,13 +96,25 @@ def _stacks(plan: Mapping[str, Entry], modules: Mapping[str, Any]) -> Iterator[_
         yield _Stack(name, size)
 
 
+def _refuse_lists_of_experts(plan: Mapping[str, Entry], modules: Mapping[str, Any]) -> None:
+    for name in modules:
+        is_list = name.rpartition(".")[2] == "experts" and name not in plan
+        if is_list and any(each.startswith(f"{name}.") and each in modules for each in plan):
+            raise ConfigError(
+                f"{name!r} holds experts, and the router that says which tokens come to them "
+                f"looks at the whole sequence: leave out sequence=True"
+            )
+
+
 def _blocks_of_experts(
     plan: Mapping[str, Entry], modules: Mapping[str, Any], stack: _Stack
 ) -> dict[str, Entry]:
     """Modules that hold experts and their router, whose loss is of all tokens."""
     found: dict[str, Entry] = {}
     for name, entry in plan.items():
-        is_summed = isinstance(entry, Summed) and "Experts" in type(modules[name]).__name__
+        is_summed = isinstance(entry, Summed) and (
+            name.rpartition(".")[2] == "experts" or "Experts" in type(modules[name]).__name__
+        )
         if not name.startswith(f"{stack.where}.") or not (is_summed or isinstance(entry, Experts)):
             continue
         block = name.rpartition(".")[0]

@@ -29,15 +29,19 @@ class Style(Enum):
     ONCE = "whole, and added to a sum over ranks"
     WHOLE = "whole"
     DROPOUT = "is given a part of the features"
+    EXPERTS_COLUMN = "as COLUMN, or as PACKED for experts of three dimensions"
+    EXPERTS_ROW = "as ROW, or as PACKED for experts' gates of three dimensions"
+    EXPERTS = "as SUMMED if it has parameters of its own, else whole"
+    SOME = "each rank has some of the experts"
     SUMMED = "gives a part of a sum, for its parameters are cut"
 
 
 _STYLES = {
     "colwise": Style.COLUMN,
-    "local_colwise": Style.COLUMN,
+    "local_colwise": Style.EXPERTS_COLUMN,
     "embedding_colwise": Style.COLUMN,
     "rowwise": Style.ROW,
-    "local_rowwise": Style.ROW,
+    "local_rowwise": Style.EXPERTS_ROW,
     "colwise_rep": Style.GATHERED,
     "colwise_gather_output": Style.GATHERED,
     "rowwise_rep": Style.SPLIT,
@@ -53,8 +57,11 @@ _STYLES = {
     "added_once": Style.ONCE,
     "replicate": Style.WHOLE,
     "sequence_parallel": Style.WHOLE,
-    "gather": Style.WHOLE,
+    "gather": Style.EXPERTS,
+    "ep_router": Style.WHOLE,
+    "grouped_gemm": Style.SOME,
     "local": Style.WHOLE,
+    "local_params": Style.WHOLE,
     "all_reduce": Style.WHOLE,
     "dropout_colwise": Style.DROPOUT,
     "moe_tp_experts": Style.SUMMED,

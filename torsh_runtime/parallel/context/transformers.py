@@ -93,8 +93,16 @@ def _check_model(kind: str, model: Any) -> None:
         main = getattr(each, "main_input_name", _TOKENS)
         if main != _TOKENS:
             refuse(f"{type(each).__name__} of {kind}", f"{main}, of which no sequence is cut")
+    if not any(map(_attends, model.modules())):
+        refuse(kind, "no attention that can be replaced")
     if "position_ids" not in inspect.signature(model.forward).parameters:
         refuse(kind, "no position_ids, so that each rank would count from 0")
+
+
+def _attends(module: Any) -> bool:
+    """Whether its forward() asks transformers for the attention function."""
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
 
 
 def _first_position(model: Any) -> int:

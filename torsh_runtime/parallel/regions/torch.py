@@ -28,9 +28,11 @@ class _Applied(torch.autograd.Function):
         return applied(gradients[0], ctx.operation.adjoint), None
 
 
-def _differentiated(adjoint: Operation, gradient: torch.Tensor) -> torch.Tensor | None:
+def _differentiated(place: int, adjoint: Operation, gradients: Any) -> Any:
     """A gradient that will be differentiated itself takes part in the operation after all."""
-    return applied(gradient, adjoint) if torch.is_grad_enabled() else None
+    if not torch.is_grad_enabled() or gradients[place] is None:
+        return None
+    return *gradients[:place], applied(gradients[place], adjoint), *gradients[place + 1 :]
 
 
 def _computed(operation: Operation, tensor: torch.Tensor) -> torch.Tensor:
@@ -90,8 +92,8 @@ def _applied(tensor: torch.Tensor, operation: Operation) -> torch.Tensor:
         operation(tensor.detach())
         torch.autograd.graph.increment_version(tensor)  # who has saved it notices
         if tensor.requires_grad:
-            remember: Any = tensor.register_hook
-            remember(partial(_differentiated, operation.adjoint))
+            node: Any = tensor.grad_fn  # behind which the gradient of the result is taken
+            node.register_prehook(partial(_differentiated, tensor.output_nr, operation.adjoint))
         return tensor
     if not (tensor.requires_grad and torch.is_grad_enabled()):
         return _computed(operation, tensor)

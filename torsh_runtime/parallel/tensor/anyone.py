@@ -30,22 +30,27 @@ class AnyLayer(Layer):
     @classmethod
     def shards(cls, plain: Any, entry: Own, axis: Axis) -> dict[str, Shard]:
         """See Layer."""
-        return {
+        found = {
             name: _shard(getattr(plain, name), each, axis)
             for name, each in entry.parameters.items()
             if isinstance(each, Cut)
         }
+        if _has_groups(plain) and "weight" in found:
+            _check_groups(plain, found["weight"])
+        return found
 
     def become(self, entry: Own, axis: Axis, where: str, lie: Layouts) -> None:
         """See Layer."""
         super().become(entry.entry, axis, where, lie)
         self.own = entry
+        if _has_groups(self) and "weight" in lie:
+            self.groups = len(self.weight) // _group_size(self)
         theirs: type = type(self).theirs  # type: ignore[attr-defined]
         self._has_stand_in = has_stand_in(theirs)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """As the module's own."""
-        shared = self._stand_ins()
+        shared = self._given()
         if regions.is_traced() and self._has_stand_in and [*shared] == [self]:
             forward: Any = type(self).theirs.forward  # type: ignore[attr-defined]
             return forward(StandIn(self, shared[self]), *inputs, **named)
@@ -62,7 +67,7 @@ class AnyLayer(Layer):
         """Whether all parameters at or below it are shared."""
         return isinstance(self.entry, Shared | Part)
 
-    def _stand_ins(self) -> dict[Any, dict[str, Any]]:
+    def _given(self) -> dict[Any, dict[str, Any]]:
         """What stands for parameters that are shared, whose gradients are summed."""
         found: dict[Any, dict[str, Any]] = {}
         known: dict[int, Any] = {}
@@ -236,6 +241,23 @@ def _without_layers(module: Any) -> Iterator[Any]:
     for child in module.children():
         if not isinstance(child, Layer):
             yield from _without_layers(child)
+
+
+def _has_groups(module: Any) -> bool:
+    """Whether it is a convolution of which channels belong to groups, as a depthwise one."""
+    return isinstance(module, nn.modules.conv._ConvNd) and module.groups > 1
+
+
+def _group_size(module: Any) -> int:
+    """How many of its weight's first indices one group has."""
+    channels = int(module.in_channels if module.transposed else module.out_channels)
+    return channels // int(module.groups)
+
+
+def _check_groups(module: Any, shard: Shard) -> None:
+    size = _group_size(module)
+    if shard.dim or any(place % size for part in shard.parts for piece in part for place in piece):
+        raise ConfigError(f"it is a convolution by groups: say Cut(0, unit={size}) of its weight")
 
 
 def _drops(module: Any) -> bool:

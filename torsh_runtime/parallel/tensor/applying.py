@@ -24,6 +24,7 @@ from torsh_runtime.parallel.tensor.axis import (
 )
 from torsh_runtime.parallel.tensor.checks import check_plan
 from torsh_runtime.parallel.tensor.layers import Layer, layers_of
+from torsh_runtime.parallel.tensor.outputs import refuse_parts
 from torsh_runtime.parallel.tensor.parts import (
     Layouts,
     adapted,
@@ -78,6 +79,7 @@ def parallelize(model: Model, mesh: Any, plan: Mapping[str, Entry] | Literal["au
     for axis in axes.used:
         check_same_values(adapter, same, axis)
     _carry_out(adapter, tasks, axes.tensor, same)
+    _adapt_modules(adapter, tasks, axes)
     if axes.experts is not None:
         layers_of(adapter.framework).count_all_tokens(adapter, axes.experts)
     return model
@@ -201,6 +203,7 @@ def _task(layers: Any, where: str, module: Any, entry: Any, axis: Axis) -> _Task
     except ConfigError as error:
         raise ConfigError(f"{where!r} cannot be cut: {error}") from None
     _check_own(where, module, shards)
+    _check_ungraded(where, module, shards)
     return _Task(where, module, entry, parallel, layouts(module, shards, axis), axis)
 
 
@@ -213,6 +216,16 @@ def _check_own(where: str, module: Any, names: Iterable[str]) -> None:
             f"{where!r} cannot be cut: its {made[0]} is no parameter, but computed of others, "
             f"{', '.join(own) or 'of modules below it'}"
         )
+
+
+def _check_ungraded(where: str, module: Any, names: Iterable[str]) -> None:
+    """ConfigError for what is cut, and has a gradient of the whole."""
+    for name in names:
+        if getattr(getattr(module, name, None), "grad", None) is not None:
+            raise ConfigError(
+                f"{where!r} cannot be cut: its {name} has a gradient of an earlier backward pass, "
+                f"which would be of another size: call model.zero_grad() before"
+            )
 
 
 def _expanded(layers: Any, name: str, module: Any, entry: Entry, axis: Axis) -> dict[str, Entry]:
@@ -275,13 +288,23 @@ def _carry_out(
     for name, parameter in same if axis.size > 1 else ():
         if id(parameter) not in done:
             adapter.mark(parameter, Same(name, axis.group))
-    for _, module in adapter.modules():
+
+
+def _adapt_modules(adapter: ModuleAdapter[Any], tasks: list[_Task], axes: _Axes) -> None:
+    """Let modules above and beside the layers know that ranks have parts."""
+    modules = [module for _, module in adapter.modules()]
+    if axes.tensor.size > 1:
+        refuse_parts(modules, [task.entry for task in tasks])
+    is_cut = any(axis.size > 1 for axis in axes.used)
+    if is_cut and adapter.framework == "torch":
+        layers_of("torch").watch_adapters(adapter.module)
+    for module in modules:
         if getattr(module, "use_nested_tensor", False):  # torch's encoder, for its own kernels
             module.use_nested_tensor = False
-        if axis.size > 1 and callable(getattr(module, "save_pretrained", None)):
+        if is_cut and callable(getattr(module, "save_pretrained", None)):
             module.save_pretrained = partial(_save_pretrained, module)
         if hasattr(module, "note_parts"):  # of experts, which tokens may come to in parts
-            module.note_parts(axis.group)
+            module.note_parts(axes.tensor.group)
 
 
 def _save_pretrained(module: Any, *given: Any, **named: Any) -> None:

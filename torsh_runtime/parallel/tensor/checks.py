@@ -10,10 +10,18 @@ from typing import Any
 
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.modules import ModuleAdapter
-from torsh_runtime.parallel.tensor.plan import Column, Heads, Own, Part, Row, Shared, Summed
+from torsh_runtime.parallel.tensor.plan import Column, Cut, Heads, Own, Part, Row, Shared, Summed
 
 _COUNTS = re.compile(r"(num|n)_?(\w+_)?heads?$")
-_BEFORE = ("__init__", "_init_weights", "reset_parameters", "_reset_parameters", "extra_repr")
+_FEATURES = re.compile(r"intermediate|inner")
+_BEFORE = (
+    "__init__",
+    "_init_weights",
+    "init_mamba_weights",
+    "reset_parameters",
+    "_reset_parameters",
+    "extra_repr",
+)
 """Methods that make a module, and compute nothing."""
 
 
@@ -24,6 +32,7 @@ def check_plan(adapter: ModuleAdapter[Any], entries: Mapping[str, Any]) -> None:
         above = entry.entry if isinstance(entry, Own) else None
         if isinstance(above, Summed):
             _check_summed(adapter, where, modules, entries)
+            _check_features(where, modules[where], entry.parameters)
         if isinstance(above, Heads) and above.sequence_dim is not None:
             _check_gathered(where, above, entries)
     for where, module in modules.items():
@@ -56,6 +65,20 @@ def _check_summed(
                     f"that it is Cut(), or Shared(divided=True) if it is added to the sum as a "
                     f"bias is, or Shared() if it is within a part of the sum"
                 )
+
+
+def _check_features(where: str, module: Any, parameters: Mapping[str, Any]) -> None:
+    """ConfigError for a module that counts features of which its plan cuts some."""
+    cut = {name for name, entry in parameters.items() if isinstance(entry, Cut)}
+    sizes = {size for name in cut for size in getattr(module, name).shape}
+    for name in sorted(filter(_FEATURES.match, _used_names(type(module)))):
+        count = getattr(module, name, None)
+        if count in sizes:
+            raise ConfigError(
+                f"{where!r} is a {type(module).__name__}, whose forward() counts features by its "
+                f"{name}, which is {count}, and each rank has some of them: leave it whole, or "
+                f"take a version of the model that counts what it is given"
+            )
 
 
 def _check_gathered(where: str, heads: Heads, entries: Mapping[str, Any]) -> None:

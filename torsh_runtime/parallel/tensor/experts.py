@@ -58,7 +58,7 @@ class ExpertsOfAny(AnyLayer):
         """As the module's own, of all experts."""
         if self.axis.size == 1:
             return super().forward(*inputs, **named)
-        tokens, chosen, weights = self._given(inputs, named)
+        tokens, chosen, weights = self._arguments(inputs, named)
         rows = tokens.reshape(-1, tokens.shape[-1])
         chosen, weights = (each.reshape(-1, each.shape[-1]) for each in (chosen, weights))
         places = chosen.detach().cpu().numpy().astype(np.int64, copy=False)
@@ -66,7 +66,7 @@ class ExpertsOfAny(AnyLayer):
         found = mixed(axis.ranks, self._cuts, rows, places, weights, self._computed)
         return found.to(tokens.dtype).reshape(tokens.shape)
 
-    def _given(self, inputs: Any, named: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def _arguments(self, inputs: Any, named: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens, experts and weights. ConfigError for anything else."""
         names = argument_names(type(self))
         given = dict(zip(names, inputs, strict=False)) | named

@@ -48,8 +48,29 @@ class AttentionOfAny(AnyLayer):
         if entry.sequence_dim is not None:
             for name in entry.sequence_inputs or ("",):
                 inputs, named = on_argument(self, name, inputs, named, self._gathered)
+        for each in named.values():
+            self._keep_own(each)
+        if torch.compiler.is_compiling():  # which would break its graph within a try
+            return self._computed(inputs, named)
+        try:
+            return self._computed(inputs, named)
+        except (RuntimeError, ValueError, TypeError) as error:
+            if type(error) not in (RuntimeError, ValueError, TypeError):  # as of a lost rank
+                raise
+            raise self._unfit(error) from error
+
+    def _computed(self, inputs: Any, named: Any) -> Any:
         with self._drawing():
             return super().forward(*inputs, **named)
+
+    def _unfit(self, error: Exception) -> ConfigError:
+        return ConfigError(
+            f"{self.where}: the forward() of a {type(self).__name__} does not compute with this "
+            f"rank's heads: {error}. If it counts by more than Heads() says, as by the number of "
+            f"all features, name these attributes in cut=(…); where it counts by the size of what "
+            f"it is given, leave Heads() out, and say Column(gather_output=True) and "
+            f"Row(input_is_parallel=False) of its layers, with which ranks compute all heads"
+        )
 
     @contextmanager
     def _drawing(self) -> Iterator[None]:
@@ -67,6 +88,20 @@ class AttentionOfAny(AnyLayer):
             finally:
                 if held in drawing:
                     drawing.remove(held)
+
+    def _keep_own(self, cache: Any) -> None:
+        """Let a cache that has memory for all heads already, as transformers before 4.57 make
+        some, have it for this rank's."""
+        layer = getattr(self, "layer_idx", None)
+        for name in ("key_cache", "value_cache"):
+            tensors = getattr(cache, name, None)
+            if not isinstance(tensors, list) or layer is None or layer >= len(tensors):
+                continue
+            tensor = tensors[layer]
+            if isinstance(tensor, torch.Tensor) and tensor.dim() == 4:
+                own = len(self._heads.own_keys(self.axis.size, self.axis.index))
+                if tensor.shape[1] == self._heads.keys != own:
+                    tensors[layer] = tensor[:, :own].contiguous()
 
     def _gathered(self, tensor: Any) -> Any:
         return self._entered(tensor, self.entry.sequence_dim)

@@ -368,3 +368,23 @@ _OF_ANY = {
     Experts: ExpertsOfAny,
 }
 BLOCKS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+
+
+def watch_adapters(model: Any) -> None:
+    """Have the model's first call be a ConfigError if layers have been given adapters since they
+    were cut, which would know nothing of parts."""
+
+    def check(module: Any, inputs: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        handle.remove()
+        for name, each in module.named_modules():
+            base = each._modules.get("base_layer")
+            if isinstance(base, layers.Layer) and not base.where.endswith("base_layer"):
+                raise ConfigError(
+                    f"{name!r} has adapters that it was given when it was cut already, and these "
+                    f"know nothing of parts: add them first, as by get_peft_model(), and call "
+                    f"tr.parallelize() then"
+                )
+
+    handle = model.register_forward_pre_hook(check)

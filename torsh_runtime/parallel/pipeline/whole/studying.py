@@ -209,11 +209,11 @@ def _chained(stages: Sequence[WholeStage], example: Call) -> Any:
 
 
 def _check_same(model: Module, wanted: Any, found: Any) -> None:
-    (these, spec), (those, other) = map(pytree.tree_flatten_with_path, (wanted, found))
+    (these, spec), (those, other) = map(pytree.tree_flatten, (wanted, found))
     wrong = "the structure of its output" if spec != other else ""
-    for (path, this), (_, that) in zip(these, those, strict=False):
+    for number, (this, that) in enumerate(zip(these, those, strict=False)):
         if isinstance(this, torch.Tensor) and not (wrong or _is_near(this, that)):
-            wrong = pytree.keystr(path)
+            wrong = _path(wanted, number)
     if wrong:
         raise ConfigError(
             f"stages of {type(model).__qualname__} do not give what the model gives: {wrong} "
@@ -222,6 +222,15 @@ def _check_same(model: Module, wanted: Any, found: Any) -> None:
             f"hidden states or losses of all layers (output_attentions, output_hidden_states, "
             f"output_router_logits = False), or pass a list of stages"
         )
+
+
+def _path(output: Any, number: int) -> str:
+    """Of one of an output's leaves. Outputs of older versions of transformers tell none."""
+    try:
+        leaves, _ = pytree.tree_flatten_with_path(output)
+    except ValueError:
+        return f"output {number}"
+    return pytree.keystr(leaves[number][0])
 
 
 def _is_near(this: Any, that: Any) -> bool:
