@@ -3,8 +3,9 @@
 Four layers x + down(silu(gate(n)) * up(n)), n = norm(x), as Llama has them: of width 384, with
 8/3 as many features between, on 8 sequences of 256 tokens. They are cut over the ranks by
 `tr.parallelize` ("ours") and by torch's parallelize_module on Gloo, whose tensors are DTensors
-("gloo"); plain, and each layer compiled by torch.compile with Inductor, in one graph. Each step is
-a forward and a backward pass; ranks have one thread each.
+("gloo"); plain, and each layer compiled by torch.compile with Inductor, in one graph. Beside them
+the parts that a rank has, without communication ("bare"). Each step is a forward and a backward
+pass; ranks have one thread each.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ _RATIOS = {
     "compiled, tuned": (f"{OWN} {_COMPILED}", f"{AS_FOUND} {_COMPILED} tuned"),
     "ours compiled/ours": (f"{OWN} {_COMPILED}", OWN),
     "ours/bare": (OWN, BARE),
+    "ours compiled/bare compiled": (f"{OWN} {_COMPILED}", f"{BARE} {_COMPILED}"),
 }
 _BARS: Mapping[str, float] = {"ours/gloo": 0.7, "compiled": 0.65}
 _ITERATIONS = (3, 1000)
@@ -59,7 +61,9 @@ def contenders(here: bool) -> list[Peer]:
     base = replace(GLOO, environment=GLOO.name, requirements=() if here else GLOO.requirements)
     plain, tuned = {**base.env, **cache}, {**base.env, **cache, **TUNED}
     return [
-        replace(base, name=name, env=tuned if name == BARE or name.endswith("tuned") else plain)
+        replace(
+            base, name=name, env=tuned if name.startswith(BARE) or name.endswith("tuned") else plain
+        )
         for name in dict.fromkeys(name for pair in _RATIOS.values() for name in pair)
     ]
 
