@@ -22,7 +22,7 @@ def found() -> dict[Any, list[Any]]:
 
     bodies = {
         name: getattr(compiled_layers, name)
-        for name in ("right", "reentrant", "drops", "collectives", "errors")
+        for name in ("right", "reentrant", "drops", "collectives", "attention", "errors")
     }
     return run_in_one_world(2, bodies, 240.0)
 
@@ -57,6 +57,11 @@ def test_dropout_keeps_ranks_alike() -> None:
 
 def test_layers_that_share_an_input_sum_its_gradient_once() -> None:
     assert of("collectives") == [2, 2]
+
+
+def test_attention_over_ranks_is_in_the_graph() -> None:
+    for differences in of("attention"):
+        assert max(differences) < 1e-9
 
 
 def test_errors_are_those_of_what_is_not_compiled() -> None:

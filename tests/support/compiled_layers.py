@@ -215,6 +215,32 @@ def collectives(rank: int) -> int:
     return len(calls)
 
 
+def attention(rank: int) -> list[float]:
+    """How far context_attention is in a graph, plain and with all that it can do."""
+    torch.set_num_threads(1)
+    group = mesh().get_group()
+    rich = {"window": 5, "softcap": 3.0, "documents": [0, 6, 16]}
+    return [
+        furthest(*(attended(rank, group, compiles, **how) for compiles in (False, True)))
+        for how in ({}, {"method": "all_to_all"}, rich)
+    ]
+
+
+def attended(rank: int, group: Any, compiles: bool, **how: Any) -> list[Any]:
+    """The result and the gradients."""
+
+    def step(query: Any, key: Any, value: Any, sinks: Any) -> Any:
+        return tr.context_attention(query * 2, key, value, group, sinks=sinks, **how) + 1
+
+    call = torch.compile(step, backend="aot_eager", fullgraph=True) if compiles else step
+    torch.manual_seed(rank)
+    shapes = [(1, 2, 8, 4)] * 3 + [(2,)]
+    given = [torch.randn(shape, dtype=torch.float64).requires_grad_() for shape in shapes]
+    result = call(*given)
+    result.square().sum().backward()
+    return [result.detach(), *(each.grad for each in given)]
+
+
 @contextmanager
 def observed(calls: list[object]) -> Iterator[None]:
     """A block in which the sums of the mesh's group are noted."""

@@ -16,6 +16,7 @@ from torsh_runtime.parallel.context.plan import Plan, agreed
 from torsh_runtime.parallel.context.routes import Alone, Direct, Gathering, Ring
 from torsh_runtime.parallel.groups import group_of
 from torsh_runtime.parallel.operations import applied, is_torch
+from torsh_runtime.parallel.regions import is_traced
 
 Method = Literal["ring", "all_gather", "all_to_all"]
 
@@ -63,6 +64,21 @@ def context_attention(
     """
     group = group_of(axis)
     tensors = query, key, value, *(() if sinks is None else (sinks,))
+    if is_traced():
+        from torsh_runtime.parallel.context import traced
+
+        return traced.attention(
+            tensors,
+            group,
+            attention_mask,
+            causal=causal,
+            method=method,
+            documents=documents,
+            length=length,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+        )
     sight = causal, documents, window, attention_mask
     plan = agreed(group, tensors, method, sight, length, scale, softcap)
     operation = partial(

@@ -39,6 +39,10 @@ def register_context_attention(
     rank gives the model its part of a batch, as context_batch() makes it. What cannot be computed
     is a ConfigError with the first batch, on all ranks.
     """
+    from torsh_runtime.integrations.torch.compiling import leave_alone
+
+    leave_alone(_Function.__call__)  # which looks at positions and masks
+    leave_alone(_with_positions)
     function = _Function(group_of(axis), method, length)
     import_module("transformers").AttentionInterface.register(name, function)
     try:
