@@ -50,7 +50,7 @@ class AnyLayer(Layer):
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """As the module's own."""
-        shared = self._given()
+        shared = self._stand_ins()
         if regions.is_traced() and self._has_stand_in and [*shared] == [self]:
             forward: Any = type(self).theirs.forward  # type: ignore[attr-defined]
             return forward(StandIn(self, shared[self]), *inputs, **named)
@@ -67,7 +67,7 @@ class AnyLayer(Layer):
         """Whether all parameters at or below it are shared."""
         return isinstance(self.entry, Shared | Part)
 
-    def _given(self) -> dict[Any, dict[str, Any]]:
+    def _stand_ins(self) -> dict[Any, dict[str, Any]]:
         """What stands for parameters that are shared, whose gradients are summed."""
         found: dict[Any, dict[str, Any]] = {}
         known: dict[int, Any] = {}
