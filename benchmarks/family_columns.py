@@ -21,6 +21,7 @@ from benchmarks.family_training import (
     RATE,
     SENSELESS,
     STEPS,
+    TOLERANCE,
     Trained,
     built,
     compared,
@@ -33,6 +34,8 @@ from benchmarks.family_training import (
 RIGHT, REFUSED, WRONG = "right", "refused", "WRONG"
 NOT_TRIED = "not tried"
 TOKENS, MICROBATCHES = 8, 2
+_ROUNDED_IN_GRAPHS = {"deepseek-v2": 1e-7}
+"""Families that compute something in float32 in graphs, also in one process: rotations there."""
 _OF_LOSSES = ("labels", "shift_labels", "num_items_in_batch")
 
 
@@ -53,7 +56,8 @@ def compiled(name: str, mesh: Any) -> str:
     torch._dynamo.reset()
     model.compile(backend="aot_eager")
     found = trained(model, family, lambda: tr.clip_grad_norm_(model, NORM, mesh))
-    return compared(found, whole(name), tr.layouts_of(model), mesh)
+    tolerance = _ROUNDED_IN_GRAPHS.get(name, TOLERANCE)
+    return compared(found, whole(name), tr.layouts_of(model), mesh, tolerance)
 
 
 @in_float64()

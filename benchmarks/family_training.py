@@ -103,7 +103,13 @@ def parameters_of(model: Any, **options: bool) -> dict[str, Tensor]:
     return {name: each.detach() for name, each in model.named_parameters(**options)}
 
 
-def compared(own: Trained, reference: Trained, layouts: Mapping[str, Any], mesh: Any) -> str:
+def compared(
+    own: Trained,
+    reference: Trained,
+    layouts: Mapping[str, Any],
+    mesh: Any,
+    tolerance: float = TOLERANCE,
+) -> str:
     """What of them is not the same on any rank; "" if all is."""
     told: dict[str, float] = {
         "losses": _furthest(zip(own.losses, reference.losses, strict=True)),
@@ -115,13 +121,13 @@ def compared(own: Trained, reference: Trained, layouts: Mapping[str, Any], mesh:
             piece = layouts[name].piece(mesh.coordinate)
             expected = torch.from_numpy(cut(expected.numpy(), piece).copy())
         told[name] = float((expected.reshape(parameter.shape) - parameter).abs().max())
-    return _judged(told)
+    return _judged(told, tolerance)
 
 
 def _furthest(pairs: Iterable[tuple[float, float]]) -> float:
     return max(abs(one - other) for one, other in pairs)
 
 
-def _judged(told: Mapping[str, float]) -> str:
+def _judged(told: Mapping[str, float], tolerance: float) -> str:
     worst = max(told, key=lambda each: np.nan_to_num(told[each], nan=np.inf))
-    return f"{worst} {told[worst]:.0e}" if not told[worst] <= TOLERANCE else ""
+    return f"{worst} {told[worst]:.0e}" if not told[worst] <= tolerance else ""
