@@ -482,7 +482,9 @@ PLANTED: dict[str, Plant] = {
     "a loss not divided by microbatches": Plant(
         STAGES, piped(_replaced("_weights", lambda targets: [1.0] * MICROBATCHES)), "loss"
     ),
-    "a loss of microbatches with unequal tokens": Plant(STAGES, piped(), "loss", padded=True),
+    "a loss of microbatches with unequal tokens": Plant(
+        STAGES, piped(tokens=len), "loss", padded=True
+    ),
     "tied gradients not added up": Plant(
         STAGES,
         piped(_unsummed),

@@ -235,7 +235,9 @@ PLANTED: dict[str, Plant] = {
         "each rank along cp has its own, which are not averaged",
         step=lambda bench, pipeline, *batch: pipeline.step(*batch),
     ),
-    "a loss of unequal tokens in stages": _sequences(with_context(_over_cp), "loss", padded=True),
+    "a loss of unequal tokens in stages": _sequences(
+        with_context(piped(tokens=len, wrapper=DDP, axis="cp")), "loss", padded=True
+    ),
     "tokens of a stage's experts dropped": _of_experts(
         with_experts(_over_dp, capacity_factor=0.5), "activation", "blocks.0.experts"
     ),
