@@ -81,12 +81,18 @@ def context_attention(
         )
     sight = causal, documents, window, attention_mask
     plan = agreed(group, tensors, method, sight, length, scale, softcap)
+    return _attended(tensors, group, method, plan)
+
+
+def _attended(tensors: tuple[Any, ...], group: ProcessGroup, method: Method, plan: Plan) -> Any:
+    """Compute what the ranks have agreed on."""
+    query, key, value, *sinks = tensors
     operation = partial(
         Blockwise,
         kernel=_kernel(query, value, plan.softcap),
         scale=plan.scale,
         is_banded=plan.sight.is_banded,
-        has_sinks=sinks is not None,
+        has_sinks=bool(sinks),
     )
     if group.world_size > 1 and method != "all_to_all":
         route, tasks = _route(method, group, plan)
@@ -94,7 +100,7 @@ def context_attention(
     alone = partial(applied, operation(Alone, plan.tasks()))
     if group.world_size == 1:
         return alone(*tensors)
-    attention = partial(_with, alone, [own_heads(each, group) for each in tensors[3:]])
+    attention = partial(_with, alone, [own_heads(each, group) for each in sinks])
     return attention_by_heads(attention, query, key, value, group, plan.length)
 
 

@@ -117,16 +117,11 @@ class MixtureOfExperts:
         self.ranks = Ranks.of(mesh, data, sequence)
         self._routes, self.shared = router is not None, shared
         self._has_compared = False
-        experts = self.ranks.experts
         options = f"{embed_dim} to {hidden_dim}, {num_experts} experts, {self.extra_repr()}"
         options += f", router {_kind(router)}, shared {_kind(shared)}"
         parts = 1 if self.ranks.parts is None else self.ranks.parts.world_size
         self._check_options(f"{options}, {self.framework}, tokens in {parts} part(s)")
-        starts = [
-            Shard(0).spans(num_experts, experts.world_size, rank)[0][0]
-            for rank in range(experts.world_size)
-        ]
-        self._cuts = [*starts, num_experts]
+        self._cuts = _cuts(num_experts, self.ranks.experts.world_size)
         drawn = self._parameter(self._drawn((num_experts, embed_dim), embed_dim, dtype))
         self.router = drawn if router is None else router
         self.parameter_layouts = {}
@@ -338,6 +333,11 @@ class MixtureOfExperts:
     def _like(self, array: NDArray[Any], tensor: Any) -> Any:
         """A constant of the tensor's dtype, where that is."""
         raise NotImplementedError
+
+
+def _cuts(num_experts: int, ranks: int) -> list[int]:
+    """The first expert of each rank, and the end."""
+    return [*(Shard(0).spans(num_experts, ranks, rank)[0][0] for rank in range(ranks)), num_experts]
 
 
 def _kind(given: Any) -> str:

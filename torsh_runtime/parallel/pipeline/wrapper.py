@@ -122,8 +122,6 @@ class PipelineParallel:
         self._can_split = bool(group.all_gather_numbers(np.array([all(kept)], np.int64)).all())
         self._make_executor(plan.modules, checkpoint)
         self._failures = Failures(group, mesh, self._lanes)
-        self._ahead: dict[Table, int] = {}
-        self._fewer: dict[int, Table] = {}
         self._check_split()
         if cuts is not None:
             refuse_stale(stages, self.module)
@@ -131,6 +129,8 @@ class PipelineParallel:
         """What steps take, as measure() found, which "auto" calls."""
 
     def _make_executor(self, modules: Sequence[Any], checkpoint: bool) -> None:
+        self._ahead: dict[Table, int] = {}
+        self._fewer: dict[int, Table] = {}
         lanes, placement, last = self._lanes, self.placement, len(modules) - 1
         self._autograd = autograd_of(self.module, None if lanes is None else lanes.like)
         is_whole = hasattr(modules[last], "counted")
