@@ -29,6 +29,7 @@ from torshrun.failure.likeness import likeness
 from torshrun.failure.patterns import USAGE
 from torshrun.failure.signs import by_frames, by_words, crash_in, of_child
 from torshrun.failure.standing import Standing, from_stack, from_trace
+from torshrun.failure.tables import rows_in
 from torshrun.failure.trails import NOTHING as NOTHING_RECORDED
 from torshrun.failure.trails import Concluded
 from torshrun.failure.witness import End, Witness
@@ -131,7 +132,7 @@ def witness(exit_: Exit, node: int = 0) -> Witness:
         at=_moment(exit_),
         reading=diagnose(exit_),
         is_unsure=_is_unsure(exit_),
-        said=said.strip().split("\n")[0][:_TOLD_CHARS],
+        said=_in_a_line(said.strip()),
         alike=likeness(exit_, words),
         blame=_within(blamed(exit_), exit_.ranks) if end == "failed" else None,
         call=exit_.account.call,
@@ -153,6 +154,12 @@ def witness(exit_: Exit, node: int = 0) -> Witness:
         is_busy=is_away and exit_.state == "R" and not _pauses(exit_, standing),
         hung=exit_.hung,
     )
+
+
+def _in_a_line(error: str) -> str:
+    """The first line of an error, and behind it what each rank has, if further lines tell that."""
+    first, rows = error.split("\n")[0][:_TOLD_CHARS], rows_in(error)[: 2 * _TOLD_CHARS]
+    return f"{first[: _TOLD_CHARS // 2]} … {rows}" if rows else first
 
 
 def _within(blame: Blame | None, ranks: int) -> Blame | None:

@@ -11,7 +11,7 @@ from torshrun.failure.kinds import Kind, Reading
 from torshrun.failure.signs import by_words
 from torshrun.failure.standing import A_FILE, KEYS
 from torshrun.failure.witness import Witness
-from torshrun.failure.wording import Verdict, where_it_waits
+from torshrun.failure.wording import Verdict, does, where_it_waits
 from torshrun.text import format_ranks
 
 
@@ -34,7 +34,7 @@ def unmade(case: Case) -> Verdict | None:
     if not apart:
         makers = [each for each in others if each.unmade]
         return _of_makers(makers, why) if makers else None
-    why += f" Meanwhile {'; '.join(map(_does, apart[:_MOST_SHOWN]))}."
+    why += f" Meanwhile {'; '.join(map(does, apart[:_MOST_SHOWN]))}."
     return Verdict([each.rank for each in apart], "likely", _absent(apart, why, _MAKE))
 
 
@@ -78,15 +78,6 @@ _LET_IT_OUT = (
 )
 
 
-def _does(witness: Witness) -> str:
-    """ "rank 0 stood in no collective, at t.py:6: time.sleep(60)"."""
-    if witness.end == "done":
-        return f"rank {witness.rank} had ended with {witness.how}"
-    if witness.standing:
-        return f"rank {witness.rank} stood {witness.standing}"
-    return f"rank {witness.rank} stood at a place that is not known"
-
-
 def unset(case: Case) -> Verdict | None:
     """Ranks whose store did not have keys of the program's own in time: if all others were in
     collectives, whoever asks may have asked for the wrong ones.
@@ -99,7 +90,7 @@ def unset(case: Case) -> Verdict | None:
     why = (
         f"{format_ranks(keys)} waited in vain for '{keys[first]}' in the store, which no rank had "
     )
-    why += f"set. Meanwhile {'; '.join(map(_does, (apart or others)[:_MOST_SHOWN]))}."
+    why += f"set. Meanwhile {'; '.join(map(does, (apart or others)[:_MOST_SHOWN]))}."
     if apart:
         return Verdict([each.rank for each in apart], "likely", Reading(Kind.MISSING, why, _MAKE))
     ranks = [each.rank for each in case.witnesses]
@@ -170,7 +161,7 @@ def given_up(case: Case) -> Verdict | None:
     if {_place(each) for each in own} & {_place(each) for each in still}:
         return None
     why = f"{format_ranks([each.rank for each in own])} gave up waiting ({own[0].said}), while "
-    why += f"{'; '.join(map(_does, still[:_MOST_SHOWN]))}: most likely for what is done there."
+    why += f"{'; '.join(map(does, still[:_MOST_SHOWN]))}: most likely for what is done there."
     return Verdict([each.rank for each in still], "likely", _absent(still, why, _LONGER))
 
 

@@ -102,6 +102,15 @@ def full_call(witness: Witness) -> str:
     return (standing.full if standing else "") or call_of(witness)
 
 
+def does(witness: Witness) -> str:
+    """Tell where it stood, or how it ended: "rank 0 stood in no collective, at t.py:6: time.sleep(60)"."""
+    if witness.end == "done":
+        return f"rank {witness.rank} had ended with {witness.how}"
+    if witness.standing:
+        return f"rank {witness.rank} stood {witness.standing}"
+    return f"rank {witness.rank} stood at a place that is not known"
+
+
 def listed(calls: Mapping[int, str]) -> str:
     """ "rank 0 called f(), ranks 1-2 called g()"."""
     groups: dict[str, list[int]] = defaultdict(list)
