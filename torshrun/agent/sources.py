@@ -93,8 +93,8 @@ def _is_open(path: str) -> bool:
 
 def _clean_up(source: Sequence[str]) -> str:
     """Whether the last of these lines of Python belongs to an except, perhaps of a loop, or to a
-    finally, or to a loop that waits for a file or counts ranks, as a comment; "" if not. Told by the
-    indentation alone: what comes from a worker is not parsed.
+    finally, or to a loop that waits for a file or counts ranks, as a comment; "" if not. Told by
+    the indentation alone: what comes from a worker is not parsed.
     """
     depth = _depth(source[-1]) + 1  # the block may stand in one line
     for place, line in [*enumerate(source)][::-1]:

@@ -149,6 +149,7 @@ def _no_progress(case: Case) -> Verdict:
 
 _JUDGES: Sequence[Callable[[Case], Verdict | None]] = (
     unmade.not_made,
+    unmade.taken_away,
     unmade.given_up,
     held.held,
     counted.gave_up,

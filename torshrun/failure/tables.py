@@ -32,6 +32,15 @@ def table_in(said: str, num_ranks: int) -> Mapping[int, str]:
     return {}
 
 
+def in_a_line(error: str) -> str:
+    """The first line of an error, and behind it what each rank has, if further lines tell that."""
+    first, rows = error.split("\n")[0][:_TOLD_CHARS], rows_in(error)[: 2 * _TOLD_CHARS]
+    return f"{first[: _TOLD_CHARS // 2]} … {rows}" if rows else first
+
+
+_TOLD_CHARS = 200
+
+
 def rows_in(error: str) -> str:
     """The lines below the first one of an error that each tell what one rank has, as one line in
     which ranks that have the same stand together; "" if there are none.

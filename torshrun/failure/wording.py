@@ -103,7 +103,7 @@ def full_call(witness: Witness) -> str:
 
 
 def does(witness: Witness) -> str:
-    """Tell where it stood, or how it ended: "rank 0 stood in no collective, at t.py:6: time.sleep(60)"."""
+    """Tell where it stood, or how it ended: "rank 0 stood in barrier, at train.py:6"."""
     if witness.end == "done":
         return f"rank {witness.rank} had ended with {witness.how}"
     if witness.standing:
@@ -158,6 +158,8 @@ def _testimony(witness: Witness, verdict: Verdict) -> Iterable[str]:
         yield ": ".join(filter(None, (witness.how, witness.said)))
     if witness.warning and verdict.reading.kind is Kind.NAN:
         yield witness.warning
+    if witness.numbers and witness.numbers.line:
+        yield f"wrote {witness.numbers.line}"
     if witness.call and is_mismatch:
         yield f"last called {witness.call}"
 
