@@ -69,10 +69,21 @@ def unmade(exit_: Exit) -> str:
 
 
 def removed(exit_: Exit) -> str:
-    """Where it said that it removes or moves files, or cleans up; "" if it did not."""
+    """Where it said last that it removes or moves files, with all of these, or their folders if
+    they are many; "" if it did not.
+    """
     lines = [line[:_TOLD_CHARS] for line in outside_traces(stderr_lines(exit_))[-MOST_LINES:]]
     told = [line for line in lines if _REMOVES.search(line) and _FILE.search(line)]
-    return "; ".join(told[-_MOST_TOLD:])
+    if not told:
+        return ""
+    named = dict.fromkeys(path for line in told[:-1] for path in PATH_IN_WORDS.findall(line))
+    paths = [path for path in named if "/" in path.strip("/") and path not in told[-1]]
+    if sum(map(len, paths)) > _TOLD_CHARS:
+        paths = [*dict.fromkeys(f"{path.rpartition('/')[0]}/" for path in paths)]
+    return "; ".join([told[-1], *([f"before: {', '.join(paths)}"] if paths else [])])
+
+
+PATH_IN_WORDS = re.compile(r"[\w./~-]*[\w/-]")
 
 
 _REMOVES = re.compile(

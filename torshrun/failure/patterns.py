@@ -344,8 +344,9 @@ PATTERNS = (
         r"\b(?:[Rr]anks|[Pp]rocesses|[Ww]orkers)\b.{0,40}\b(?:disagree|differ|have different|"
         r"(?:save|use|are at|got|see) different|(?:do not|don't) (?:agree|match))|"
         r"\b(?:differs?|disagrees?|inconsistent|(?:not|n't) (?:the same|equal|identical)|"
-        r"mismatch\w*|(?:another|different) \w+)\b.{0,40}\b(?:across|between|among|on all|on rank \d+ than on|"
-        r"from (?:that|those) (?:of|on)|from)\b.{0,20}\b(?:ranks?|processes|workers)\b",
+        r"mismatch\w*|(?:another|different) \w+)\b.{0,40}\b"
+        r"(?:across|between|among|on all|on rank \d+ than on|from (?:that|those) (?:of|on)|from)\b"
+        r".{0,20}\b(?:ranks?|processes|workers)\b",
         "Ranks have differently what all should have alike.",
         "Its words say what. Have all ranks make it from the same values (a seed, a broadcast from "
         "rank 0, the mean over all ranks), or keep each rank's own apart.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from torshrun.failure.asides import PATH_IN_WORDS
 from torshrun.failure.case import Case, call_of
 from torshrun.failure.finding import Certainty
 from torshrun.failure.kinds import Kind, Reading
@@ -158,7 +159,6 @@ def taken_away(case: Case) -> Verdict | None:
 
 
 _PATH = re.compile(r"(?<=')[^'\n]*[./][^'\n]*(?=')")
-_IN_WORDS = re.compile(r"[\w./~-]*[\w-]")
 _AGREE = (
     "No rank may remove or move a file that another one has still to read: have all come to a "
     "barrier between the two, or keep one more."
@@ -167,7 +167,7 @@ _AGREE = (
 
 def _takes(said: str, path: str) -> bool:
     """Whether these words name that file, or a folder of several parts that it lies in."""
-    named = [each for each in _IN_WORDS.findall(said) if "/" in each or "." in each]
+    named = [each for each in PATH_IN_WORDS.findall(said) if "/" in each or "." in each]
     return any(f"/{path}/".find(f"/{each.strip('./~')}/") >= 0 for each in named)
 
 
