@@ -14,23 +14,28 @@ from torshrun.text import format_ranks
 
 
 def gave_up(case: Case) -> Verdict | None:
-    """Who did not come where all others failed alike, because only so many ranks came as they are
-    themselves.
+    """Who did not come where others failed because only so many ranks came as they are, with those
+    that still counted.
     """
     own = case.own
+    came = [*own, *_counting(case)]
     counts = {_count_in(each.said) for each in own}
-    return _absent(case, own, own[0].said) if counts == {(len(own), len(case.witnesses))} else None
+    return (
+        _absent(case, came, own[0].said) if counts == {(len(came), len(case.witnesses))} else None
+    )
 
 
 def still_count(case: Case) -> Verdict | None:
     """Who did not come where others still counted ranks when they were stopped."""
-    there = [each for each in case.witnesses if each.end == "stopped" and _counts(each)]
+    there = _counting(case)
     at = there[0].standing if there else None
     return _absent(case, there, f"{at.line}, at {at.place}") if at else None
 
 
-def _counts(witness: Witness) -> bool:
-    return bool(witness.standing and witness.standing.waits_for == ALL_RANKS)
+def _counting(case: Case) -> list[Witness]:
+    """Those that stood in such a loop when they were stopped."""
+    there = [each for each in case.witnesses if each.end == "stopped" and each.standing]
+    return [each for each in there if each.standing and each.standing.waits_for == ALL_RANKS]
 
 
 def _absent(case: Case, came: Sequence[Witness], where: str) -> Verdict | None:

@@ -80,6 +80,8 @@ def test_what_names_nobody_who_failed_is_left_to_others(said: str) -> None:
 def test_who_was_not_counted_did_not_come(said: str) -> None:
     counting = [raised(rank, said, "same") for rank in (0, 2)]
     assert verdict(*counting, stopped(1, IN_ALL_REDUCE)) == ((1,), "likely", Kind.MISSING)
+    still = stopped(2, COUNTS)
+    assert verdict(counting[0], still, stopped(1, IN_ALL_REDUCE))[:2] == ((1,), "likely")
     done = Witness(rank=1, end="done", how="exit code 0")
     assert verdict(*counting, done) == ((1,), "likely", Kind.EARLY_EXIT)
     other = said.replace("2", "1")  # they are not the ones who came
