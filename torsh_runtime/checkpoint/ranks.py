@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from torsh_runtime.comm.agreement import agree, texts_of_all
 from torsh_runtime.comm.choosing import backend_type
 from torsh_runtime.comm.default import has_default_group
 from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.errors import ConfigError, TorshError
 from torsh_runtime.layout import Piece
-from torsh_runtime.parallel.agreement import texts_of_all
 from torsh_runtime.parallel.collecting import collected, meet
 from torsh_runtime.parallel.groups import group_of
 
@@ -54,6 +55,15 @@ class Ranks:
     def texts(self, own: str) -> list[str]:
         """Everyone's, by rank."""
         return [own] if self._group is None else texts_of_all(self._group, own)
+
+    def agree(
+        self, what: str, problem: Exception | None, error: type[TorshError] = ConfigError
+    ) -> None:
+        """Raise the same on all ranks if one has a problem: see comm.agreement."""
+        if self._group is not None:
+            agree(self._group, what, problem=problem, error=error)
+        elif problem is not None:
+            raise problem
 
     def broadcast(self, own: NDArray[np.uint8], rank: int) -> NDArray[np.uint8]:
         """The rank's bytes, however many."""
