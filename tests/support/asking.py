@@ -111,3 +111,50 @@ def constructors(rank: int) -> dict[str, dict[str, int]]:
         "DistributedDataParallel of experts": (spread_experts, [whole, *both]),
     }
     return {name: counted(call, groups) for name, (call, groups) in calls.items()}
+
+
+def differing(rank: int) -> dict[str, tuple[str, float]]:
+    """What ranks of two are told, and after how many seconds, whose rank 1 does something else than
+    rank 0, one thing after the other."""
+
+    def either(first: Callable[[], Any], second: Callable[[], Any]) -> Callable[[], Any]:
+        return second if rank else first
+
+    def sharded(**options: Any) -> Any:
+        return tr.FullyShardedDataParallel(model(), min_num_params=0, **options)
+
+    def experts(top_k: int) -> Any:
+        return tr.MixtureOfExperts(WIDTH, 8, 2, top_k, framework="nn")
+
+    def of_numbers() -> Any:
+        return default_group().all_gather_numbers(np.array([7], np.int64))
+
+    attempts: dict[str, Callable[[], Any]] = {
+        "two constructors": either(lambda: tr.DistributedDataParallel(model()), sharded),
+        "three": either(lambda: experts(2), lambda: tr.parallelize(model(), None, PLAN)),
+        "a field of one rank": either(
+            lambda: tr.DistributedDataParallel(model()),
+            lambda: tr.DistributedDataParallel(model(), no_such=1),
+        ),
+        "a model of one rank": either(
+            lambda: tr.DistributedDataParallel(model()),
+            lambda: tr.DistributedDataParallel(nn.Sequential()),
+        ),
+        "an option of one rank": either(lambda: experts(2), lambda: experts(3)),
+        "the same on both": lambda: experts(3),
+        "a part that is no part": either(
+            lambda: tr.parallelize(model(), None, PLAN),
+            lambda: tr.parallelize(model(), None, {"none": tr.Column()}),
+        ),
+        "no agreement": either(lambda: tr.DistributedDataParallel(model()), of_numbers),
+    }
+    return {name: _told(attempt) for name, attempt in attempts.items()}
+
+
+def _told(attempt: Callable[[], Any]) -> tuple[str, float]:
+    begun = time.monotonic()
+    try:
+        attempt()
+    except tr.TorshError as error:
+        return f"{type(error).__name__}: {error}", time.monotonic() - begun
+    return "", time.monotonic() - begun

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from torsh_runtime.comm.agreement import agree, texts_of_all
+from torsh_runtime.comm.agreement import agree, said, texts_of_all
 from torsh_runtime.comm.choosing import backend_type
 from torsh_runtime.comm.default import has_default_group
 from torsh_runtime.comm.group import ProcessGroup
-from torsh_runtime.errors import ConfigError, TorshError
+from torsh_runtime.errors import CheckpointError
 from torsh_runtime.layout import Piece
 from torsh_runtime.parallel.collecting import collected, meet
 from torsh_runtime.parallel.groups import group_of
@@ -56,12 +56,13 @@ class Ranks:
         """Everyone's, by rank."""
         return [own] if self._group is None else texts_of_all(self._group, own)
 
-    def agree(
-        self, what: str, problem: Exception | None, error: type[TorshError] = ConfigError
-    ) -> None:
-        """Raise the same on all ranks if one has a problem: see comm.agreement."""
+    def agree(self, cannot: str, error: Exception | None) -> None:
+        """CheckpointError on all ranks if one has an error, which says what that rank cannot do."""
+        problem = None if error is None else CheckpointError(f"{cannot}: {said(error)}")
+        if problem is not None:
+            problem.__cause__ = error
         if self._group is not None:
-            agree(self._group, what, problem=problem, error=error)
+            agree(self._group, cannot, problem=problem, error=CheckpointError)
         elif problem is not None:
             raise problem
 

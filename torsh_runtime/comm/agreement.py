@@ -103,16 +103,16 @@ def compared(
 ) -> list[Said] | None:
     """What each rank says, by rank; None if all are in the same call, mean the same by it and have
     no problem. See agree()."""
-    own = f"{what}\n{value}\n{problem!r}"
-    digest = hashlib.blake2b(own.encode(), digest_size=8).digest()
+    text = f"{what}\n{value}\n{problem!r}"
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     told = group.all_gather_numbers(np.frombuffer(digest, np.int64))
     is_same = len({*told[:, 0].tolist()}) == 1
     if is_same and problem is None:
         return None
-    said = _said(what, value, problem)
+    own = _said(what, value, problem)
     if is_same:
-        return [said] * len(told)
-    return [_read(text) for text in texts_of_all(group, json.dumps(said))]
+        return [own] * len(told)
+    return [_read(text) for text in texts_of_all(group, json.dumps(own))]
 
 
 def complaint(
@@ -145,9 +145,15 @@ def complaint(
 def _said(what: str, value: Value, problem: Exception | None) -> Said:
     if problem is None:
         return Said(what, "", False, _lines(value))
-    kind = "" if isinstance(problem, TorshError) else f"{type(problem).__name__}: "
     is_own = getattr(problem, "blame", None) is None  # else it names ranks already
-    return Said(what, f"{kind}{problem}", is_own, [])
+    return Said(what, said(problem), is_own, [])
+
+
+def said(error: Exception | None) -> str:
+    """What other ranks are told of an error; "" for None."""
+    if error is None or isinstance(error, TorshError):
+        return str(error or "")
+    return f"{type(error).__name__}: {error}"
 
 
 def _lines(value: Value) -> list[list[str]]:

@@ -147,7 +147,8 @@ def _check_one(asked: ProcessGroup, told: NDArray[np.int64], problem: str, text:
     is_one = all(len(each) < 2 for rows in _pipelines(told) for each in _said_of_batches(rows))
     is_one &= all(len({*rows[:, _CONTENT].tolist()}) == 1 for rows in _pipelines(told))
     if told[:, _PROBLEM].any() or not is_one or (told[:, _SCALE] != told[0, _SCALE]).any():
-        agree(asked, "the batch of PipelineParallel", text, ConfigError(problem) if problem else None)
+        error = ConfigError(problem) if problem else None
+        agree(asked, "the batch of PipelineParallel", text, error)
 
 
 def _pipelines(told: NDArray[np.int64]) -> list[NDArray[np.int64]]:

@@ -19,6 +19,7 @@ from torsh_runtime.parallel.layouts import layouts_by_id
 from torsh_runtime.parallel.pipeline import batches, builders
 from torsh_runtime.parallel.pipeline.autograd import autograd_of
 from torsh_runtime.parallel.pipeline.files import load_table
+from torsh_runtime.parallel.pipeline.lanes import device_of
 from torsh_runtime.parallel.pipeline.measuring import unchanged
 from torsh_runtime.parallel.pipeline.simulation import simulate
 from torsh_runtime.parallel.pipeline.splitting import (
@@ -63,40 +64,51 @@ def planned(
         schedule = str(schedule)
     if isinstance(cuts, str):
         cuts = [cuts]
-    attempt, made = Attempt(), Plan([], (), None)
+    made, told = Plan([], (), None), dict[str, object]()
     study: Any = None
-    if cuts is not None:
-        with attempt:
-            study = study_of(stages, example)
-            if study is None:
-                _check_chain(everyone, stages, example)
+    with Attempt() as attempt:
+        study = None if cuts is None else study_of(stages, example)
+        if cuts is not None and study is None:
+            _check_chain(everyone, stages, example)
     if isinstance(cuts, int):
         cuts = _measured_cuts(everyone, stages, cuts, example, study, attempt)
-
-    def plan() -> Plan:
-        count, most = num_microbatches, batches.MOST - 1  # so many steps are built below
-        if not hasattr(count, "__index__") or not 1 <= count <= most:
-            raise ConfigError(f"num_microbatches={count!r}: a whole number from 1 to {most}")
-        modules = _modules(stages, cuts) if study is None else study.stages(cuts)
-        table = _table(schedule)
-        where = _placement(schedule, table, placement, len(modules), group.world_size)
-        if table is None and schedule != "auto":
-            table = builders.named(str(schedule), where, num_microbatches)
-        if table is not None:
-            check(table, len(modules), num_microbatches, where)
-            if not table.trains:
-                raise ConfigError(f"{table.name} has no backward passes: it does not train")
-            table = table.with_reductions()
-            simulate(table)
-        return Plan(modules, where, table)
-
-    told = ""
     if attempt.error is None:
         with attempt:
-            made = plan()
-            told = f"{_text(made, num_microbatches)}, study of {study and [*study.layers]}"
+            modules = _modules(stages, cuts) if study is None else study.stages(cuts)
+            made = _plan(modules, schedule, placement, num_microbatches, group.world_size)
+            told = {"pipeline": [_text(made, num_microbatches)], "layers": _layers(study)}
+            told["device"] = device_of(group, modules) if group.world_size > 1 else ""
     agree(everyone, _NAME, told, attempt.error, SAME_MODEL)
     return made
+
+
+def _plan(
+    modules: list[Any],
+    schedule: str | Table,
+    placement: Sequence[int] | None,
+    num_microbatches: int,
+    ranks: int,
+) -> Plan:
+    """This rank's. ConfigError for what does not fit."""
+    count, most = num_microbatches, batches.MOST - 1  # so many steps are built below
+    if not hasattr(count, "__index__") or not 1 <= count <= most:
+        raise ConfigError(f"num_microbatches={count!r}: a whole number from 1 to {most}")
+    table = _table(schedule)
+    where = _placement(schedule, table, placement, len(modules), ranks)
+    if table is None and schedule != "auto":
+        table = builders.named(str(schedule), where, num_microbatches)
+    if table is not None:
+        check(table, len(modules), num_microbatches, where)
+        if not table.trains:
+            raise ConfigError(f"{table.name} has no backward passes: it does not train")
+        table = table.with_reductions()
+        simulate(table)
+    return Plan(modules, where, table)
+
+
+def _layers(study: Any) -> list[str]:
+    """Of a model whose stages run its own forward(); none of other models."""
+    return [] if study is None else [*study.layers]
 
 
 def wrapped(
