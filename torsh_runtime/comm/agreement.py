@@ -71,10 +71,10 @@ def agree(
 
     what: the call, as its user knows it. value: what it is to do, in words, or several questions
     with their answers; of one that is a list of lines the first that differs is named. str(value)
-    tells all of it, in the same words in all processes. problem:
-    why this rank cannot go on, as an Attempt keeps it; all ranks raise it as it is if it is one of
-    this package's errors and the same everywhere. advice: what to do where values differ. error:
-    what is raised instead of ConfigError for problems.
+    tells all of it, in the same words in all processes. problem: why this rank cannot go on, as an
+    Attempt keeps it; all ranks raise it as it is if it is one of this package's errors and the same
+    everywhere. advice: what to do where values differ. error: what is raised instead of ConfigError
+    for problems.
     """
     told = compared(group, what, value, problem)
     if told is not None:
@@ -176,11 +176,11 @@ def _read(text: str) -> Said:
 
 def _difference(group: ProcessGroup, told: Sequence[Said], advice: str) -> ConfigError:
     calls = [said.what or "something else" for said in told]
-    if len({*calls}) > 1:
+    found = [each for each in map(_first, _columns(told)) if each]
+    if len({*calls}) > 1 or not found:
         text = f"ranks call different things: {by_rank(calls, group)}"
         advice = "Make the same calls in the same order on all ranks"
         return disagreement(f"{text}. {advice}", dict(enumerate(calls)), group.job_ranks)
-    found = [each for each in map(_first, _columns(told)) if each]
     named = "; ".join(by_rank(each, group) for each in found)
     text = f"{calls[0]} differs between ranks: {named}. {advice}"
     return disagreement(text, dict(enumerate(found[0])), group.job_ranks)
