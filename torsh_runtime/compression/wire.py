@@ -82,7 +82,8 @@ class Wire:
 
     def check_agreed(self, options: str, steps: int, shared: int) -> None:
         """ConfigError on all ranks unless all have the same."""
-        told = {"options": [options], "steps": steps, "shared": f"checksum {shared:08x}"}
+        told: dict[str, object] = {"options": [options], "steps": steps}
+        told["what all ranks share"] = [f"what all ranks share, of checksum {shared:08x}"]
         agree(self._group, "the compressor", told, advice=_ADVICE)
         self._count(8 * self.world_size)
 
