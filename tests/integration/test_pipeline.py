@@ -246,7 +246,7 @@ def test_what_would_be_wrong_numbers_is_refused() -> None:
     texts = (
         "do not give what its forward() gives",
         "names first more than once",
-        ": /nowhere.csv cannot be read: No such file or directory. Name a file",
+        "/nowhere.csv cannot be read: No such file or directory. Name a file",
         "one of several stages",
         "a batch without rows",
         "a batch of 24 rows has targets of 12",

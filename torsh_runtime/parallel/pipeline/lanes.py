@@ -77,7 +77,7 @@ def lanes_of(
 ) -> Lanes | None:
     """For a model whose parameters are on GPUs, which it is on all ranks or on none; None where
     they are not, and where ranks send each other nothing. tied: ranks that have the same parameter.
-    All ranks call it.
+    All ranks call it. ConfigError, which is so on all ranks, for a backend that cannot send both.
     """
     ends = [*pairwise(placement), *((ranks[0], rank) for ranks in tied for rank in ranks[1:])]
     pairs = {(min(pair), max(pair)) for pair in ends if pair[0] != pair[1]}
@@ -86,23 +86,24 @@ def lanes_of(
     like = _on_gpu(modules)
     if like is None:
         return None
-    return Lanes(group, pairs, like, by_device(backend_type(group.backend))["cuda"])
+    kinds = by_device(backend_type(group.backend))
+    if not kinds.keys() >= {"cpu", "cuda"}:
+        raise ConfigError(
+            f"stages are on GPUs, and the group's backend is {group.backend!r}: make the default "
+            f"group with 'cpu:native,cuda:nccl'"
+        )
+    return Lanes(group, pairs, like, kinds["cuda"])
 
 
-def device_of(group: ProcessGroup, modules: Sequence[Any]) -> str:
-    """What the parameters of stages are on, "GPU" or "CPU". ConfigError where stages on GPUs could
-    not send each other messages, or these would hold up what comes after them."""
+def device_of(modules: Sequence[Any]) -> str:
+    """What the parameters of stages are on, "GPU" or "CPU". ConfigError where messages between
+    stages on GPUs would hold up what comes after them."""
     if _on_gpu(modules) is None:
         return "CPU"
     if not _has_queues():
         raise ConfigError(
             f"{_QUEUES} is less than {_FEWEST}: messages between stages would hold up what they "
             f"wait for; leave it out, or set it to 32"
-        )
-    if not by_device(backend_type(group.backend)).keys() >= {"cpu", "cuda"}:
-        raise ConfigError(
-            f"stages are on GPUs, and the group's backend is {group.backend!r}: make the default "
-            f"group with 'cpu:native,cuda:nccl'"
         )
     return "GPU"
 

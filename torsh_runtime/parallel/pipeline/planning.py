@@ -77,7 +77,7 @@ def planned(
             modules = _modules(stages, cuts) if study is None else study.stages(cuts)
             made = _plan(modules, schedule, placement, num_microbatches, group.world_size)
             told = {"pipeline": [_text(made, num_microbatches)], "layers": _layers(study)}
-            told["device"] = device_of(group, modules) if group.world_size > 1 else ""
+            told["device"] = device_of(modules) if group.world_size > 1 else ""
     agree(everyone, _NAME, told, attempt.error, SAME_MODEL)
     return made
 
