@@ -147,6 +147,6 @@ def test_what_is_not_there_of_deepspeed_says_where_to_look() -> None:
 def test_a_file_that_one_rank_cannot_read_is_refused_on_every_rank() -> None:
     first, second = (each["broken on one rank"] for each in of_all("refused"))
     assert first.startswith("ConfigError: rank 1: the DeepSpeed configuration ")
-    assert second.startswith("ConfigError: the DeepSpeed configuration ")
+    assert second == first
     assert "is no JSON" in first
     assert "is no JSON" in second
