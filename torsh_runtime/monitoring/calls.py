@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 from weakref import WeakSet
 
-from torsh_runtime.status import OPERATIONS
+from torsh_runtime.enumerations import OPERATIONS
 
 LOGGER = "torsh_runtime.communication"
 _OURS = str(Path(__file__).parents[1]) + os.sep
