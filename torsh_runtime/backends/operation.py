@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torsh_runtime.backends.work import Work
 from torsh_runtime.enumerations import PremulSum as PremulSum
@@ -167,13 +167,3 @@ class Operations(ABC):
     ) -> Work:
         """Receive bytes, however many: Work.content, and Work.source."""
         return self.run(Op("recv_object", None, None, src, tag=tag), timeout, async_op)
-
-
-class Intercepting(Operations):
-    """Stands for a backend: all operations come to `run`, and all else goes to the backend."""
-
-    def __init__(self, backend: Any) -> None:
-        self._backend = backend
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._backend, name)
