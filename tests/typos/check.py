@@ -2,7 +2,8 @@
 
 Typos of the kinds that people make are planted in a copy of the packages, at places that only the
 seed decides: one in a file, so that what mypy says of a place is due to its own typo. Then mypy
-runs once, as scripts/check runs it. A typo is named if mypy finds an error in its statement.
+runs once, as scripts/check runs it. A typo is named if mypy finds an error in its file, where it
+finds none without it: a name that is misspelt where it is made is missed where it is used.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,9 +38,6 @@ class Typo:
     column: int
     old: str
     new: str
-    first: int
-    """The lines of the statement, in which mypy may find the error."""
-    last: int
 
 
 @dataclass(frozen=True)
@@ -63,26 +61,22 @@ class Sites(ast.NodeVisitor):
         self._modules: set[str] = set()
         self._known = set(re.findall(r"\w+", text))
         self._takes: dict[str, list[str]] = {}
-        self._statement: ast.AST | None = None
         self.found: list[Typo] = []
 
     def visit(self, node: ast.AST) -> None:
-        if isinstance(node, ast.stmt):
-            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-                return
-            self._statement = node
-        super().visit(node)
+        if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)):
+            super().visit(node)
 
     def visit_Import(self, node: ast.Import) -> None:
         self._modules |= {(each.asname or each.name).partition(".")[0] for each in node.names}
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         kinds = [each.annotation for each in node.args.args if each.arg not in ("self", "cls")]
-        self._takes[node.name] = [ast.unparse(kind) if kind else "" for kind in kinds]
+        self._takes[node.name] = [ast.unparse(kind) if kind else "Any" for kind in kinds]
         last = node.body[-1]
         gives = node.returns is not None and ast.unparse(node.returns) not in ("None", "Any")
         if gives and isinstance(last, ast.Return) and last.value is not None:
-            self._add("return", last, "return ", "", node)
+            self._add("return", last, "return ", "")
         self.generic_visit(node)
 
     def visit_Await(self, node: ast.Await) -> None:
@@ -111,8 +105,8 @@ class Sites(ast.NodeVisitor):
 
     def _swap(self, node: ast.Call) -> None:
         """Exchange two neighbouring arguments whose types differ, as far as this file tells."""
-        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-        kinds = self._takes.get(name, [])
+        called = ast.unparse(node.func).removeprefix("self.")
+        kinds = self._takes.get(called, [])
         for place, (one, other) in enumerate(zip(node.args, node.args[1:], strict=False)):
             differ = len(kinds) > place + 1 and kinds[place] != kinds[place + 1]
             if differ and "Any" not in kinds and one.lineno == other.end_lineno:
@@ -141,14 +135,11 @@ class Sites(ast.NodeVisitor):
         node: ast.AST,
         old: str,
         new: str,
-        within: ast.AST | None = None,
         column: int | None = None,
     ) -> None:
-        within = within or self._statement or node
         line: int = node.lineno  # type: ignore[attr-defined]
         place: int = node.col_offset if column is None else column  # type: ignore[attr-defined]
-        first, last = getattr(within, "lineno", line), getattr(within, "end_lineno", line)
-        typo = Typo(kind, line, place, old, new, first, last)
+        typo = Typo(kind, line, place, old, new)
         if self._lines[line - 1][place:].startswith(old):  # not where text is no ASCII
             self.found.append(typo)
 
@@ -200,18 +191,8 @@ def named_by_mypy(root: Path) -> Callable[[Planted], bool]:
     )
     if run.returncode not in (0, 1):
         raise SystemExit(f"mypy cannot run: {run.stdout}{run.stderr}")
-    errors = dict(_errors(run.stdout))
-    return lambda planted: any(
-        planted.typo.first <= line <= planted.typo.last
-        for line in errors.get(str(planted.file), ())
-    )
-
-
-def _errors(output: str) -> Iterator[tuple[str, list[int]]]:
-    found: dict[str, list[int]] = {}
-    for file, line in re.findall(r"^(\S+?):(\d+): error:", output, re.MULTILINE):
-        found.setdefault(file, []).append(int(line))
-    yield from found.items()
+    files = set(re.findall(r"^(\S+?):\d+: error:", run.stdout, re.MULTILINE))
+    return lambda planted: str(planted.file) in files
 
 
 def copy(place: Path) -> Path:
