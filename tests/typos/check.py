@@ -197,7 +197,7 @@ def named_by_mypy(root: Path) -> Callable[[Planted], bool]:
 
 def copy(place: Path) -> Path:
     """Copy what mypy looks at, with what it knows of it."""
-    for name in ("torshrun", "torsh_runtime", ".mypy_cache"):
+    for name in ("torshrun", "torsh_runtime", "stubs", ".mypy_cache"):
         if (ROOT / name).exists():
             shutil.copytree(ROOT / name, place / name)
     shutil.copy2(ROOT / "pyproject.toml", place)
