@@ -310,8 +310,12 @@ def decode_event(body: object) -> Event:
 
 
 def decode_result(op: str, body: Any) -> Any:
-    """What the Store port's method returns. StoreError when the body does not fit it."""
+    """What the Store port's method returns; of a watch, an event. StoreError when the body does not
+    fit it.
+    """
     match op:
+        case "watch":
+            return decode_event(body)
         case "get":
             return None if body is None else decode_entry(body)
         case "list":
