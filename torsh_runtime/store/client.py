@@ -6,12 +6,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Self, TypeVar
 
+from torsh_runtime.closing import Closing
 from torsh_runtime.errors import StoreError, StoreTimeout
 from torsh_runtime.store import wire
 from torsh_runtime.store.base import Compare, Entry, Event, Listing, Outcome, Write
 from torsh_runtime.store.calls import FAILURES, Call, Calls
 from torsh_runtime.store.channel import Channel, ChannelPool
-from torsh_runtime.store.closing import Closing
 from torsh_runtime.store.endpoint import TcpEndpoint, parse_endpoint
 
 T = TypeVar("T")

@@ -10,6 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
+from torsh_runtime.connections.peer import check_server
 from torsh_runtime.errors import StoreError
 from torsh_runtime.store import wire
 from torsh_runtime.store.base import (
@@ -23,7 +24,6 @@ from torsh_runtime.store.base import (
 )
 from torsh_runtime.store.calls import FAILURES, Call, Calls
 from torsh_runtime.store.endpoint import Endpoint, UnixEndpoint, parse_endpoint
-from torsh_runtime.store.peer import check_server
 from torsh_runtime.store.session import ClientSession
 from torsh_runtime.store.sockets import FULL_PAUSE, check_not_itself, tune
 
