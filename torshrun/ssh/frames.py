@@ -1,15 +1,16 @@
 """What torshrun and a host that it started by ssh tell each other over ssh's stdin and stdout.
 
-A frame is its kind (one byte), the length of its content (4 bytes, big-endian), and that. What the
-host writes begins with MARK: whatever its shell has printed before is not for us.
+Frames (torsh_runtime/framing.py) have a kind of one byte. What the host writes begins with MARK:
+whatever its shell has printed before is not for us.
 """
 
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Iterator
 from typing import Any, Final
+
+from torsh_runtime import framing
 
 MARK: Final = b"\0torshrun over ssh, 1\n"
 
@@ -30,13 +31,11 @@ STDERR: Final = b"R"
 EXIT: Final = b"X"
 """From the host, JSON: the agent's exit code, and whether the agent had begun. The last frame."""
 
-LARGEST = 16 << 20
-"""Bytes of a frame's content: a command line and an environment have less."""
-_HEAD = struct.Struct(">cI")
+_KIND_BYTES = 1
 
 
 def frame(kind: bytes, content: bytes = b"") -> bytes:
-    return _HEAD.pack(kind, len(content)) + content
+    return framing.frame(content, kind)
 
 
 def message(kind: bytes, facts: Any) -> bytes:
@@ -45,21 +44,13 @@ def message(kind: bytes, facts: Any) -> bytes:
 
 
 class Frames:
-    """The frames of a flow of bytes. Pure."""
+    """Cuts a stream of bytes into frames. Pure."""
 
     def __init__(self) -> None:
-        self._data = bytearray()
+        self._frames = framing.Frames(kind_bytes=_KIND_BYTES)
 
     def feed(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Kinds and contents of those that are complete. ValueError for one that is too long."""
-        self._data += data
-        while len(self._data) >= _HEAD.size:
-            kind, length = _HEAD.unpack_from(self._data)
-            if length > LARGEST:
-                raise ValueError(f"a frame of {length} bytes")
-            end = _HEAD.size + length
-            if len(self._data) < end:
-                return
-            content = bytes(self._data[_HEAD.size : end])
-            del self._data[:end]
-            yield kind, content
+        """Kinds and contents of those that are complete. DamagedFrame for one that is too long."""
+        self._frames.feed(data)
+        while (taken := self._frames.take()) is not None:
+            yield taken[:_KIND_BYTES], taken[_KIND_BYTES:]

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterator
 from queue import Empty, SimpleQueue
 
+from torsh_runtime.framing import DamagedFrame
 from torshrun.ssh import frames
 
 PASSED_ON = frozenset(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP}
@@ -127,7 +128,7 @@ class Wire:
             messages = list(self._frames.feed(data))
         except BlockingIOError:
             return
-        except (OSError, ValueError):  # nothing that we would understand comes after that
+        except (OSError, DamagedFrame):  # nothing that we would understand comes after that
             data, messages = b"", []
         if not data:
             self._lose()
