@@ -230,6 +230,7 @@ def ours(fault: dict[str, Any]) -> Rank:
         last[call.group] = tr.monitoring.recent_operations()[-1].sequence
 
     last: dict[str, int] = {}
+
     def begun() -> int:
         return tr.monitoring.recent_operations()[-1].number
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from support.launcher import Launcher
 from support.processes import soon
 
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from support.etcd_servers import EtcdCluster
 
 pytest_plugins = ("support.quick", "support.run_record", "support.ssh_jobs")
-settings.register_profile("any machine", deadline=None)  # how long an example takes proves nothing
+settings.register_profile(  # how long an example takes proves nothing
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("any machine")
 
 _ROOT = str(Path(__file__).resolve().parents[1])
