@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torsh_runtime.errors import TorshError
+from torsh_runtime.transitions import Machine
 from torshrun.agent import machine, protocol
 from torshrun.agent.announcer import Announcer
 from torshrun.agent.answering import Answering
@@ -121,6 +122,7 @@ class Agent:
         self._time_limit.start(grace, notice, self._on_end_near, self._on_end)
         self.rendezvous.start(self._on_rendezvous)
         state: machine.State = machine.Waiting()
+        seen = Machine("agent", "waiting")
         while not isinstance(state, machine.Finished):
             self._telemetry.follow(state)
             event = await self._events.get()
@@ -132,6 +134,9 @@ class Agent:
             if isinstance(event, protocol.KeeperLost):
                 self._tell.keeper_lost(self.keeper, self._clean_up())
             state, instructions = machine.handle(self.config, state, event)
+            name, why = machine.summary(state)
+            node = self._diagnosis.node_rank
+            seen.become(name, why or type(event).__name__, round=state.attempt.round, node=node)
             if isinstance(event, protocol.Noticed) and not event.handled_only:
                 self._tell.noticed(event.signo, bool(instructions))
             for instruction in instructions:

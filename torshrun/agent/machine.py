@@ -102,6 +102,17 @@ Busy = TypeVar("Busy", Running, Stopping)
 Step = tuple[State, tuple[Instruction, ...]]
 
 
+def summary(state: State) -> tuple[str, str]:
+    """The state's name, and what led to it, for people who follow the changes."""
+    if isinstance(state, Running):
+        return "failing" if state.failing else "running", ""
+    if isinstance(state, Stopping):
+        return "stopping", state.cause
+    if isinstance(state, Waiting):
+        return "waiting", state.report.outcome if state.report else ""
+    return "finished", f"{state.outcome}, exit code {state.code}"
+
+
 def handle(config: LaunchConfig, state: State, event: Event) -> Step:
     if isinstance(state, Finished):
         return state, ()

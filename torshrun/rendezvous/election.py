@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torsh_runtime.store.base import Compare, Delete, Put
+from torsh_runtime.transitions import Machine
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.asking import Asking
 from torshrun.rendezvous.beats import Beat, Beats
@@ -49,6 +50,7 @@ class Election:
         """When this node is to stand for election."""
         self._lead: Lead | None = None
         self._task: asyncio.Task[None] | None = None
+        self._seen = Machine("election", "no leader")
 
     @property
     def is_won(self) -> bool:
@@ -72,9 +74,17 @@ class Election:
             self._last_fence = self.fence or self._last_fence
             self._confirmed = self._stood.get(leader.token if leader else "", _NEVER)[1]
         self.leader, self.fence, self._revision = leader, fence, revision
+        self._note()
         self.stands_at = math.inf if fence else self._soon()
         if self.is_won and not self._lead and not self.member.over:
             self._begin()
+
+    def _note(self) -> None:
+        if self.leader is None:
+            self._seen.become("no leader")
+        else:
+            state = "leading" if self.is_won else "following"
+            self._seen.become(state, f"fence {self.fence}", node=self.leader.node)
 
     def _soon(self) -> float:
         """When to stand for election; later if the last leader is still heard, who knows most, or
@@ -94,6 +104,7 @@ class Election:
         """Write this node's row if there is no leader; the watch tells who won."""
         asking, settings, row = self.asking, self.asking.settings, self.member.row
         self.stands_at = asking.clock() + settings.interval  # if nothing comes of it
+        self._seen.become("standing", f"since revision {self._revision}", node=row.node)
         leader = LeaderRow(
             node=row.node,
             endpoint=row.endpoint,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from torsh_runtime.errors import StoreError
 from torsh_runtime.store.base import Compare, Delete, Put, Write
+from torsh_runtime.transitions import Machine
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.asking import BATCH, Asking
 from torshrun.rendezvous.mirror import Mirror
@@ -50,6 +51,7 @@ class Lead:
         self._wait = ""  # what is waited for, without figures
         self._tell_at = math.inf  # when people are told of it
         self._over = False
+        self._seen = Machine("leader", "no round")
 
     async def run(self) -> None:
         """Lead. The store may come and go meanwhile."""
@@ -70,6 +72,10 @@ class Lead:
             return
         self._header_revision, self._header_as_of = revision, as_of
         self.view.take_header(header, self.asking.clock())
+        if header:
+            self._seen.become(f"round {header.phase}", header.reason, round=header.number)
+        else:
+            self._seen.become("no round")
         self.news.set()
 
     # ---- deciding
@@ -252,6 +258,9 @@ class Lead:
         ]
         outcome = await asking.ask(asking.store.transact(fences, writes))
         self._over = outcome.succeeded
+        if self._over:
+            verdict = conclude.verdict
+            self._seen.become("over", f"{verdict.outcome}: {verdict.reason}")
         return outcome.succeeded
 
     # ---- watching
