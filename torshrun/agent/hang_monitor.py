@@ -63,7 +63,7 @@ class HangMonitor:
         if self._timers:
             self._timers.forget()
         if self.timeout > 0:
-            self._seen.become("watching", round=a_round.number)
+            self._seen.become("watching")
             self._watching = self._loop.create_task(self._watch(a_round))
             # What goes wrong there is an internal error of a callback, and not forgotten.
             self._watching.add_done_callback(lambda task: task.cancelled() or task.result())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torsh_runtime.store.base import Compare, Delete, Put
@@ -142,8 +142,8 @@ class Election:
     # ---- this node's term
 
     def _begin(self) -> None:
-        view = View(self.asking.settings, self.member.row.node, self.asking.clock())
-        view.fence = self.fence
+        now, node = self.asking.clock(), self.member.row.node
+        view = View(self.asking.settings, node, now, self.fence)
         self._lead = Lead(self.asking, view, self._on_first_listing)
         revision = self.member.header_revision
         self._lead.take_header(self.member.header, revision, revision)
@@ -168,7 +168,7 @@ class Election:
             return {}
         view = self._lead.view
         view.note_summary(view.node, own)
-        return dict(view.summaries)
+        return dict(view.nodes.summaries)
 
     def has_spare_for(self, node: str) -> bool:
         """Whether this node leads, that one takes part in the round, and another waits for a place
@@ -196,8 +196,8 @@ class Election:
         """The leader knows now who is there, and so who is missing."""
         if self._lead:
             view, now = self._lead.view, self.asking.clock()
-            ends = inherited_until(view, self.answers, self._last_fence, now)
-            view.blind_until, view.inherited_until = ends
+            blind, inherited = inherited_until(view, self.answers, self._last_fence, now)
+            view.sight = replace(view.sight, blind_until=blind, inherited_until=inherited)
 
     def _judge(self, beat: Beat) -> bool:
         lead = self._lead

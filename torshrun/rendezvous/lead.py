@@ -83,7 +83,7 @@ class Lead:
     async def _decide(self) -> None:
         """One decision, carried out, or the wait for news."""
         now = self.asking.clock()
-        decision = decide(self.view, now)
+        self.view.sight, decision = decide(self.view, now)
         self._rest = REST * (self.asking.clock() - now)
         try:
             if decision.action:
@@ -111,7 +111,7 @@ class Lead:
         """Nobody enters a round that is closing: it is to be seen who has."""
         revision = await self._nodes.refresh()
         if revision >= self._header_revision:
-            self.view.listed_since_close = True
+            self.view.sight = replace(self.view.sight, listed_since_close=True)
         else:  # of a member that lags behind
             await self.asking.pause()
         return True
@@ -196,7 +196,7 @@ class Lead:
     async def _form(self, fences: Fences, form: Form) -> bool:
         token = f"{self.asking.chance.getrandbits(64):016x}"
         nodes = form.seating.nodes
-        self.view.forming[token] = tuple(row.node for row in nodes)
+        self.view.sight = self.view.sight.with_places(token, [row.node for row in nodes])
         asking, store = self.asking, self.asking.store
         lease = await asking.ask(store.grant(PLACES_KEPT + asking.settings.ttl))
         places: list[Write] = [
@@ -218,7 +218,7 @@ class Lead:
             phase="open",
             token=token,
             fence=view.fence,
-            leader_inside=view.node in view.forming[token],
+            leader_inside=view.node in view.sight.forming[token],
             size=len(form.seating.nodes),
             world_size=sum(row.nproc for row in form.seating.nodes),
             master_addr=first.address,
@@ -244,7 +244,8 @@ class Lead:
         """
         asking = self.asking
         await self._nodes.refresh()
-        if decide(self.view, asking.clock()).action != conclude:
+        self.view.sight, decision = decide(self.view, asking.clock())
+        if decision.action != conclude:
             return True
         lease = await asking.ask(asking.store.grant(asking.settings.verdict_ttl))
         writes: list[Write] = [Put(asking.key(rows.VERDICT), rows.encode(conclude.verdict), lease)]
