@@ -9,7 +9,8 @@ worker's start longer. The agent and its workers read the same variable.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from torsh_runtime.errors import ConfigError
@@ -58,7 +59,7 @@ def note(machine: str, old: str, new: str, why: str = "", **place: object) -> No
     """
     if not is_on() or _logger is None:
         return
-    where = ", ".join(f"{name} {value}" for name, value in {**place, **_own_place()}.items())
+    where = ", ".join(f"{name} {value}" for name, value in _placed(place) if value != "")
     said = "; ".join(filter(None, (why, where)))
     change = f"{old} -> {new} ({said})" if said else f"{old} -> {new}"
     _logger.getChild(machine).debug("%s", change.replace("\n", " "))
@@ -79,11 +80,25 @@ class Machine:
         if old != state:
             note(self._name, old, state, why, **place)
 
+    @contextmanager
+    def during(self, state: str, then: str, why: str = "", **place: object) -> Iterator[None]:
+        """The machine is in `state` within the with statement, and in `then` afterwards, or has
+        failed."""
+        self.become(state, why, **place)
+        try:
+            yield
+        except BaseException as error:
+            self.become("failed", f"{type(error).__name__}: {error}" if is_on() else "", **place)
+            raise
+        self.become(then, why, **place)
 
-def _own_place() -> dict[str, str]:
-    """The round and the rank of a worker, as the agent has told it."""
-    names = {"round": "TORSH_ROUND", "rank": "RANK"} if _is_worker else {}
-    return {what: os.environ[name] for what, name in names.items() if name in os.environ}
+
+def _placed(place: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    """The place, and the round and the rank of a worker, as the agent has told it."""
+    yield from place.items()
+    if _is_worker:
+        yield "round", os.environ.get("TORSH_ROUND", "")
+        yield "rank", os.environ.get("RANK", "")
 
 
 def _make_logger(level: str, write: Callable[[str], None] | None) -> logging.Logger:
