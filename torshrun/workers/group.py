@@ -110,7 +110,7 @@ class Listener(Protocol):
         """The keeper killed all workers, because the agent did not renew its lease in time."""
 
     def on_keeper_answer(self) -> None:
-        """The keeper answers, whom KeeperWatch has asked."""
+        """The keeper answers, whom KeeperWatchdog has asked."""
 
     def on_keeper_lost(self) -> None:
         """The keeper is gone, and direct workers with it. Nothing more is told."""

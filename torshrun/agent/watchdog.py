@@ -21,17 +21,17 @@ RENEWALS_PER_TIMEOUT = 4
 
 
 @dataclass(eq=False)
-class DeadManTimer:
+class Watchdog:
     """Arms the keeper's dead-man timer again and again while the agent's loop runs."""
 
     group: WorkerGroup
     timeout: float
     """Seconds without a renewal after which the keeper kills; 0 is never."""
-    on_renewal: Callable[[], None]
+    on_heartbeat: Callable[[], None]
     """Is called once a second or more often."""
     _granted: float | None = None
     _next: asyncio.TimerHandle | None = None
-    _seen: Machine = field(default_factory=lambda: Machine("dead_man_timer", "idle"))
+    _seen: Machine = field(default_factory=lambda: Machine("watchdog", "idle"))
 
     def renew(self) -> None:
         self.stop()
@@ -39,7 +39,7 @@ class DeadManTimer:
         self._arm(time.monotonic() + self.timeout if self.timeout else math.inf)
         self._next = self.group.loop.call_later(pause, self.renew)
         self._seen.become("armed", "until a grant ends" if self._granted is not None else "")
-        self.on_renewal()
+        self.on_heartbeat()
 
     def grant(self, until: float) -> None:
         """Workers may run until then, on time.monotonic(), unless more is granted."""
