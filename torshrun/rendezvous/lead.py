@@ -72,7 +72,9 @@ class Lead:
             return
         self._header_revision, self._header_as_of = revision, as_of
         self.view.take_header(header, self.asking.clock())
-        if header:
+        if self._over:
+            self._seen.become("over")
+        elif header:
             self._seen.become(f"round {header.phase}", header.reason, round=header.number)
         else:
             self._seen.become("no round")
