@@ -105,6 +105,10 @@ class Sight:
         """There are nodes enough, now at the latest."""
         return replace(self, enough_since=now) if now < self.enough_since else self
 
+    def without_enough(self) -> Sight:
+        """There are too few nodes."""
+        return self if self.enough_since == math.inf else replace(self, enough_since=math.inf)
+
     def with_absent(self, node: str, sequence: int) -> Sight:
         """The node, whose row is this one, did not enter the round in time."""
         return replace(self, absent={**self.absent, node: sequence})

@@ -137,7 +137,7 @@ def _gather(view: View, now: float) -> Decision:
     restarts = max((row.restarts for row in earlier), default=0)
     formed = _form(view, now, History(restarts=restarts))
     if not isinstance(formed.action, Form):
-        view.sight = replace(view.sight, enough_since=math.inf)
+        view.sight = view.sight.without_enough()
         return formed
     last_call = _last_call(view, now)
     if len(formed.action.seating.nodes) < view.limits[1] and now < last_call:
@@ -265,7 +265,7 @@ def _growth(view: View, header: Header, now: float) -> Decision:
     rows = [view.rows[node] for node in roster.newcomers]
     among = candidates(view, rows, now, least - header.size)
     if not among.ready or room <= 0 or roster.unaccounted or view.settings.fixed_ranks:
-        view.sight = replace(view.sight, enough_since=math.inf)
+        view.sight = view.sight.without_enough()
         why = next((f"for {view.name(node)}: {why}" for node, why in among.held.items()), "")
         return Decision(None, among.wake, why) if room > 0 else Decision(None)
     last_call = _last_call(view, now)

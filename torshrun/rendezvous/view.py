@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from copy import copy
 from dataclasses import dataclass, field
 
 from torshrun.rendezvous.beats import Beat
@@ -73,8 +72,9 @@ class View:
 
     def with_sight(self, sight: Sight) -> View:
         """The same nodes, as another sight has them."""
-        other = copy(self)
-        other.sight = sight
+        other = object.__new__(type(self))
+        other.term, other.sight, other.wishes = self.term, sight, self.wishes
+        other.nodes, other.heard, other._roster = self.nodes, self.heard, self._roster
         return other
 
     @property
