@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from support.launcher import Launcher
+from support.ports import free_ports
 
 GUIDE = Path(__file__).parents[2] / "docs/debugging.md"
 FAILS_ONCE = (
@@ -54,3 +55,25 @@ def test_no_job_starts_with_a_word_that_is_no_level(torshrun: Launcher) -> None:
         "torshrun: error: TORSH_LOG=verbose is no level: give debug, info, warning, error or "
         "critical, or unset it\n"
     )
+
+
+def test_nodes_tell_who_leads_and_what_becomes_of_the_round(torshrun: Launcher) -> None:
+    script, [port] = torshrun.script(""), free_ports(1)
+    torshrun.environ["TORSH_LOG"] = "debug"
+    meeting = ("--rdzv-backend", "tcp", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "j")
+    nodes = [torshrun.start("--nnodes", "2", *meeting, script) for _ in range(2)]
+    texts = [node.communicate(timeout=60)[1] for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0]
+    for text in texts:
+        members = re.findall(r"torsh\.member: (.*) \(round 0, ", text)
+        assert members[:4] == [
+            "waiting -> entering",
+            "entering -> inside",
+            "inside -> reported",
+            "reported -> over",
+        ]
+        assert "torsh.grant: none -> held (for " in text
+    leaders = [text for text in texts if "torsh.election: standing -> leading (fence " in text]
+    assert len(leaders) == 1
+    led = re.findall(r"torsh\.leader: (.*?) \(", leaders[0])
+    assert led == ["no round -> round open", "round open -> over"]
