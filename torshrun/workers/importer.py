@@ -21,6 +21,7 @@ from torshrun.procfs import read_stat
 from torshrun.topology.memory import available_memory
 from torshrun.topology.tasks import available_tasks
 from torshrun.workers import importer_machine as machine
+from torshrun.workers import importer_protocol as protocol
 from torshrun.workers import keeper as reports
 from torshrun.workers.logs.pump import LogPump
 from torshrun.workers.parked import Parked
@@ -68,7 +69,7 @@ class Importer:
 
     def start(self, wanted: int) -> None:
         """Begin to import, for so many standbys. After an OSError workers import for themselves."""
-        self._feed(machine.Beginning(wanted))
+        self._feed(protocol.Beginning(wanted))
         if why := machine.why_no_tasks(wanted, available_tasks()):
             raise OSError(errno.EAGAIN, why)
         process = self._new(self._on_announcement, lambda _: None)
@@ -77,7 +78,7 @@ class Importer:
         except OSError:
             self._let_go(process.worker_id)
             raise
-        self._feed(machine.Started(process.worker_id))
+        self._feed(protocol.Started(process.worker_id))
 
     def take(
         self, environ: Mapping[str, str], cpus: Sequence[int], ends: Sequence[int]
@@ -89,22 +90,22 @@ class Importer:
         while self.state.standbys:
             parked = self._parked[self.state.standbys[-1]]
             if not parked.send({"do": "take", "environ": own, "cpus": cpus}, ends):
-                self._feed(machine.Taken(is_usable=False))
+                self._feed(protocol.Taken(is_usable=False))
                 continue
             self.around.keeper.take(parked.worker_id)
             # One that somebody has stopped would be waited for by all other workers.
             self.around.keeper.signal(parked.worker_id, signal.SIGCONT, alone=True)
-            self._feed(machine.Taken(is_usable=True))
+            self._feed(protocol.Taken(is_usable=True))
             return parked
         return None
 
     def fill(self, wanted: int, room: int) -> None:
         """See to it that there are so many standbys, with `room` bytes of memory left for each."""
-        self._feed(machine.Wanted(wanted, room))
+        self._feed(protocol.Wanted(wanted, room))
 
     def catch_up(self, recorded: str, size: int) -> None:
         """Import what a worker has since, unless that is done; the file of this size names it."""
-        self._feed(machine.Imported(recorded, size))
+        self._feed(protocol.Imported(recorded, size))
 
     def on_report(self, report: reports.Report) -> None:
         """The keeper tells of a process, which may be one of these."""
@@ -113,65 +114,65 @@ class Importer:
             return
         if isinstance(report, reports.Spawned):
             if number != self.state.process:
-                self._feed(machine.Owned(number))
+                self._feed(protocol.Owned(number))
         elif number == self.state.process:
-            self._feed(machine.Ended(_how(getattr(report, "status", 0))))
+            self._feed(protocol.Ended(_how(getattr(report, "status", 0))))
         else:
-            self._feed(machine.Died(number))
+            self._feed(protocol.Died(number))
 
     def close(self) -> None:
         """Let go of all; those that are not workers end."""
-        self._feed(machine.Closed())
+        self._feed(protocol.Closed())
 
     # ---- the machine
 
-    def _feed(self, event: machine.Event) -> None:
+    def _feed(self, event: protocol.Event) -> None:
         self.state, instructions = machine.handle(self.state, event)
-        whys = (each.why for each in instructions if isinstance(each, machine.Complain))
+        whys = (each.why for each in instructions if isinstance(each, protocol.Complain))
         self._seen.become(self.state.phase, next(whys, type(event).__name__))
         for instruction in instructions:
             self._carry_out(instruction)
 
-    def _carry_out(self, instruction: machine.Instruction) -> None:
+    def _carry_out(self, instruction: protocol.Instruction) -> None:
         match instruction:
-            case machine.Begin():
+            case protocol.Begin():
                 self._begin_anew()
-            case machine.LookForRoom():
+            case protocol.LookForRoom():
                 self._look_for_room()
-            case machine.Fork():
+            case protocol.Fork():
                 self._fork()
-            case machine.Import(recorded):
+            case protocol.Import(recorded):
                 self._tell_process({"do": "import", "recorded": recorded})
-            case machine.Kill(process):
+            case protocol.Kill(process):
                 self.around.keeper.signal(process, signal.SIGKILL, alone=True)
                 self._let_go(process)
-            case machine.LetGo(process):
+            case protocol.LetGo(process):
                 self._let_go(process)
-            case machine.Expect() | machine.ExpectNothing():
+            case protocol.Expect() | protocol.ExpectNothing():
                 self._expect(instruction)
-            case machine.Complain(why):
+            case protocol.Complain(why):
                 self.around.complain(why)
-            case machine.TellChange():
+            case protocol.TellChange():
                 self.around.on_change()
 
     def _begin_anew(self) -> None:
         try:
             self.start(self.state.wanted)
         except OSError as error:
-            self._feed(machine.StartRefused(error.strerror or str(error)))
+            self._feed(protocol.StartRefused(error.strerror or str(error)))
 
     def _look_for_room(self) -> None:
         state = self.state
         if state.missing > 0 and state.phase in ("forks", "separate"):
             forks = state.room and state.phase == "forks"
             tasks = available_tasks() if forks else sys.maxsize
-            self._feed(machine.RoomSeen(available_memory(), tasks))
+            self._feed(protocol.RoomSeen(available_memory(), tasks))
 
-    def _expect(self, bound: machine.Expect | machine.ExpectNothing) -> None:
+    def _expect(self, bound: protocol.Expect | protocol.ExpectNothing) -> None:
         if self._bound:
             self._bound.cancel()
-        if isinstance(bound, machine.Expect):
-            failed = machine.Failed(f"{bound.what} longer than {bound.seconds:.0f} s")
+        if isinstance(bound, protocol.Expect):
+            failed = protocol.Failed(f"{bound.what} longer than {bound.seconds:.0f} s")
             self._bound = self.around.loop.call_later(bound.seconds, self._feed, failed)
 
     # ---- processes
@@ -212,11 +213,11 @@ class Importer:
         try:
             parked = self._new(self._on_hello, self._on_silence)
         except OSError as error:
-            self._feed(machine.Failed(f"{error.strerror}"))
+            self._feed(protocol.Failed(f"{error.strerror}"))
             return
-        self._feed(machine.Forking(parked.worker_id))
+        self._feed(protocol.Forking(parked.worker_id))
         if not self._tell_process({"do": "fork"}, [parked.end.fileno()]):
-            self._feed(machine.Failed("the process that does hears nothing any more"))
+            self._feed(protocol.Failed("the process that does hears nothing any more"))
         parked.end.close()
 
     # ---- what processes say
@@ -224,7 +225,7 @@ class Importer:
     def _on_announcement(self, process: Parked, facts: Mapping[str, Any]) -> None:
         why_not = str(facts.get("why_not_fork", ""))
         stat = read_stat(process.pid) if why_not else None
-        announced = machine.Announced(
+        announced = protocol.Announced(
             modules=_names(facts.get("modules")),
             failed=_texts(facts.get("failed")),
             reads=_texts(facts.get("reads")),
@@ -243,7 +244,7 @@ class Importer:
 
     def _on_silence(self, parked: Parked) -> None:
         if not parked.is_claimed:  # else the keeper tells of its end
-            self._feed(machine.Died(parked.worker_id))
+            self._feed(protocol.Died(parked.worker_id))
 
 
 def _how(status: int) -> str:

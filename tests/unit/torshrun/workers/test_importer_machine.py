@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from torshrun.workers import importer_machine as machine
-from torshrun.workers.importer_machine import (
+from torshrun.workers import importer_protocol as protocol
+from torshrun.workers.importer_machine import State, handle
+from torshrun.workers.importer_protocol import (
     Announced,
     Begin,
     Complain,
@@ -26,11 +28,9 @@ from torshrun.workers.importer_machine import (
     LookForRoom,
     Owned,
     RoomSeen,
-    State,
     Taken,
     TellChange,
     Wanted,
-    handle,
 )
 
 PLENTY = RoomSeen(memory=1 << 40, tasks=1 << 20)
@@ -42,18 +42,18 @@ def announced(*modules: str, **changes: Any) -> Announced:
     return Announced(**(facts | changes))
 
 
-def fed(state: State, *events: machine.Event) -> State:
+def fed(state: State, *events: protocol.Event) -> State:
     for event in events:
         state, _ = handle(state, event)
     return state
 
 
-def complaints(instructions: tuple[machine.Instruction, ...]) -> list[str]:
+def complaints(instructions: tuple[protocol.Instruction, ...]) -> list[str]:
     return [each.why for each in instructions if isinstance(each, Complain)]
 
 
 def test_it_imports_and_then_forks_as_many_as_are_wanted() -> None:
-    state = fed(State(), machine.Beginning(2), machine.Started(1))
+    state = fed(State(), protocol.Beginning(2), protocol.Started(1))
     assert (state.phase, state.expects, state.wanted) == ("importing", True, 2)
     state, instructions = handle(state, announced("numpy"))
     assert instructions == (ExpectNothing(), LookForRoom())
@@ -140,7 +140,7 @@ def test_one_that_cannot_be_forked_is_a_standby_itself_and_is_replaced_when_take
     assert complaints(handle(short, RoomSeen(99, 99))[1]), "it weighs 100 bytes"
     state, instructions = handle(state, PLENTY)
     assert instructions == (ExpectNothing(), Begin())
-    _, instructions = handle(fed(state, machine.Beginning(2), machine.Started(5)), threads)
+    _, instructions = handle(fed(state, protocol.Beginning(2), protocol.Started(5)), threads)
     assert not complaints(instructions), "people know it already"
 
 
@@ -149,7 +149,7 @@ def test_one_that_is_killed_is_started_anew_but_not_for_ever() -> None:
     for turn in range(machine.MOST_REVIVALS):
         state, instructions = handle(state, Ended("signal 9"))
         assert (instructions[-1], state.standbys) == (Begin(), (2,))
-        state = fed(state, machine.Beginning(2), machine.Started(10 + turn), announced())
+        state = fed(state, protocol.Beginning(2), protocol.Started(10 + turn), announced())
     state, instructions = handle(state, Ended("signal 9"))
     assert state.phase == "gone"
     assert "has ended (signal 9)" in complaints(instructions)[0]
@@ -191,7 +191,7 @@ def test_without_room_for_processes_workers_import_for_themselves() -> None:
 
 
 def test_in_the_end_all_processes_are_let_go() -> None:
-    state, instructions = handle(replace(FORKS, standbys=(2,), forking=(3,)), machine.Closed())
+    state, instructions = handle(replace(FORKS, standbys=(2,), forking=(3,)), protocol.Closed())
     assert instructions == (ExpectNothing(), LetGo(1), LetGo(3), LetGo(2))
     assert (state.phase, state.processes) == ("gone", ())
 
