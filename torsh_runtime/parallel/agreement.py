@@ -12,14 +12,15 @@ from torsh_runtime.arrays import raw
 from torsh_runtime.comm.agreement import by_rank, texts_of_all
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import disagreement
-from torsh_runtime.modules.base import ModuleAdapter
+from torsh_runtime.framework import Module, Tensor, framework_of
+from torsh_runtime.framework.models import constant_parameters, kind_of, trained_parameters
 
 __all__ = ["check_agreed", "digest", "send_from", "texts_of_all"]
 
 
 def check_agreed(
     options: Mapping[str, object],
-    adapter: ModuleAdapter[Any] | None,
+    model: Module | None,
     group: ProcessGroup,
     sends: bool,
     without: Set[int] = frozenset(),
@@ -29,9 +30,9 @@ def check_agreed(
     and, if it is sent, of all else: it names the first that differs. without: id() of tensors that
     may differ. It blocks.
     """
-    framework = {} if adapter is None else {"framework": adapter.framework}
+    framework = {} if model is None else {"framework": framework_of(model).name}
     own = [f"{name}={value!r}" for name, value in {**options, **framework}.items()]
-    text = "\n".join([*own, *(() if adapter is None else _lines(adapter, sends, without))])
+    text = "\n".join([*own, *(() if model is None else _lines(model, sends, without))])
     everyone = [each.splitlines() for each in texts_of_all(group, text)]
     found, accounts = [], dict[int, str]()
     for number in range(max(map(len, everyone))):
@@ -51,12 +52,15 @@ def check_agreed(
         )
 
 
-def _lines(adapter: ModuleAdapter[Any], sends: bool, without: Set[int]) -> list[str]:
-    kinds = {"parameter": adapter.parameters()}
+def _lines(model: Module, sends: bool, without: Set[int]) -> list[str]:
+    kinds = {"parameter": trained_parameters(model)}
     if sends:
-        kinds |= {"parameter without gradient": adapter.constants(), "buffer": adapter.buffers()}
+        kinds |= {
+            "parameter without gradient": constant_parameters(model),
+            "buffer": [*model.named_buffers()],
+        }
     return [
-        f"{what} {name!r} of shape {adapter.shape(tensor)} and dtype {adapter.kind(tensor)[0]}"
+        f"{what} {name!r} of shape {tuple(tensor.shape)} and dtype {kind_of(tensor)[0]}"
         for what, named in kinds.items()
         for name, tensor in named
         if id(tensor) not in without
@@ -67,11 +71,9 @@ def _line(lines: Sequence[str], number: int) -> str:
     return lines[number] if number < len(lines) else "nothing more"
 
 
-def send_from(
-    rank: int, adapter: ModuleAdapter[Any], tensors: Sequence[Any], group: ProcessGroup
-) -> None:
+def send_from(rank: int, tensors: Sequence[Tensor], group: ProcessGroup) -> None:
     """Give everyone the rank's values."""
-    values = [adapter.values(tensor) for tensor in tensors]
+    values = [tensor.data for tensor in tensors]
     works = [group.broadcast(each, rank, async_op=True) for each in values]
     for work in works:
         work.wait()

@@ -11,7 +11,7 @@ import numpy as np
 
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.modules import adapter_class
+from torsh_runtime.framework.models import all_parameters
 from torsh_runtime.parallel.agreement import digest, texts_of_all
 from torsh_runtime.parallel.fsdp.wrapper import wrappers_of
 from torsh_runtime.parallel.groups import group_of
@@ -44,10 +44,9 @@ class Ownership:
                 "DistributedOptimizer: a FullyShardedDataParallel in the model has spread the "
                 "parameters over the ranks already: give it the framework's own optimizer"
             )
-        adapter = adapter_class(model)(model)
-        named = [*adapter.parameters(), *adapter.constants()]
+        named = all_parameters(model)
         self._names = {id(parameter): name for name, parameter in named}
-        return Replicas(adapter, process_group)
+        return Replicas(model, process_group)
 
     def group_of(self, parameter: Any) -> ProcessGroup:
         """Who has the same of it."""

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from torsh_runtime.comm.agreement import check_same
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.framework.models import trained_parameters
+from torsh_runtime.framework.parts import Part
 from torsh_runtime.layout import Shard, TensorLayout
-from torsh_runtime.modules import adapter_class
-from torsh_runtime.modules.parts import Part
 from torsh_runtime.parallel import regions
 from torsh_runtime.parallel.agreement import digest
 from torsh_runtime.parallel.dispatch.ranks import Ranks, are_same
@@ -172,14 +172,11 @@ class MixtureOfExperts:
         self.parameter_layouts[name] = layout
         if group.world_size > 1:
             clipping = "tr.clip_grad_norm_(model, max_norm, mesh)"
-            adapter_class(self)(self).mark(getattr(self, name), Part(name, group, 0, clipping))
+            self.mark(getattr(self, name), Part(name, group, 0, clipping))
 
     def _check_seeds(self) -> None:
         """ConfigError on all ranks if they have drawn different values."""
-        adapter = adapter_class(self)(self)
-        every = [
-            adapter.values(p) for name, p in adapter.parameters() if name not in ("up", "down")
-        ]
+        every = [p.data for name, p in trained_parameters(self) if name not in ("up", "down")]
         said = f"one with the router's values {'/'.join(f'{digest(each):08x}' for each in every)}"
         check_same(self.ranks.experts, "MixtureOfExperts", said)
 

@@ -15,6 +15,7 @@ __all__ = [
     "JointOperation",
     "applied",
     "functions_of",
+    "is_finite",
     "is_recorded",
     "is_torch",
     "joined",
@@ -63,6 +64,11 @@ def is_recorded(*tensors: Any) -> bool:
 def functions_of(array: Array) -> Any:
     """torch, numpy or cupy: the module whose functions it wants."""
     return sys.modules["torch"] if is_torch(array) else array_module(array)
+
+
+def is_finite(array: Array) -> bool:
+    """Whether no element is infinite or NaN."""
+    return bool(functions_of(array).isfinite(array).all())
 
 
 def joined(tensors: Sequence[Any], dim: int) -> Any:

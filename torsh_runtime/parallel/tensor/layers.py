@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from torsh_runtime.comm.agreement import check_same
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.framework import framework_of
 from torsh_runtime.layout import Shard
 from torsh_runtime.parallel import regions
 from torsh_runtime.parallel.operations import is_recorded
@@ -31,7 +32,6 @@ from torsh_runtime.parallel.tensor.cuts import (
 )
 from torsh_runtime.parallel.tensor.parts import (
     Layouts,
-    adapted,
     check_same_values,
     keep_part,
     layouts,
@@ -155,10 +155,10 @@ class Layer:
 
     def _divide(self, entry: Any, mesh: Any) -> None:
         """Be a new layer's part, of which all ranks have made the whole."""
-        axis, adapter, where = axis_of(mesh), adapted(self), type(self).__name__
-        named = adapter.own_parameters(self)
-        said, lie, problem = f"{entry} of {adapter.framework}", Layouts(), ""
-        said += "".join(f", {name} of shape {adapter.shape(each)}" for name, each in named)
+        axis, where = axis_of(mesh), type(self).__name__
+        named = [*self.named_parameters(recurse=False)]
+        said, lie, problem = f"{entry} of {framework_of(self).name}", Layouts(), ""
+        said += "".join(f", {name} of shape {tuple(each.shape)}" for name, each in named)
         try:
             lie = layouts(self, self.shards(self, entry, axis), axis)
         except ConfigError as error:
@@ -166,9 +166,9 @@ class Layer:
         check_same(axis.group, where, problem or said)
         if problem:
             raise ConfigError(problem)
-        check_same_values(adapter, named, axis)
+        check_same_values(named, axis)
         for name, layout in lie.items():
-            keep_part(adapter, getattr(self, name), layout, axis, name)
+            keep_part(getattr(self, name), layout, axis, name)
         self.become(entry, axis, where, lie)
 
     def _check(self, tensor: Any, size: int, what: str) -> None:

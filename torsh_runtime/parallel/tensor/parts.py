@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from torsh_runtime.errors import disagreement
+from torsh_runtime.framework import Tensor, framework_of
+from torsh_runtime.framework.parts import Part
 from torsh_runtime.layout import Shard, TensorLayout
-from torsh_runtime.modules import ModuleAdapter, adapter_class
-from torsh_runtime.modules.parts import Part
 from torsh_runtime.parallel.agreement import digest
 from torsh_runtime.parallel.layouts import cut
 from torsh_runtime.parallel.regions.arrays import copied
@@ -20,11 +20,6 @@ from torsh_runtime.parallel.tensor.axis import Axis
 CLIPPING = "tr.clip_grad_norm_(model, max_norm, mesh)"
 """How gradients are clipped of which ranks of a mesh have parts."""
 Layouts = dict[str, TensorLayout]
-
-
-def adapted(module: Any) -> ModuleAdapter[Any]:
-    """The module as parallel code sees it. TypeError for what is none."""
-    return adapter_class(module)(module)
 
 
 def layouts(module: Any, shards: Mapping[str, Shard], axis: Axis) -> Layouts:
@@ -36,29 +31,23 @@ def layouts(module: Any, shards: Mapping[str, Shard], axis: Axis) -> Layouts:
     }
 
 
-def keep_part(
-    adapter: ModuleAdapter[Any], parameter: Any, layout: TensorLayout, axis: Axis, name: str
-) -> None:
+def keep_part(parameter: Tensor, layout: TensorLayout, axis: Axis, name: str) -> None:
     """Let the parameter of this name have the values of this rank alone, in memory of their own."""
-    own = cut(adapter.values(parameter), layout.piece({axis.name: axis.index}))
-    adapter.set_values(parameter, copied(own))
-    mark_part(adapter, parameter, layout, axis, name)
+    own = cut(parameter.data, layout.piece({axis.name: axis.index}))
+    parameter.data = copied(own)
+    mark_part(parameter, layout, axis, name)
 
 
-def mark_part(
-    adapter: ModuleAdapter[Any], parameter: Any, layout: TensorLayout, axis: Axis, name: str
-) -> None:
+def mark_part(parameter: Tensor, layout: TensorLayout, axis: Axis, name: str) -> None:
     """Let the framework's functions know that it is a part."""
     shard = layout.axes[0][2]
     if axis.size > 1 and isinstance(shard, Shard):
-        adapter.mark(parameter, Part(name, axis.group, shard.dim, CLIPPING))
+        framework_of(parameter).mark(parameter, Part(name, axis.group, shard.dim, CLIPPING))
 
 
-def check_same_values(
-    adapter: ModuleAdapter[Any], named: Sequence[tuple[str, Any]], axis: Axis
-) -> None:
+def check_same_values(named: Sequence[tuple[str, Tensor]], axis: Axis) -> None:
     """ConfigError on all ranks, naming the first parameter of which they have other values."""
-    own = np.array([digest(adapter.values(each)) for _, each in named], np.int64)
+    own = np.array([digest(each.data) for _, each in named], np.int64)
     rows = axis.group.all_gather_numbers(own)
     differing = np.argwhere((rows != rows[0]).any(axis=0))
     if differing.size:

@@ -1,0 +1,64 @@
+"""Models and tensors of any framework, as parallel code sees them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+from torsh_runtime.framework.protocol import Framework as FrameworkOf
+from torsh_runtime.framework.protocol import Module, Tensor, Values
+
+if TYPE_CHECKING:
+    import torch
+
+    from torsh_runtime import nn
+    from torsh_runtime.framework.torch import TorchFramework
+    from torsh_runtime.nn.framework import NnFramework
+
+    _checked_torch: FrameworkOf[torch.Tensor, torch.Tensor, torch.nn.Module] = TorchFramework()
+    _checked_nn: FrameworkOf[nn.Tensor, Any, nn.Module] = NnFramework()
+
+__all__ = ["Framework", "Module", "Tensor", "Values", "framework_of"]
+
+Framework: TypeAlias = FrameworkOf[Tensor, Values, Module]
+"""Any framework."""
+
+
+def framework_of(value: object) -> Framework:
+    """Find the framework of a module or a tensor. TypeError for what is none of the two.
+
+    A framework that the program has not loaded is not loaded here either.
+    """
+    for find in _REGISTERED:
+        found = find(value)
+        if found is not None:
+            return found
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    raise TypeError(
+        f"a {kind} is no model and no tensor: pass those of torch, or of torsh_runtime.nn"
+    )
+
+
+# No import_module(): torch.compile traces what follows.
+
+
+def _torch(value: object) -> Framework | None:
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(value, torch.Tensor | torch.nn.Module):
+        return None
+    from torsh_runtime.framework.torch import FRAMEWORK
+
+    return cast(Framework, FRAMEWORK)
+
+
+def _nn(value: object) -> Framework | None:
+    nn = sys.modules.get("torsh_runtime.nn")
+    if nn is None or not isinstance(value, nn.Tensor | nn.Module):
+        return None
+    from torsh_runtime.nn.framework import FRAMEWORK
+
+    return cast(Framework, FRAMEWORK)
+
+
+_REGISTERED: tuple[Callable[[object], Framework | None], ...] = (_torch, _nn)
