@@ -188,8 +188,8 @@ class Framework(Protocol[T, V, M]):
     def array(self, flat: V) -> Any:
         """The memory of flat values as an array of numpy, or of cupy."""
 
-    def copy(self, target: V, source: V) -> None:
-        """Copy values, of which either may be sparse, cast to the target's type."""
+    def dense(self, values: V) -> V:
+        """Values with all their zeros: themselves unless they are sparse."""
 
     def let_go_of_freed(self) -> None:
         """Give the system memory that the framework has freed and keeps for later."""
@@ -201,6 +201,9 @@ class Framework(Protocol[T, V, M]):
 
     def set_gradient(self, parameter: T, gradient: V) -> None:
         """Let a parameter's gradient be a tensor of these values' memory, also of another type."""
+
+    def write_gradient(self, gradient: T, values: V) -> None:
+        """Copy values into a gradient, which may be sparse and stays so."""
 
     def is_at(self, gradient: V, view: V) -> bool:
         """Whether the values of a gradient are what set_gradient() makes of this view."""

@@ -67,12 +67,8 @@ class TorchFramework:
     def array(self, flat: Tensor) -> Any:
         return host_view(flat) if flat.device.type == "cpu" else import_module("cupy").asarray(flat)
 
-    def copy(self, target: Tensor, source: Tensor) -> None:
-        if target.is_sparse:
-            source = source.to_sparse(target.sparse_dim())
-        elif source.is_sparse:
-            source = source.to_dense()
-        target.detach().copy_(source.detach())
+    def dense(self, values: Tensor) -> Tensor:
+        return values.to_dense() if values.is_sparse else values
 
     def let_go_of_freed(self) -> None:
         give_freed_memory_back()
@@ -89,6 +85,11 @@ class TorchFramework:
         else:  # which torch allows to none but a gradient that is there
             parameter.grad = parameter.detach()
             parameter.grad.data = gradient.detach()
+
+    @torch.no_grad()
+    def write_gradient(self, gradient: Tensor, values: Tensor) -> None:
+        is_sparse = gradient.is_sparse
+        gradient.copy_(values.to_sparse(gradient.sparse_dim()) if is_sparse else values)
 
     def is_at(self, gradient: Tensor, view: Tensor) -> bool:
         return (

@@ -66,7 +66,7 @@ class Buckets:
                 f"wrapped: wrap it anew"
             )
         if not self._framework.is_at(gradient.data, view):
-            self._framework.copy(view, gradient.data)
+            view[...] = self._framework.dense(gradient.data)
             if self._aliases(number):
                 self._framework.set_gradient(parameter, view)
         if self._config.check_nan and not is_finite(view):
@@ -96,7 +96,7 @@ class Buckets:
             if self._aliases(number):
                 self._framework.set_gradient(parameter, view)
             elif gradient is not None:
-                self._framework.copy(gradient.data, view)
+                self._framework.write_gradient(gradient, view)
             else:
                 own = self._framework.cast(view, dtype_name(parameter))
                 self._framework.set_gradient(parameter, copied(own))
