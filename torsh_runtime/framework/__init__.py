@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torsh_runtime.framework.protocol import Framework as FrameworkOf
 from torsh_runtime.framework.protocol import Module, Tensor, Values
@@ -30,35 +29,20 @@ def framework_of(value: object) -> Framework:
 
     A framework that the program has not loaded is not loaded here either.
     """
-    for find in _REGISTERED:
-        found = find(value)
-        if found is not None:
-            return found
+    found: Framework  # no import_module(), no cast(): torch.compile traces this
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, (torch.Tensor, torch.nn.Module)):
+        from torsh_runtime.framework.torch import FRAMEWORK
+
+        found = FRAMEWORK
+        return found
+    nn = sys.modules.get("torsh_runtime.nn")
+    if nn is not None and isinstance(value, (nn.Tensor, nn.Module)):
+        from torsh_runtime.nn.framework import FRAMEWORK
+
+        found = FRAMEWORK
+        return found
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     raise TypeError(
         f"a {kind} is no model and no tensor: pass those of torch, or of torsh_runtime.nn"
     )
-
-
-# No import_module(): torch.compile traces what follows.
-
-
-def _torch(value: object) -> Framework | None:
-    torch = sys.modules.get("torch")
-    if torch is None or not isinstance(value, torch.Tensor | torch.nn.Module):
-        return None
-    from torsh_runtime.framework.torch import FRAMEWORK
-
-    return cast(Framework, FRAMEWORK)
-
-
-def _nn(value: object) -> Framework | None:
-    nn = sys.modules.get("torsh_runtime.nn")
-    if nn is None or not isinstance(value, nn.Tensor | nn.Module):
-        return None
-    from torsh_runtime.nn.framework import FRAMEWORK
-
-    return cast(Framework, FRAMEWORK)
-
-
-_REGISTERED: tuple[Callable[[object], Framework | None], ...] = (_torch, _nn)

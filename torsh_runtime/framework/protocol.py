@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, Self, TypeVar
 
+from torsh_runtime.framework.operations import JointOperation, Operation
 from torsh_runtime.framework.parts import Part, Same
 
 Call = Callable[[], None]
@@ -245,6 +246,15 @@ class Framework(Protocol[T, V, M]):
         """call(*inputs, **named), which is computed once more in the backward pass."""
 
     # Graphs
+
+    def apply(self, operation: Operation, tensor: T) -> T:
+        """The result of an operation, through which gradients flow by way of its adjoint."""
+
+    def apply_jointly(self, operation: JointOperation, *tensors: T) -> T:
+        """The result of an operation with several tensors, through which gradients flow."""
+
+    def cat(self, tensors: Sequence[T], dim: int = 0) -> T:
+        """Tensors one behind the other along a dimension."""
 
     def is_grad_enabled(self) -> bool:
         """Whether what is computed now can be differentiated."""

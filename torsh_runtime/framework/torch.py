@@ -14,6 +14,7 @@ from torsh_runtime.arrays.torch import host_view, part_like
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.framework.parts import Part, Same
 from torsh_runtime.framework.protocol import Call, Initialise
+from torsh_runtime.framework.torch_graph import applied, applied_jointly
 from torsh_runtime.integrations.torch import parts
 from torsh_runtime.integrations.torch.allocator import give_freed_memory_back, tune_allocator
 from torsh_runtime.integrations.torch.marking import mark_optimizers
@@ -158,6 +159,12 @@ class TorchFramework:
 
     # Graphs
 
+    apply = staticmethod(applied)
+    apply_jointly = staticmethod(applied_jointly)
+
+    def cat(self, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+        return torch.cat([*tensors], dim)
+
     is_grad_enabled = staticmethod(torch.is_grad_enabled)
 
     def set_grad_enabled(self, mode: bool) -> AbstractContextManager[object]:
@@ -196,4 +203,4 @@ class TorchFramework:
         return found
 
 
-FRAMEWORK = TorchFramework()
+FRAMEWORK: Any = TorchFramework()

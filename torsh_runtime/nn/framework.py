@@ -15,8 +15,11 @@ from torsh_runtime.errors import ConfigError
 from torsh_runtime.nn import backward
 from torsh_runtime.nn.arrays import Array, array_module, dtype_named
 from torsh_runtime.nn.checkpointing import checkpoint
+from torsh_runtime.nn.function import Function
 from torsh_runtime.nn.grad_mode import is_grad_enabled, set_grad_enabled
+from torsh_runtime.nn.graph import operand
 from torsh_runtime.nn.module import Module
+from torsh_runtime.nn.shaping import concat
 from torsh_runtime.nn.tensor import Tensor
 
 Call = Callable[[], None]
@@ -120,6 +123,19 @@ class NnFramework:
 
     # Graphs
 
+    def apply(self, operation: Any, tensor: Tensor) -> Tensor:
+        if operation.is_in_place:
+            operation(tensor.data)
+            return tensor
+        result: Tensor = _Applied.apply(tensor, operation)
+        return result
+
+    def apply_jointly(self, operation: Any, *tensors: Tensor) -> Tensor:
+        result: Tensor = _Joint.apply(operation, *tensors)
+        return result
+
+    cat = staticmethod(concat)
+
     is_grad_enabled = staticmethod(is_grad_enabled)
 
     def set_grad_enabled(self, mode: bool) -> AbstractContextManager[object]:
@@ -140,4 +156,29 @@ class NnFramework:
         return {id(leaf) for leaf in backward.leaves(outputs)}
 
 
-FRAMEWORK = NnFramework()
+class _Applied(Function):
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        tensor, ctx.operation = arguments
+        return Tensor(ctx.operation(tensor.data))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None]:
+        return Tensor(ctx.operation.adjoint(gradients[0].data)), None
+
+
+class _Joint(Function):
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        ctx.operation, *tensors = arguments
+        result, saved = ctx.operation.forward(*map(operand, tensors))
+        ctx.save_for_backward(*saved)
+        return Tensor(result)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+        found = ctx.operation.backward(gradients[0].data, *ctx.saved_tensors)
+        return None, *(None if each is None else Tensor(each) for each in found)
+
+
+FRAMEWORK: Any = NnFramework()
