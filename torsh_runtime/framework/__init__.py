@@ -44,5 +44,5 @@ def framework_of(value: object) -> Framework:
         return found
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     raise TypeError(
-        f"a {kind} is no model and no tensor: pass those of torch, or of torsh_runtime.nn"
+        f"a {kind} is no tensor and no model of torch or of torsh_runtime.nn: pass one of those"
     )
