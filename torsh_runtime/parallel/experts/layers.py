@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torsh_runtime.comm.agreement import check_same
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.framework import framework_of
 from torsh_runtime.framework.models import trained_parameters
 from torsh_runtime.framework.parts import Part
 from torsh_runtime.layout import Shard, TensorLayout
@@ -55,10 +56,8 @@ class MixtureOfExperts:
     communicates_in_backward = True
     """See DistributedDataParallel."""
     parameter_layouts: dict[str, TensorLayout]
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any: ...
+    up: Any
+    down: Any
 
     def __new__(cls, *arguments: Any, framework: str | None = None, **named: Any) -> Self:
         """One of a framework's."""
@@ -172,11 +171,12 @@ class MixtureOfExperts:
         self.parameter_layouts[name] = layout
         if group.world_size > 1:
             clipping = "tr.clip_grad_norm_(model, max_norm, mesh)"
-            self.mark(getattr(self, name), Part(name, group, 0, clipping))
+            framework_of(self).mark(getattr(self, name), Part(name, group, 0, clipping))
 
     def _check_seeds(self) -> None:
         """ConfigError on all ranks if they have drawn different values."""
-        every = [p.data for name, p in trained_parameters(self) if name not in ("up", "down")]
+        layer: Any = self  # a module of a framework
+        every = [p.data for name, p in trained_parameters(layer) if name not in ("up", "down")]
         said = f"one with the router's values {'/'.join(f'{digest(each):08x}' for each in every)}"
         check_same(self.ranks.experts, "MixtureOfExperts", said)
 

@@ -8,11 +8,11 @@ Parallelism", 2019, and, where each rank has a part of the sequence only, Korthi
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from importlib import import_module
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from torsh_runtime.comm.agreement import check_same
 from torsh_runtime.comm.group import ProcessGroup
@@ -110,9 +110,15 @@ class Layer:
     where: str
     parameter_layouts: Layouts
 
-    if TYPE_CHECKING:
+    # What the framework's class has
 
-        def __getattr__(self, name: str) -> Any: ...
+    training: bool
+    weight: Any
+    _parameters: dict[str, Any]
+    parameters: Callable[..., Iterator[Any]]
+    named_parameters: Callable[..., Iterator[tuple[str, Any]]]
+    modules: Callable[..., Iterator[Any]]
+    named_modules: Callable[..., Iterator[tuple[str, Any]]]
 
     def __new__(cls, *arguments: Any, framework: str | None = None, **named: Any) -> Self:
         """One of a framework's: see layers_of()."""
