@@ -1,4 +1,4 @@
-"""Why a keeper could not make a PID namespace, and what to do about it."""
+"""Explains why a keeper could not create a PID namespace, and what to do about it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STEPS = {
     "k": "starting a process in the new namespace",
     "m": "mounting a /proc in the new namespace",
 }
-"""What the keeper was at, by the stage it reports; see keeper/namespace.h."""
+"""The keeper's step, by the stage that it reports in keeper/namespace.h."""
 
 _FORBIDDING = {
     "kernel/unprivileged_userns_clone": ("0", "1"),
@@ -23,11 +23,14 @@ _FORBIDDING = {
     "user/max_pid_namespaces": ("0", "10000"),
     "user/max_mnt_namespaces": ("0", "10000"),
 }
-"""Settings below /proc/sys: the value that forbids, and one that allows."""
+"""Settings below /proc/sys: the value that forbids namespaces, and one that allows them."""
 
 
 def explain(stage: str, error: int, proc: Path = Path("/proc")) -> str:
-    """One sentence on what happened, one on who forbids it, and what to do."""
+    """Return what failed, what forbids it, and what to do about it.
+
+    `stage` is the letter that the keeper reported, and `error` the errno.
+    """
     step = STEPS.get(stage, "starting")
     return (
         f"cannot give the workers a PID namespace: the keeper failed in {step} "

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,23 +73,28 @@ class Executor:
             back = [s.microbatch for s in row if s.stage == number and s.kind is Kind.BACKWARD]
             if work.trains:
                 stage.begin(back[-1] if back else None)
-        awaited = [message for message in map(self._awaited, row) if message is not None]
-        begun = time.perf_counter()
-        taken = 0
-        for step in row:
-            for message in awaited[taken : taken + ahead]:
-                self._wire.expect(message)
-            taken += self._awaited(step) is not None
-            self.present = step
-            self._wait_no_more(f"{_short(step)} of stage {step.stage}")
-            with self._blamed(step):
-                start = self._take(step, begun)
-            self.spans.append(Span(step, start, time.perf_counter() - begun))
-        with self._blamed(row[-1]), section("pipeline.wait"):
-            self._wire.end(self._wait_to_send)
+        try:
+            self._take_all(row, ahead)
+            with section("pipeline.wait"):
+                self._wire.end(self._wait_to_send)
+        except BaseException as error:  # Ctrl-C, too, which Failures passes on as it is
+            raise self._failed(self.present or row[0], error) from error
         self._wait_no_more("")
         if work.trains:
             own_marks().step_by(self)
+
+    def _take_all(self, row: Sequence[Step], ahead: int) -> None:
+        messages = [self._awaited(step) for step in row]
+        awaited = [message for message in messages if message is not None]
+        begun, taken = time.perf_counter(), 0
+        for step, message in zip(row, messages, strict=True):
+            for expected in awaited[taken : taken + ahead]:
+                self._wire.expect(expected)
+            taken += message is not None
+            self.present = step
+            self._wait_no_more(f"{_short(step)} of stage {step.stage}")
+            start = self._take(step, begun)
+            self.spans.append(Span(step, start, time.perf_counter() - begun))
 
     def forget(self) -> None:
         """What was under way in a run that failed."""
@@ -215,23 +219,23 @@ class Executor:
 
     def _awaited(self, step: Step, everywhere: bool = False) -> Message | None:
         """The message that a step needs; from another rank, unless `everywhere`."""
-        source = {Kind.FORWARD: -1, Kind.BACKWARD: 1, Kind.INPUT: 1}.get(step.kind)
-        if source is None or step.stage + source not in range(self._last + 1):
+        kind = step.kind
+        if kind is Kind.FORWARD:
+            source = step.stage - 1
+        elif kind is Kind.BACKWARD or kind is Kind.INPUT:
+            source = step.stage + 1
+        else:
             return None
-        if not everywhere and step.stage + source in self._stages:
+        if not 0 <= source <= self._last or (source in self._stages and not everywhere):
             return None
-        return Message(step.stage + source, step.stage, step.microbatch or 0)
+        return Message(source, step.stage, step.microbatch or 0)
 
-    @contextmanager
-    def _blamed(self, step: Step) -> Iterator[None]:
-        """What is raised says where; of Ctrl-C, too, which Failures lets through as it is."""
-        try:
-            yield
-        except BaseException as error:
-            doing = " ".join(filter(None, (_short(step), self._waits)))
-            rank = self._group.rank
-            reason, place = f"{type(error).__name__}: {error}", self._group.called(rank)
-            raise PipelineError(rank, step.stage, step.microbatch, doing, reason, place) from error
+    def _failed(self, step: Step, error: BaseException) -> PipelineError:
+        """Return the error that says where this rank was when it failed."""
+        doing = " ".join(filter(None, (_short(step), self._waits)))
+        rank = self._group.rank
+        reason, place = f"{type(error).__name__}: {error}", self._group.called(rank)
+        return PipelineError(rank, step.stage, step.microbatch, doing, reason, place)
 
 
 def _short(step: Step) -> str:
