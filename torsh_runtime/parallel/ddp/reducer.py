@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torsh_runtime.backends.base import ReduceOp
+from torsh_runtime.comm.agreement import texts_of_all
 from torsh_runtime.errors import ConfigError, GradientError
 from torsh_runtime.framework import Module, framework_of
 from torsh_runtime.framework.models import (
@@ -24,7 +25,6 @@ from torsh_runtime.framework.models import (
 )
 from torsh_runtime.monitoring.marks import Span, own_marks, section
 from torsh_runtime.parallel.added import Added
-from torsh_runtime.parallel.agreement import texts_of_all
 from torsh_runtime.parallel.ddp.bucket import Bucket, Hook
 from torsh_runtime.parallel.ddp.buckets import Buckets
 from torsh_runtime.parallel.ddp.config import BucketConfig

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from torsh_runtime.errors import ConfigError
 from torsh_runtime.framework import Module, framework_of
 from torsh_runtime.framework.models import is_meta, own_initialiser
 
@@ -16,17 +17,16 @@ class Initialiser:
         self._framework, self._initialise = framework_of(model), initialise
         self._left = [each for each in model.named_modules() if is_meta(each[1])]
 
-    def problem(self) -> str:
-        """What is to be told of modules that nobody can initialise; empty if there is nothing."""
+    def check(self) -> None:
+        """ConfigError for modules that nobody can initialise."""
         if self._initialise is not None:
-            return ""
+            return
         without = [repr(name) for name, m in self._left if own_initialiser(m) is None]
-        if not without:
-            return ""
-        return (
-            f"module(s) {', '.join(without[:5])} are on the meta device and have no "
-            f"reset_parameters(): pass param_init_fn, which gives a module's tensors values"
-        )
+        if without:
+            raise ConfigError(
+                f"module(s) {', '.join(without[:5])} are on the meta device and have no "
+                f"reset_parameters(): pass param_init_fn, which gives a module's tensors values"
+            )
 
     def have(self, parameters: Sequence[Any]) -> bool:
         """Let these parameters have values, and so all that is in their modules. Whether some had

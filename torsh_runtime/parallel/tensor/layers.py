@@ -14,12 +14,13 @@ from importlib import import_module
 from itertools import accumulate
 from typing import Any, ClassVar, Self
 
-from torsh_runtime.comm.agreement import check_same
+from torsh_runtime.comm.agreement import Attempt, agree
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.framework import framework_of
 from torsh_runtime.layout import Shard
 from torsh_runtime.parallel import regions
+from torsh_runtime.parallel.agreement import SAME_VALUES, values_told
 from torsh_runtime.parallel.operations import is_recorded
 from torsh_runtime.parallel.parts_of_state import are_meant
 from torsh_runtime.parallel.tensor.axis import Axis, axis_of
@@ -32,7 +33,6 @@ from torsh_runtime.parallel.tensor.cuts import (
 )
 from torsh_runtime.parallel.tensor.parts import (
     Layouts,
-    check_same_values,
     keep_part,
     layouts,
 )
@@ -163,16 +163,12 @@ class Layer:
         """Be a new layer's part, of which all ranks have made the whole."""
         axis, where = axis_of(mesh), type(self).__name__
         named = [*self.named_parameters(recurse=False)]
-        said, lie, problem = f"{entry} of {framework_of(self).name}", Layouts(), ""
+        said, lie = f"{entry} of {framework_of(self).name}", Layouts()
         said += "".join(f", {name} of shape {tuple(each.shape)}" for name, each in named)
-        try:
+        with Attempt() as attempt:
             lie = layouts(self, self.shards(self, entry, axis), axis)
-        except ConfigError as error:
-            problem = str(error)
-        check_same(axis.group, where, problem or said)
-        if problem:
-            raise ConfigError(problem)
-        check_same_values(named, axis)
+        told = {"options": [said], "values": values_told(named)}
+        agree(axis.group, where, told, attempt.error, SAME_VALUES)
         for name, layout in lie.items():
             keep_part(getattr(self, name), layout, axis, name)
         self.become(entry, axis, where, lie)
