@@ -9,7 +9,7 @@ from typing import Any
 
 from torsh_runtime.backends.base import ReduceOp
 from torsh_runtime.errors import CommError
-from torsh_runtime.modules.base import ModuleAdapter
+from torsh_runtime.framework import Framework
 from torsh_runtime.monitoring.marks import section
 from torsh_runtime.parallel.fsdp.flat import FlatParameter
 from torsh_runtime.parallel.fsdp.memory import Memory
@@ -28,7 +28,7 @@ class Unit:
         self,
         name: str,
         module: Any,
-        adapter: ModuleAdapter[Any],
+        framework: Framework,
         laid: list[tuple[FlatParameter, Memory]],
         is_replicated: bool,
         keeps_whole: bool,
@@ -36,14 +36,14 @@ class Unit:
         """is_replicated: every rank has it whole. keeps_whole: so does it stay from a forward pass
         to the end of the backward pass."""
         self.name, self.module, self.laid, self.is_replicated = name, module, laid, is_replicated
-        self._adapter = adapter
+        self._framework = framework
         self.keeps_whole = keeps_whole
         self.is_whole = self._is_here = False
         self.is_common = any(memory.is_common for _, memory in laid)
         self.reduces_each = any(memory.reduces_each for _, memory in laid)
         self.is_frozen_in_part = not all(flat.is_trained for flat, _ in laid)
         self._slots = [
-            Slot(adapter, flat, memory, number, is_replicated)
+            Slot(framework, flat, memory, number, is_replicated)
             for flat, memory in laid
             for number in range(len(flat.parameters))
         ]
@@ -78,7 +78,7 @@ class Unit:
 
     def gradients(self) -> list[Any]:
         """Those that its parameters have now."""
-        given = [self._adapter.gradient(slot.parameter) for slot in self._trained]
+        given = [slot.parameter.grad for slot in self._trained]
         return [gradient for gradient in given if gradient is not None]
 
     def on_gradients(self, call: Callable[[int], None]) -> None:
@@ -99,7 +99,7 @@ class Unit:
         if not any(slot.is_new for slot in self._slots):
             return
         for flat, _ in self.laid:
-            flat.is_trained |= any(map(self._adapter.wants_gradient, flat.parameters))
+            flat.is_trained |= any(each.requires_grad for each in flat.parameters)
         self.is_frozen_in_part = not all(flat.is_trained for flat, _ in self.laid)
         self._trained = [slot for slot in self._slots if slot.is_trained]
         self.on_gradients(self._call)
@@ -151,12 +151,12 @@ class Unit:
         """Have operations tell before they take values of its parameters, unless it is whole."""
         if kind is not None and not self.is_whole:
             for slot in self._slots:
-                self._adapter.watch(slot.parameter, kind)
+                self._framework.watch(slot.parameter, kind)
 
     def unwatch(self) -> None:
         """End that."""
         for slot in self._slots:
-            self._adapter.watch(slot.parameter, None)
+            self._framework.watch(slot.parameter, None)
 
     def met(self) -> None:
         """All ranks have met."""
@@ -243,7 +243,7 @@ class Unit:
         for flat, memory in self.laid:
             if memory.gradients is not None:
                 group = replicas.of(flat.parameters[0])
-                group.all_reduce(self._adapter.values(memory.gradients), ReduceOp.AVG)
+                group.all_reduce(memory.gradients, ReduceOp.AVG)
 
     def summon(self) -> None:
         """Give the parameters whole values of their own; all ranks call it."""
