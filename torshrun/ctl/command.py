@@ -1,5 +1,7 @@
-"""The torshctl command: argv to a request to a run, and its outcome to an exit code. What shows
-what workers do is in looking.py."""
+"""Parses torshctl's command line, requests something of a run, and returns an exit code.
+
+The commands that show what workers do are in looking.py.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
 
 NOT_DONE = 1
-"""The exit code when there is no such run or node, or what was asked for is not done yet."""
+"""The exit code if there is no such run or node, or if a request is not fulfilled yet."""
 _CODES = {ConfigError: USAGE, StoreError: RENDEZVOUS, TorshError: NOT_DONE}
 _CLEAR = "\x1b[H\x1b[2J"
 
@@ -50,7 +52,7 @@ _HELP = (
 
 
 def _waiting(command: Command) -> Command:
-    """Add the options that say how long to wait."""
+    """Add the options that set how long to wait."""
     timeout = click.option(
         "--timeout",
         default="30",
@@ -74,7 +76,7 @@ def _waiting(command: Command) -> Command:
 @click.version_option(package_name="torshrun", message="torshctl %(version)s")
 @click.pass_context
 def command(context: click.Context) -> None:
-    """See _HELP."""
+    """Show the help and exit with code 2 if no subcommand is given. The help is `_HELP`."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help(), err=True)
         context.exit(USAGE)
@@ -283,7 +285,7 @@ def _carry_out(
     *,
     even_traces: bool = False,
 ) -> None:
-    """Carry it out, and print what it has to say in the end; without a run: which there are."""
+    """Carry out `act` on the run and print its result. Without a run, list the runs."""
     import asyncio
 
     from torshrun.ctl.actions import SteeredRun

@@ -1,4 +1,6 @@
-"""torshctl's commands that show what workers do, or did: flight, stacks, explain, top, trace."""
+"""Defines torshctl's commands that show what workers do or did: flight, stacks, explain, top,
+trace.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from torshrun.ctl.meeting_options import asking, asking_of
 from torshrun.ctl.saying import say
 
 SHORTEST_INTERVAL = 0.1
-"""Seconds between two pictures of torshctl top, at the least."""
+"""The shortest interval between two pictures of torshctl top, in seconds."""
 
 
 @click.command(short_help="Show who never called what the others wait in.")

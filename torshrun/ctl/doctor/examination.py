@@ -1,4 +1,4 @@
-"""Areas that are examined, all at once, and what became of each."""
+"""Examines several areas at once, and reports those that hang or fail."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ F = TypeVar("F")
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """One area: its name, and what finds out about it."""
+    """Holds the name of an area and the function that examines it."""
 
     area: str
     findings: Callable[[], tuple[Finding, ...]]
@@ -24,7 +24,7 @@ class Examination:
 def examination(
     area: str, gather: Callable[[], F], check: Callable[[F], Iterable[Finding]]
 ) -> Examination:
-    """One whose facts are gathered at the edge, and whose check is pure."""
+    """Return an examination whose facts are gathered by I/O, and whose check is pure."""
     return Examination(area, partial(_findings, gather, check))
 
 
@@ -35,7 +35,7 @@ def _findings(
 
 
 def examine(examinations: Sequence[Examination], seconds: float) -> dict[str, tuple[Finding, ...]]:
-    """The findings by area. An area that hangs or fails has one that says so."""
+    """Return the findings by area. An area that hangs or fails has a finding that says so."""
     found = all_within(seconds, {each.area: each.findings for each in examinations})
     return {area: _told(area, findings) for area, findings in found.items()}
 

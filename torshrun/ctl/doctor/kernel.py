@@ -1,5 +1,7 @@
-"""What the collectives and the agent ask of the kernel: anonymous files, pidfds, copying from each
-other's memory; and huge pages.
+"""Examines which features of the kernel may be used.
+
+The collectives and the agent need anonymous files, pidfds and copying from other processes' memory.
+They profit from huge pages.
 """
 
 from __future__ import annotations
@@ -23,15 +25,15 @@ _SECCOMP = "A seccomp filter or an old kernel forbids it: allow the call in the 
 class Kernel:
     release: str
     memfd: int
-    """errno of making an anonymous file; 0 if it works, as with the next two."""
+    """The errno of creating an anonymous file, or 0 if it works."""
     pidfd: int
-    """Of opening a pidfd."""
+    """The errno of opening a pidfd, or 0 if it works."""
     reads_memory: int
-    """Of process_vm_readv within this process."""
+    """The errno of process_vm_readv within this process, or 0 if it works."""
     ptrace_scope: int
-    """Yama's; -1 without Yama."""
+    """Yama's ptrace_scope, or -1 without Yama."""
     huge_pages: str
-    """The policy in brackets of transparent_hugepage/enabled; "" if there is none."""
+    """The policy in brackets of transparent_hugepage/enabled. Empty if there is none."""
 
 
 def gather(root: Path = ROOT) -> Kernel:
@@ -58,13 +60,16 @@ def _attempt(opening: Callable[[], int]) -> int:
 
 
 class _Piece(ctypes.Structure):
-    """struct iovec."""
+    """Represents a struct iovec in C."""
 
     _fields_ = [("start", ctypes.c_void_p), ("size", ctypes.c_size_t)]
 
 
 def _read_own_memory() -> int:
-    """Of itself every process may read; what forbids the call forbids this too."""
+    """Call process_vm_readv on this process and return its errno, or 0.
+
+    Every process may read its own memory. A filter that forbids the call forbids this, too.
+    """
     source, target = ctypes.create_string_buffer(8), ctypes.create_string_buffer(8)
     to, where = (_Piece(ctypes.addressof(each), 8) for each in (target, source))
     call = ctypes.CDLL(None, use_errno=True).process_vm_readv

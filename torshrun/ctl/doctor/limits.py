@@ -1,4 +1,4 @@
-"""What this process may have: descriptors, locked memory, processes, core files (ulimit)."""
+"""Examines the resource limits (ulimit) of descriptors, locked memory, processes and core files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LITTLE_LOCKED = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Soft and hard limit of each; NO_LIMIT is none."""
+    """Holds the soft and hard limit of each resource. NO_LIMIT is none."""
 
     nofile: tuple[int, int]
     memlock: tuple[int, int]

@@ -1,5 +1,6 @@
-"""The one table of the keys of a job file's `cluster` section. What is read, the errors and
-docs/render.md come from it.
+"""Defines the keys of a job file's `cluster` section in one table.
+
+The parser, its errors and docs/render.md are made from the table.
 """
 
 from __future__ import annotations
@@ -188,27 +189,32 @@ ssh_key WORD = (made by az, in ~/.ssh)
 spot FLAG = false
     Spot machines: cheaper, and taken back with 30 seconds' notice.
 """
-"""By section, for each key: what it takes, after = what holds without it (in words where no text
-says it; a key without = has to be given where the section is used), and what it means."""
+"""The keys by section.
+
+For each key the table has what it takes, then its default after =, in parentheses if the default is
+described in words, then its meaning. A key without = is required where its section is used.
+"""
 
 
 class Key(NamedTuple):
-    """One key of the section, or of one below it."""
+    """Describes one key of the section, or of a section below it."""
 
     name: str
     metavar: str
-    """What it takes."""
+    """The kind of value that it takes."""
     default: str | None
-    """What holds without it; None: see unset."""
+    """The default value. With None see `unset`."""
     unset: str
-    """What holds without it, in words, where no text says so."""
+    """The default in words, if no value expresses it."""
     is_needed: bool
-    """Whether it has to be given where its section is used."""
+    """True if the key is required where its section is used."""
     help: str
 
     def value(self, given: Given | None) -> Any:
-        """What it means; None, or () for a list, if it is not given and has no default. Raises
-        ConfigError.
+        """Return the value of the text that was given.
+
+        Without a text and a default that is None, or () for a list. Raises ConfigError for an
+        invalid text.
         """
         if parse := LISTS.get(self.metavar):
             entries = given if isinstance(given, tuple) else (given,) if given else ()
@@ -248,11 +254,14 @@ def _key(synopsis: str, sentence: str) -> Key:
 
 
 SECTIONS = MappingProxyType(dict(map(_section, _TABLE.split("\n\n"))))
-"""All keys by section; those of "cluster" are common to all."""
+"""The keys of each section. Those of "cluster" are common to all targets."""
 
 
 def read_section(given: Section, heading: str = "cluster") -> dict[str, Any]:
-    """The values of all keys of the section, and of those below it in mappings. ConfigError."""
+    """Return the values of all keys of a section, with the sections below it as mappings.
+
+    Raises ConfigError for unknown keys and invalid values.
+    """
     known = SECTIONS[heading]
     below = [name for name in SECTIONS if name != "cluster"] if heading == "cluster" else []
     for name, entry in given.items():
@@ -267,7 +276,7 @@ def read_section(given: Section, heading: str = "cluster") -> dict[str, Any]:
 
 
 def _place(entry: Given | Mapping[str, Given]) -> str:
-    """Where it stands, if it is known: "job.yaml:7: "."""
+    """Return where the entry is in its file, such as "job.yaml:7: ". Empty if unknown."""
     while not isinstance(entry, Entry):
         inner = [*entry.values()] if isinstance(entry, Mapping) else [*entry]
         if not inner:

@@ -1,4 +1,6 @@
-"""What manifests say of pods beyond what each node is told, for Kubernetes and its controllers."""
+"""Computes what manifests of Kubernetes and its controllers say of pods, beyond the options of each
+node.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from torshrun.ctl.render.job import ClusterJob
 _MEBIBYTE = 1024 * 1024
 _KUEUE = "kueue.x-k8s.io/"
 _GROUP = "scheduling.k8s.io/group-name"
-"""The annotation by which Volcano knows a pod's PodGroup."""
+"""The annotation that names a pod's PodGroup to Volcano."""
 _VOLCANO_QUEUE_OF_RAY = "volcano.sh/queue-name"
 _BY_THE_RUNTIME = "the training runtime says it: give trainjob: runtime the name of one that does"
 _BY_RAY = "KubeRay says it"
@@ -26,7 +28,7 @@ _REFUSED: Mapping[str, Mapping[str, str]] = {
     },
     "raycluster": {"health_port": _BY_RAY, "restart_in_place": _BY_RAY},
 }
-"""Keys of the section `kubernetes` that a manifest cannot have, and why."""
+"""Keys of the section `kubernetes` that a manifest cannot express, and the reason."""
 Pairs = Sequence[tuple[str, str]]
 Facts = dict[str, Any]
 
@@ -34,8 +36,10 @@ Facts = dict[str, Any]
 def facts(
     name: str, job: ClusterJob, place: Mapping[str, Any], variables: Mapping[str, str]
 ) -> Facts:
-    """What the templates of this target see besides; `variables` are the containers'. ConfigError
-    if the job file asks for what the target cannot have.
+    """Return the values that the templates of this target use in addition.
+
+    `variables` are the containers' environment. Raises ConfigError if the job file asks for
+    something that the target does not support.
     """
     _check(name, job, place)
     labels, annotations = (_mapping(job, place, key) for key in ("labels", "annotations"))
@@ -115,7 +119,10 @@ def _queue_labels(name: str, place: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _fewest_pods(name: str, job: ClusterJob, place: Mapping[str, Any]) -> dict[str, str]:
-    """With how few pods Kueue may let an elastic Job begin; it can only with Jobs."""
+    """Return the annotations with the fewest pods that Kueue may start an elastic Job with.
+
+    Kueue supports that for Jobs only.
+    """
     if name != "kubernetes" or not place["kueue_queue"] or not job.is_elastic:
         return {}
     return {
@@ -125,7 +132,7 @@ def _fewest_pods(name: str, job: ClusterJob, place: Mapping[str, Any]) -> dict[s
 
 
 def _group(name: str, job: ClusterJob, place: Mapping[str, Any]) -> dict[str, str]:
-    """KubeRay makes PodGroups itself."""
+    """Return the annotation of the PodGroup. KubeRay creates PodGroups itself."""
     is_ours = place["volcano_queue"] and name != "raycluster"
     return {_GROUP: job.name} if is_ours else {}
 
@@ -136,7 +143,10 @@ def _group(name: str, job: ClusterJob, place: Mapping[str, Any]) -> dict[str, st
 def _resources(
     job: ClusterJob, place: Mapping[str, Any], cpus: int | None, memory: int | None, gpus: int
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Requests and limits of a pod; what has no unit to be shared is the same in both."""
+    """Return a pod's requests and limits.
+
+    Resources that cannot be overcommitted have the same value in both.
+    """
     requests, limits = {}, {}
     if cpus:
         requests["cpu"] = str(cpus)
@@ -151,7 +161,7 @@ def _resources(
     return requests | more, limits | more
 
 
-# ---- what single targets have
+# ---- single targets
 
 
 def _of_job(job: ClusterJob, place: Mapping[str, Any], variables: Mapping[str, str]) -> Facts:
@@ -159,7 +169,10 @@ def _of_job(job: ClusterJob, place: Mapping[str, Any], variables: Mapping[str, s
 
 
 def _of_train_job(job: ClusterJob, place: Mapping[str, Any], variables: Mapping[str, str]) -> Facts:
-    """Kubeflow Trainer sets PET_* for the nodes' number, and for where they meet."""
+    """Leave out the variables that Kubeflow Trainer sets as PET_*.
+
+    These are the number of nodes and where they rendezvous.
+    """
     if job.is_elastic:
         raise ConfigError(
             f"{job.source}: cluster: nodes: a TrainJob has a fixed number of nodes: give N, or "
@@ -180,7 +193,7 @@ def _of_train_job(job: ClusterJob, place: Mapping[str, Any], variables: Mapping[
 def _of_ray_cluster(
     job: ClusterJob, place: Mapping[str, Any], variables: Mapping[str, str]
 ) -> Facts:
-    """Ray starts the workers, and no torshrun does."""
+    """Have Ray start the workers, without torshrun."""
     if job.setup and "ray start" in job.setup:
         raise ConfigError(
             f"{job.source}: setup: KubeRay does not start Ray itself where it finds 'ray start': "
