@@ -1,5 +1,6 @@
-"""SkyPilot and dstack: both run the same commands on each node, and tell it by variables of its own
-which nodes there are.
+"""Reads hints of SkyPilot and dstack.
+
+Both run the same commands on each node, and describe the nodes by variables of their own.
 """
 
 from __future__ import annotations
@@ -15,31 +16,31 @@ _GPUS = re.compile("[1-9][0-9]{0,3}")
 _JOB = re.compile(r"[A-Za-z0-9_.:@+-]{1,200}")
 _HOST = re.compile(r"[A-Za-z0-9_.:%-]{1,253}")
 _LONGEST = 200
-"""Characters of a variable that an error shows."""
+"""The most characters of a variable that an error shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orchestrator:
-    """A Cluster, by the names of its variables."""
+    """Implements Cluster for an orchestrator, given the names of its variables."""
 
     cluster: str
-    """As --scheduler has it."""
+    """The value of --scheduler."""
     title: str
-    """As its users know it."""
+    """The name that its users know."""
     rank: str
     """The variable with this node's rank, which is set in every job."""
     count: str
     addresses: str
     """The variable with the addresses of all nodes, in the order of their ranks."""
     master: str
-    """The variable with the address of node rank 0; "" where it is the first of all addresses."""
+    """The variable with the address of node rank 0. Empty if that is the first address."""
     gpus: str
     job: str
-    """The variable that names the job; the job has the same name when it is run again."""
+    """The variable that names the job. The name stays the same when the job is run again."""
     prefix: str
-    """What the run id has before that name."""
+    """The prefix of that name in the run id."""
     kill_delay: float | None
-    """Seconds between the signal that stops a job and SIGKILL; None is not known."""
+    """Seconds between the signal that stops a job and SIGKILL. None is unknown."""
 
     def allocation(self, environ: Environ, machine: Machine) -> Hints | None:
         if self.rank not in environ:
@@ -62,7 +63,9 @@ class Orchestrator:
         return Hint(seconds, f"{self.title}'s delay before SIGKILL, {self.kill_delay:g} s")
 
     def place(self, hints: Hints, environ: Environ, machine: Machine) -> Hints:
-        """ConfigError if the variables are not what the orchestrator sets, or contradict each
+        """Add the nodes.
+
+        Raises ConfigError if the variables are not what the orchestrator sets, or contradict each
         other.
         """
         rank, addresses = self._number(environ, self.rank), self._addresses(environ)

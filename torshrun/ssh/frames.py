@@ -1,7 +1,7 @@
-"""What torshrun and a host that it started by ssh tell each other over ssh's stdin and stdout.
+"""Encodes the messages between torshrun and a host that it started, over ssh's stdin and stdout.
 
-A frame is its kind (one byte), the length of its content (4 bytes, big-endian), and that. What the
-host writes begins with MARK: whatever its shell has printed before is not for us.
+A frame is its kind (one byte), the length of its content (4 bytes, big-endian), and the content.
+The output of the host begins with MARK: whatever its shell has printed before is ignored.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from typing import Any, Final
 MARK: Final = b"\0torshrun over ssh, 1\n"
 
 BEAT: Final = b"B"
-"""Either way: nothing but a sign of life."""
+"""A sign of life without content, in both directions."""
 MEET: Final = b"M"
-"""To the host, JSON: where the other hosts are, of whom they are to meet here."""
+"""To the host, JSON: the addresses of the other hosts that are to rendezvous there."""
 JOB: Final = b"J"
-"""To the host, JSON: all that it needs to know to run its agent."""
+"""To the host, JSON: everything that it needs to run its agent."""
 SIGNAL: Final = b"S"
 """To the host: the number of a signal, one byte."""
 HELLO: Final = b"H"
-"""From the host, JSON: its version of torshrun and its address."""
+"""The JSON that the host begins with: its version of torshrun and its address."""
 ENDPOINT: Final = b"E"
-"""From the host, JSON: the answer to MEET, the address and the port."""
+"""The host's answer to MEET, JSON: the address and the port."""
 STDOUT: Final = b"O"
 STDERR: Final = b"R"
 EXIT: Final = b"X"
-"""From the host, JSON: the agent's exit code, and whether the agent had begun. The last frame."""
+"""The host's last frame, JSON: the agent's exit code, and whether the agent had begun."""
 
 LARGEST = 16 << 20
-"""Bytes of a frame's content: a command line and an environment have less."""
+"""The most bytes in a frame. A command line and an environment are smaller."""
 _HEAD = struct.Struct(">cI")
 
 
@@ -40,18 +40,24 @@ def frame(kind: bytes, content: bytes = b"") -> bytes:
 
 
 def message(kind: bytes, facts: Any) -> bytes:
-    """A frame with JSON, which is ASCII: texts may hold what is no UTF-8 (surrogateescape)."""
+    """Return a frame with JSON.
+
+    JSON is ASCII: texts may contain bytes that are not UTF-8 (surrogateescape).
+    """
     return frame(kind, json.dumps(facts).encode())
 
 
 class Frames:
-    """The frames of a flow of bytes. Pure."""
+    """Splits a stream of bytes into frames. Pure."""
 
     def __init__(self) -> None:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Kinds and contents of those that are complete. ValueError for one that is too long."""
+        """Yield the kind and content of each complete frame.
+
+        Raises ValueError for a frame that is too long.
+        """
         self._data += data
         while len(self._data) >= _HEAD.size:
             kind, length = _HEAD.unpack_from(self._data)

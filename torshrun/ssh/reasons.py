@@ -1,10 +1,10 @@
-"""Why a host could not be started or was lost, and what to do about it. Pure."""
+"""Explains why a host could not be started or was lost, and what to do about it. Pure."""
 
 from __future__ import annotations
 
 from torshrun.text import printable
 
-_SHOWN = 3  # of the last lines that ssh, or the shell on the host, wrote
+_SHOWN = 3  # last lines of ssh, or of the shell on the host
 _SSH_FAILED = 255
 _ADVICE = (
     (
@@ -45,7 +45,10 @@ _BY_CODE = {
 
 
 def explain(code: int | None, said: str) -> str:
-    """What happened, given how ssh ended (None: it still runs) and what came on its stderr."""
+    """Describe what happened.
+
+    `code` is ssh's exit status (None while it runs), and `said` its stderr.
+    """
     lines = [printable(line.strip()) for line in said.splitlines() if line.strip()]
     what = " / ".join(lines[-_SHOWN:]) or "it said nothing"
     how = "" if code is None else f" ({_ended(code)})"
