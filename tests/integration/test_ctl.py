@@ -113,7 +113,7 @@ def test_a_job_is_shown(site: Site) -> None:
         missing = site.ctl("status", "jog")
         assert missing.returncode == 1
         assert "there is no run 'jog'" in missing.stderr
-        assert "the runs there are: 'job'" in missing.stderr
+        assert "its runs are: 'job'" in missing.stderr
         finish(site, *nodes)
 
 
@@ -218,7 +218,7 @@ def test_who_does_not_know_the_secret_is_told_so(tmp_path: Path) -> None:
             nodes = site.running(job, 1)
             refused = site.ctl("status", "job")
             assert refused.returncode == exit_codes.RENDEZVOUS
-            assert "--secret-file or TORSH_SECRET has to be that of its nodes" in refused.stderr
+            assert "--secret-file or TORSH_SECRET must be that of its nodes" in refused.stderr
             assert "runs on 1 node" in site.do("status", "job", f"--secret-file={secret}")
             finish(site, *nodes)
 

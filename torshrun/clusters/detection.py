@@ -56,7 +56,7 @@ def detect(kind: str, environ: Environ, machine: Machine) -> Hints | None:
         if hints is not None:
             return (mpi if by_mpi else _CLUSTERS[name]).place(hints, environ, machine)
     if kind != "auto":
-        raise ConfigError(f"--scheduler {kind}: nothing in the environment says so")
+        raise ConfigError(f"--scheduler {kind}: the environment has none of its variables")
     return None
 
 
@@ -99,7 +99,7 @@ class RealMachine:
         text = read_text(path, _LONGEST_LIST + 1)
         if len(text) > _LONGEST_LIST:
             raise ConfigError(
-                f"{path} has more than {_LONGEST_LIST >> 20} MiB: it is no list of hosts"
+                f"{path} has more than {_LONGEST_LIST >> 20} MiB: it is not a list of hosts"
             )
         return text
 

@@ -81,7 +81,9 @@ class Orchestrator:
             return replace(hints, found=(*hints.found, "one node"))
         if not master:
             names = (self.master or self.addresses,)
-            raise self._refused(environ, names, f"it does not tell where the {count} nodes meet")
+            raise self._refused(
+                environ, names, f"it does not say where the {count} nodes rendezvous"
+            )
         name = hints.run_id.text if hints.run_id else " ".join(addresses) or master
         return replace(
             hints,
@@ -94,13 +96,13 @@ class Orchestrator:
 
     def _number(self, environ: Environ, name: str) -> int:
         if not NUMBER.fullmatch(environ.get(name, "")):
-            raise self._refused(environ, (name,), f"that is no number, which {self.title} sets")
+            raise self._refused(environ, (name,), f"that is not a number, which {self.title} sets")
         return int(environ[name])
 
     def _addresses(self, environ: Environ) -> list[str]:
         found = environ.get(self.addresses, "").split()
         if not all(map(_HOST.fullmatch, found)):
-            raise self._refused(environ, (self.addresses,), "that is no list of addresses")
+            raise self._refused(environ, (self.addresses,), "that is not a list of addresses")
         return found
 
     def _master(self, environ: Environ, addresses: list[str]) -> str:
@@ -108,7 +110,7 @@ class Orchestrator:
             return addresses[0] if addresses else ""
         master = environ.get(self.master, "")
         if master and not _HOST.fullmatch(master):
-            raise self._refused(environ, (self.master,), "that is no address")
+            raise self._refused(environ, (self.master,), "that is not an address")
         if master and addresses and master not in addresses:
             names = (self.master, self.addresses)
             raise self._refused(environ, names, "the first node is not one of the nodes")
@@ -116,8 +118,8 @@ class Orchestrator:
 
     def _refused(self, environ: Environ, names: tuple[str, ...], why: str) -> ConfigError:
         told = ", ".join(f"{name}={environ.get(name, '')[:_LONGEST]!r}" for name in names)
-        way_out = "--scheduler none leaves these variables alone"
-        return ConfigError(f"{self.title}'s variables cannot be: {told}: {why} ({way_out})")
+        way_out = "--scheduler none ignores these variables"
+        return ConfigError(f"{self.title}'s variables are invalid: {told}: {why} ({way_out})")
 
 
 SKYPILOT = Orchestrator(

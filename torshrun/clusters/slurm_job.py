@@ -42,7 +42,7 @@ def requeue(job: str, machine: Machine) -> str:
     state, name = facts.get("JobState"), _name(job, facts)
     if state is None:
         why = f": {reply.error}" if reply.error else ""
-        return f"error: Slurm's job {job} is not requeued: scontrol does not tell its state{why}"
+        return f"error: Slurm's job {job} is not requeued: scontrol does not report its state{why}"
     if state != "RUNNING":
         return f"Slurm's job {name} is not requeued: it is {state}"
     if facts.get("Requeue") == "0":

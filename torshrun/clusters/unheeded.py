@@ -63,7 +63,7 @@ def told_of_others(environ: Environ) -> str:
 def _line(told: str, command: str) -> str:
     return (
         f"{told}, but this torshrun is a job of its own, on this node only. For one job on all "
-        f"nodes: {command}; --standalone leaves this line out"
+        f"nodes: {command}; --standalone suppresses this line"
     )
 
 

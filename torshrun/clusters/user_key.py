@@ -54,7 +54,7 @@ def user_key_path(environ: Environ) -> str:
 def _home(environ: Environ) -> str:
     if home := environ.get("HOME"):
         if not PurePath(home).is_absolute():
-            why = "it is no absolute path, so each directory would have a key of its own"
+            why = "it is not an absolute path, so each directory would have a key of its own"
             raise OSError(errno.EINVAL, why, f"HOME={home}")
         return home
     try:

@@ -54,8 +54,8 @@ class SteeredRun(Run):
         asked = find_nodes(before, names)
         if before.header is None:  # nodes read in the header of a round that they are to leave
             raise NotDone(
-                f"run {before.run_id} has no round yet, by which a node is told to go: end "
-                f"torshrun there (SIGTERM), or the whole job (torshctl stop)"
+                f"run {before.run_id} has no round yet, in which a node can be asked to leave: end "
+                "torshrun there (SIGTERM), or the whole job (torshctl stop)"
             )
         if not force:
             check_drain(asked, before)
@@ -74,7 +74,7 @@ class SteeredRun(Run):
         late = asked.difference(row.node for row in (await self.now()).staying)
         if late:
             names = ", ".join(sorted(late))
-            raise NotDone(f"too late: {names} is on its way out; start torshrun there again")
+            raise NotDone(f"too late: {names} is leaving already; start torshrun there again")
         return f"{', '.join(sorted(asked))} stays"
 
     async def stop(self, reason: str) -> str:
@@ -105,7 +105,7 @@ class SteeredRun(Run):
                 raise NotDone(f"run {picture.run_id} has {there}; end it first (torshctl stop)")
 
         if not await self.erase(check):
-            raise NotDone(f"run {self.picture.run_id} begins again: not forgotten")
+            raise NotDone(f"run {self.picture.run_id} has started again: it was not deleted")
         return f"run {self.picture.run_id} is forgotten"
 
     def _check_runs(self) -> None:
@@ -144,8 +144,8 @@ def check_drain(asked: Sequence[NodeRow], now: Picture) -> None:
     least = now.limits[0] if now.limits else 0
     if len(rest) < least:
         raise NotDone(
-            f"run {now.run_id} needs {nodes(least)} and would have {len(rest)}, by which it ends. "
-            f"Start another node first or lower MIN (torshctl scale); --force drains all the same"
+            f"run {now.run_id} needs {nodes(least)} and would have {len(rest)}, which would end "
+            "it. Start another node first or lower MIN (torshctl scale); --force drains anyway"
         )
 
 
@@ -155,11 +155,11 @@ def drained(asked: Sequence[NodeRow], before: Picture, now: Picture) -> Progress
     names = ", ".join(sorted(ids))
     here = sorted(ids.intersection(row.node for row in now.present))
     if here:
-        return Progress(False, f"waiting for {', '.join(here)} to stop its workers and go")
+        return Progress(False, f"waiting for {', '.join(here)} to stop its workers and leave")
     if now.verdict:
         return Progress(True, f"{names} left, and the job has ended: {now.verdict.reason}")
     if not now.present:
-        return Progress(True, f"{names} left, and nobody is left of the run")
+        return Progress(True, f"{names} left, and no node of the run is left")
     if not any(map(before.takes_part, asked)):
         return Progress(True, f"{names} left: {now.summary}")
     if now.phase != "running" or now.round_token == before.round_token:
@@ -170,10 +170,10 @@ def drained(asked: Sequence[NodeRow], before: Picture, now: Picture) -> Progress
 def stopped(now: Picture) -> Progress:
     """Return whether the job has ended and its agents are gone."""
     if now.verdict is None:
-        who = "the nodes" if now.nodes else "a node: none is there, or none reaches the store"
+        who = "the nodes" if now.nodes else "a node: none is present, or none reaches the store"
         return Progress(False, f"waiting for {who} to end the job")
     if now.present:
-        return Progress(False, f"{ended(now)}; waiting for {nodes(len(now.present))} to go")
+        return Progress(False, f"{ended(now)}; waiting for {nodes(len(now.present))} to leave")
     return Progress(True, ended(now))
 
 
@@ -184,5 +184,5 @@ def ended(now: Picture) -> str:
 def _why_not_larger(now: Picture) -> str:
     if now.holds:
         holding = ", ".join(now.holds)
-        return f"waiting for the next checkpoint, before which {holding} wants no node to be added"
-    return f"waiting for the last call, after which {nodes(len(now.spares))} will be let in"
+        return f"waiting for the next checkpoint: until then {holding} lets no node be added"
+    return f"waiting for the last call, after which {nodes(len(now.spares))} will join"

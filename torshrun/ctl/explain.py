@@ -128,7 +128,7 @@ def of_running(found: Recorded, stood: Mapping[int, Stands]) -> Verdict:
     wrong, ranks, headline = _wrong_now(first, proved, dead, held)
     unknown = _unknown(nodes, stood)
     is_open = unknown or (first and _is_open(first, nodes))
-    lines = [f"{format_ranks(unknown)}: no node that answers has any of these"] if unknown else []
+    lines = [f"{format_ranks(unknown)}: no node that answered has any of these"] if unknown else []
     verdict = _blank(found, proved, nodes)._replace(
         state="running",
         wrong=wrong,
@@ -252,8 +252,8 @@ def _load(folder: Path) -> Kept:
         raise Unfit(f"cannot read {folder}: {error.strerror}") from None
     if not kept.accounts:
         raise Unfit(
-            f"there is no account of a failure below {folder}: torshrun keeps it where a job fails "
-            f"or hangs and has a --log-dir"
+            f"there is no record of a failure below {folder}: torshrun keeps it where a job fails "
+            "or hangs and has a --log-dir"
         )
     return kept
 
@@ -380,7 +380,7 @@ def in_words(verdict: Verdict) -> Iterator[str]:
         if line not in verdict.headline:
             yield f"  {line}"
     for line in verdict.silent:
-        yield f"  nothing of {line}"
+        yield f"  nothing from {line}"
     if verdict.advice:
         yield f"  what to do: {verdict.advice}"
 

@@ -34,7 +34,7 @@ def _lines(recorded: Recorded, last: int) -> Iterator[str]:
     records, names = recorded.operations, recorded.group_names
     yield recorded.name
     for line in recorded.silent:
-        yield f"  nothing of {line}"
+        yield f"  nothing from {line}"
     yield from _of_clocks(recorded.dumps)
     for each in recorded.suspicions:
         yield f"  {in_words(each, 0.0, Told(names))}"
@@ -53,7 +53,7 @@ def _of_clocks(dumps: Sequence[Dump]) -> Iterator[str]:
     for dump in dumps if len(dumps) > 1 else ():
         if dump.offset is None:
             ranks = format_ranks(dump.records)
-            yield f"  times of {ranks} are by the clock of {dump.host} alone"
+            yield f"  times of {ranks} are those of the clock of {dump.host} alone"
 
 
 def _told(operation: Operation, names: Mapping[int, str]) -> str:

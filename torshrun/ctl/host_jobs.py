@@ -97,7 +97,7 @@ def _environ(pid: int) -> Mapping[str, str]:
 def in_words(jobs: Sequence[HostJob]) -> str:
     """Return a line for each job, each followed by a line for each of its workers."""
     if not jobs:
-        return "no job of torshrun's runs on this host, or none that this user may look at\n"
+        return "no job of torshrun runs on this host, or none that this user may inspect\n"
     return "".join(f"{line}\n" for job in jobs for line in _lines(job))
 
 
@@ -117,7 +117,5 @@ def _does(worker: HostWorker) -> str:
         return f"in {numbered(last)}"
     if status.awaited:
         return f"{status.awaited.what} (rank {status.awaited.rank})"
-    after = (
-        f"in no collective, last in {numbered(last)}" if last else "in no collective that it notes"
-    )
+    after = f"in no collective, last in {numbered(last)}" if last else "in no recorded collective"
     return f"{after}; waits for {worker.waits}" if worker.waits else after

@@ -88,8 +88,8 @@ def meeting_place(
     request = reachable(request, run_id, environ, RealMachine())
     if not _says_where(request):
         raise ConfigError(
-            "--rdzv-endpoint is missing: say where the job's nodes meet, with the same --rdzv-* "
-            "options or variables (TORSH_RDZV_ENDPOINT) as torshrun has there"
+            "--rdzv-endpoint is missing: say where the job's nodes rendezvous, with the same "
+            "--rdzv-* options or variables (TORSH_RDZV_ENDPOINT) as torshrun has there"
         )
     return rendezvous(request, environ)
 

@@ -67,7 +67,7 @@ class Picture:
         if verdict:
             return f"ended with code {verdict.code}: {verdict.outcome}, {verdict.reason}"
         if header is None:
-            return f"no round yet; {nodes(len(self.present))} there"
+            return f"no round yet; {nodes(len(self.present))} present"
         if self.is_abandoned:
             return f"abandoned: no node of round {header.number} is left (torshctl forget)"
         if header.phase == "closing":
@@ -156,7 +156,7 @@ def _find(picture: Picture, name: str) -> rows.NodeRow:
         return found[0]
     if found:
         ids = ", ".join(row.node for row in found)
-        raise NotDone(f"{name} is {len(found)} nodes of run {picture.run_id}: say which, by {ids}")
+        raise NotDone(f"{name} names {len(found)} nodes of run {picture.run_id}: give one of {ids}")
     there = ", ".join(f"{row.node} ({row.address})" for row in present) or "none"
     raise NotDone(
         f"run {picture.run_id} has no node {name}, by id, host, address or node rank; its nodes "

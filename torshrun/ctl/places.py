@@ -59,7 +59,7 @@ def jobs_here(place: str | None) -> list[HostJob]:
     """
     jobs = [job for job in find_jobs() if place is None or job.agent == int(place)]
     if not jobs and place is None:
-        raise Unfit("no job of torshrun's runs on this host, or none that this user may look at")
+        raise Unfit("no job of torshrun runs on this host, or none that this user may inspect")
     if not jobs:
-        raise Unfit(f"process {place} is no torshrun of this host that this user may look at")
+        raise Unfit(f"process {place} is not a torshrun on this host that this user may inspect")
     return jobs

@@ -52,7 +52,7 @@ class AskedRun(Run):
             await self.ask({key: rows.encode(question)}, seconds + _LONGER)
             trouble = await self._gather(question.id, nodes, seconds)
         except StoreError as error:  # a store that an agent serves ends with the agent
-            trouble = f"the store has gone meanwhile: {error}"
+            trouble = f"the store is gone: {error}"
         found = Answered(*self._read(question.id, nodes, trouble))
         with suppress(StoreError):
             answers = f"{rows.ANSWERS}{question.id}/"
@@ -114,7 +114,7 @@ class AskedRun(Run):
             yield part
 
 
-_CUT = "it had more to say than a store takes, and the end of it is missing"
+_CUT = "its answer was larger than a store takes, and the end is missing"
 
 
 def inflated(content: bytes, most: int = _MOST_CONTENT) -> bytes:

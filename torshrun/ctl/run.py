@@ -59,11 +59,11 @@ async def _visit(config: RendezvousConfig) -> Meeting:
     except StoreError as error:
         if isinstance(error.__cause__, ConnectionRefusedError):
             raise StoreError(
-                f"nobody serves a store at {config.endpoints[0]}: the job there has ended or was "
-                f"never started, or its nodes meet elsewhere (--rdzv-endpoint)"
+                f"no store is served at {config.endpoints[0]}: the job there has ended or was "
+                "never started, or its nodes rendezvous elsewhere (--rdzv-endpoint)"
             ) from None
         is_refusal = error.__cause__ is None and not isinstance(error, StoreTimeout)
-        hint = "; --secret-file or TORSH_SECRET has to be that of its nodes" if is_refusal else ""
+        hint = "; --secret-file or TORSH_SECRET must be that of its nodes" if is_refusal else ""
         raise StoreError(f"{str(error).rstrip('.')}{hint}") from None
 
 
@@ -114,7 +114,7 @@ class Run:
             )
         if not (self.picture.is_there or (even_traces and self._items)):
             others = ", ".join(map(repr, await run_ids(self.store)))
-            there = f"the runs there are: {others}" if others else "it holds no run"
+            there = f"its runs are: {others}" if others else "it holds no run"
             raise NotDone(
                 f"there is no run {self.run_id!r} in this store (--rdzv-id names it); {there}"
             )
@@ -189,7 +189,7 @@ class Run:
         """
         items = (await self.store.list(self._base)).items
         if not self._epoch and any(self._name(item.key).startswith(rows.NODES) for item in items):
-            raise NotDone(f"run {self.run_id} has nodes, and a secret that this is not")
+            raise NotDone(f"run {self.run_id} has nodes, and a different secret")
         check(read(self.run_id, {self._name(i.key): self._value(i) for i in items}))
         no_leader = Compare(self._base + rows.LEADER, 0)
         for start in range(0, len(items), BATCH):

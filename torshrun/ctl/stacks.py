@@ -125,7 +125,7 @@ def _lines(stood: Stood) -> Iterator[str]:
     """Yield the lines of all ranks. Ranks with the same stack share one."""
     yield stood.name
     for line in stood.silent:
-        yield f"  nothing of {line}"
+        yield f"  nothing from {line}"
     alike: dict[tuple[str, str], list[int]] = {}
     for rank, each in stood.ranks.items():
         alike.setdefault((_state(each), each.stack), []).append(rank)
@@ -148,7 +148,7 @@ def where(stood: Stood, ranks: Sequence[int]) -> str:
 def _state(stands: Stands) -> str:
     told = manner(stands)
     if not (told or stands.stack):
-        told = "its stack is not known"
+        told = "its stack is unknown"
     return f", {told}" if told else ""
 
 

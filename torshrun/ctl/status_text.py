@@ -68,7 +68,7 @@ def _details(picture: Picture) -> Iterator[str]:
         yield f"  restarts: {header.restarts} of {header.max_restarts} used"
         yield f"  master: {header.master_addr} port {header.master_port}"
     if not picture.verdict:
-        leader = picture.leader.node if picture.leader else "none just now"
+        leader = picture.leader.node if picture.leader else "none at the moment"
         yield f"  leader: {leader}"
         yield from _hints(picture, header)
 
@@ -77,7 +77,7 @@ def _hints(picture: Picture, header: Header | None) -> Iterator[str]:
     if picture.wait:
         yield f"  the job waits {picture.wait.why}"
     if picture.stop_wanted:
-        yield f"  somebody asked for its end: {picture.stop_wanted.reason}"
+        yield f"  its end was requested: {picture.stop_wanted.reason}"
     if picture.holds:
         yield f"  no node is added before the next checkpoint: {', '.join(picture.holds)}"
     known = sum(map(picture.takes_part, picture.nodes))

@@ -58,7 +58,7 @@ def launch(
     """
     if is_main_being_found():
         raise ConfigError(
-            "launch() is called while a worker loads the program: call it behind "
+            "launch() is called while a worker loads the program: call it below "
             'if __name__ == "__main__"'
         )
     _check_given(function, options)
@@ -75,7 +75,7 @@ def _check_given(function: object, options: Sequence[str]) -> None:
     """Raise ConfigError for options that would run something else, or nothing here."""
     is_text = isinstance(options, str) or any(not isinstance(each, str) for each in options)
     if is_text or not callable(function):
-        raise ConfigError("launch() takes a function, and options as a list of texts")
+        raise ConfigError("launch() takes a function, and options as a list of strings")
     line = parse(options)
     if line.script is not None:
         raise ConfigError(

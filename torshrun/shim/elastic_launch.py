@@ -48,12 +48,12 @@ def stand_in(api: ModuleType) -> None:
     ) -> dict[int, Any]:
         if not isinstance(entrypoint, str) and is_main_being_found():
             raise ConfigError(
-                "workers are started while a worker loads the program: start them behind "
+                "workers are started while a worker loads the program: start them below "
                 'if __name__ == "__main__"'
             )
         reason = why_not(config, entrypoint)
         if any(each is not None for each in (*more, *named.values())):
-            reason = "it has been given a health check server"
+            reason = "it has a health check server"
         with tempfile.TemporaryDirectory(prefix="torsh-function-") as name:
             if not reason:
                 target, reason = _target(Path(name), config, entrypoint, args)

@@ -7,5 +7,5 @@ import sys
 
 def tell(reason: str, who: str = "torch's own launcher") -> None:
     """Print a line with the reason on stderr."""
-    sys.stderr.write(f"torshrun: {who} starts this, and not torshrun: {reason}\n")
+    sys.stderr.write(f"torshrun: {who} starts this, not torshrun: {reason}\n")
     sys.stderr.flush()

@@ -49,13 +49,13 @@ def why_not_backend(backend: str) -> str:
     """Return why a rendezvous backend, by its name in torch, is not served. Empty if it is."""
     if backend in BACKENDS:
         return ""
-    return f"its rendezvous {backend!r} is a plugin of torch's, or etcd's version 2"
+    return f"its rendezvous {backend!r} is a plugin of torch, or etcd's version 2"
 
 
 def why_not_plugins(logs_specs: str, event_log_handler: str) -> str:
     """Return why classes for torch's launcher are not served. Empty if none is given."""
     if logs_specs:
-        return f"--logs-specs {logs_specs} is a plugin of torch's"
+        return f"--logs-specs {logs_specs} is a plugin of torch"
     if event_log_handler not in ("", "null"):
-        return f"--event-log-handler {event_log_handler} is a plugin of torch's"
+        return f"--event-log-handler {event_log_handler} is a plugin of torch"
     return ""

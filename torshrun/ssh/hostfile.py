@@ -164,7 +164,7 @@ def _settings(words: Sequence[str], place: str) -> Iterator[tuple[str, int]]:
         key, equals, value = word.partition("=")
         key = key.replace("-", "_")
         if not equals or key not in _MOST:
-            raise ConfigError(f"{place}: {word!r} is none of slots=N, max_slots=N and port=N")
+            raise ConfigError(f"{place}: {word!r} is not slots=N, max_slots=N or port=N")
         if key in seen:
             raise ConfigError(f"{place}: {key} is given twice")
         seen.add(key)
@@ -186,7 +186,7 @@ def _named(text: str, hosts: Sequence[Host]) -> dict[str, tuple[int, ...]]:
         host = by_label.get(label)
         if host is None:
             names = ", ".join(list(by_label)[:8]) + (", …" if len(by_label) > 8 else "")
-            raise ConfigError(f"{part!r} is no host of the file: it lists {names}")
+            raise ConfigError(f"{part!r} is not a host of the file: it lists {names}")
         if label in found:
             raise ConfigError(f"{label} is named twice")
         found[label] = _slots(host, numbers) if colon else ()

@@ -185,7 +185,7 @@ class _Run:
             raise HostLost(f"{first.host.label} cannot serve the job: {why}") from None
         host, port = ip_or_empty(facts.get("host")), facts.get("port")
         if not host or type(port) is not int or not 0 < port < 65536:
-            raise HostLost(f"{first.host.label} does not speak as torshrun does")
+            raise HostLost(f"{first.host.label} does not speak torshrun's protocol")
         return Address(host, port)
 
     # ---- while it runs
@@ -231,7 +231,7 @@ class _Run:
         """Leave hosts to themselves. Without a connection they end."""
         if self._running:
             names = ", ".join(link.host.label for link in self._running)
-            self._say(f"these hosts are left to end by themselves: {names}")
+            self._say(f"these hosts are left to end on their own: {names}")
         for link in self._running:
             link.kill()
 

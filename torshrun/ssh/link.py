@@ -30,7 +30,7 @@ _TAIL = 8192
 _END_BOUND = 5.0
 """Seconds that ssh may take to end when it has nothing left to do."""
 
-_STRANGE = "it does not speak as torshrun does"
+_STRANGE = "it does not speak torshrun's protocol"
 
 
 class HostLost(TorshError):
@@ -74,8 +74,8 @@ class Link:
         if there != version:
             there = printable(there)
             raise HostLost(
-                f"torshrun is of version {there} there and {version} here: install the same, or "
-                f"name the Python that has it by --remote-python"
+                f"torshrun has version {there} there and {version} here: install the same one, or "
+                "name the Python that has it by --remote-python"
             )
         self.address = HERE if self.host.is_here else ip_or_empty(hello.get("address"))
 
@@ -105,7 +105,7 @@ class Link:
                 raise HostLost(await self._why(greeting[-_TAIL:]))
             greeting += data
             if len(greeting) > _LONGEST_GREETING:
-                raise HostLost("its shell prints without an end: see ~/.bashrc there")
+                raise HostLost("its shell does not stop printing: see ~/.bashrc there")
         self._take(greeting.partition(frames.MARK)[2])
         kind, content = await self._next()
         if kind != frames.HELLO:
@@ -183,7 +183,7 @@ class Link:
                     data = await self._output.read(_CHUNK)
             except TimeoutError:
                 self.kill()
-                raise HostLost(f"nothing has been heard of it for {self.silence:g} s") from None
+                raise HostLost(f"nothing was heard from it for {self.silence:g} s") from None
             if not data:
                 raise HostLost(await self._why(b""))
             self._take(data)
@@ -241,7 +241,7 @@ def _code(facts: dict[str, Any]) -> int:
     code = facts.get("code")
     if type(code) is int and 0 <= code <= 255:
         return code
-    said = str(code)[:20] if isinstance(code, int) else "what is no number"
+    said = str(code)[:20] if isinstance(code, int) else "not a number"
     raise HostLost(f"{_STRANGE}: its exit code is {said}, and not one of 0 to 255")
 
 

@@ -187,7 +187,7 @@ def _hosts(request: Request) -> tuple[Host, ...]:
     try:
         text = sys.stdin.read(_LONGEST + 1) if name == "-" else _file(name)
     except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is no text"
+        why = getattr(error, "strerror", None) or "it is not text"
         raise request.refused("hostfile", f"{name} cannot be read: {why}") from None
     if len(text) > _LONGEST:
         raise request.refused("hostfile", f"{name} is longer than any list of hosts")
@@ -294,10 +294,10 @@ def _exports(request: Request, environ: Mapping[str, str]) -> dict[str, str]:
     for item in request["export"]:
         name, equals, value = item.partition("=")
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*" if equals else r"[A-Za-z0-9_*?]+", name):
-            why = f"{item!r} is none of NAME, NAME=VALUE and a pattern like NCCL_*"
+            why = f"{item!r} is not NAME, NAME=VALUE or a pattern like NCCL_*"
             raise request.refused("export", why)
         if is_for_torshrun(name):
-            why = f"{name} is torshrun's own: no worker gets it, unless by environment: in a file"
+            why = f"{name} belongs to torshrun: workers get it only by environment: in a file"
             raise request.refused("export", why)
         found |= {name: value} if equals else dict(_matching(name, environ))
         if not equals and "*" not in name and "?" not in name and name not in environ:

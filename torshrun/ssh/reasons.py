@@ -30,17 +30,17 @@ _ADVICE = (
     ("Connection refused", "no sshd listens there: see the host and the port (port=N)"),
     ("timed out", "nothing answers there: see whether the host is up, and for firewalls"),
     ("No route to host", "nothing answers there: see whether the host is up, and for firewalls"),
-    ("Network is unreachable", "there is no way from this host to that one"),
+    ("Network is unreachable", "there is no route from this host to that one"),
     (
         "No module named",
         "torshrun is not installed for that Python: install the same version there, or name "
         "another Python by --remote-python",
     ),
-    ("Bad configuration option", "ssh does not take an option: see ~/.ssh/config, --ssh-command"),
+    ("Bad configuration option", "ssh rejects an option: see ~/.ssh/config, --ssh-command"),
 )
 _BY_CODE = {
     126: "that Python cannot be executed there: name another by --remote-python",
-    127: "that Python is not there: name another by --remote-python",
+    127: "that Python does not exist there: name another by --remote-python",
 }
 
 

@@ -116,7 +116,7 @@ def _run(wire: Wire, facts: Mapping[str, Any]) -> int:
     except OSError as error:
         raise ConfigError(
             f"{directory} cannot be used here: {error.strerror}. Workers run in the directory in "
-            f"which torshrun was called: it has to be there on every host"
+            "which torshrun was called: it must exist on every host"
         ) from None
     os.environ["PWD"] = directory
     os.environ.update(facts["exports"])

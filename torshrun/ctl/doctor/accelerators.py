@@ -109,8 +109,8 @@ def check(facts: Accelerators) -> Iterator[Finding]:
         yield warning(
             "CUDA_VISIBLE_DEVICES",
             f"{facts.listed}: no GPU of that name can be used here",
-            "Unset it, or name GPUs that there are (nvidia-smi -L); a list ends before its first "
-            "wrong entry.",
+            "Unset it, or name existing GPUs (nvidia-smi -L); a list ends before its first invalid "
+            "entry.",
         )
     if not (facts.usable or facts.cards):
         yield ok("GPUs", "none")
@@ -126,7 +126,7 @@ def _usable(facts: Accelerators) -> Finding:
     if not facts.usable:
         return warning(
             "GPUs",
-            f"{len(facts.cards)} there, none usable by this process",
+            f"{len(facts.cards)} present, none usable by this process",
             "See CUDA_VISIBLE_DEVICES and who may open /dev/nvidia*.",
         )
     return ok("GPUs", f"{len(facts.usable)} usable ({names}){where}")
@@ -136,7 +136,7 @@ def _cards(facts: Accelerators) -> Iterator[Finding]:
     if not facts.source:
         yield note(
             "GPU details",
-            "not asked for",
+            "not queried",
             "pip install nvidia-ml-py, or put nvidia-smi on the path, to see memory and errors.",
         )
     elif facts.failure:
@@ -153,7 +153,7 @@ def _cards(facts: Accelerators) -> Iterator[Finding]:
 def _card(what: str, card: Card) -> Finding:
     value = f"{card.name}, {size(card.memory)}, {size(card.used)} in use"
     if card.errors:
-        errors = f"{value}, {card.errors} errors of memory that could not be corrected"
+        errors = f"{value}, {card.errors} uncorrected memory errors"
         return problem(what, errors, "Leave it out (CUDA_VISIBLE_DEVICES) and have it replaced.")
     if card.used > _IN_USE:
         return note(what, value, "Another process uses it: nvidia-smi names it.")

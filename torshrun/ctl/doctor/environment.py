@@ -128,9 +128,13 @@ def _judge(name: str, facts: Environment) -> Finding:
 
 
 def _judge_option(name: str, value: str, shown: str, found: OptionVariable) -> Finding:
-    told = f"{shown or '(empty, as good as not set)'}, for {found.option.spellings[-1]}"
+    told = f"{shown or '(empty, the same as not set)'}, for {found.option.spellings[-1]}"
     if found.overruled_by:
-        return note(name, told, f"{found.overruled_by} is set, too, and counts: unset one of them.")
+        return note(
+            name,
+            told,
+            f"{found.overruled_by} is set, too, and takes precedence: unset one of them.",
+        )
     if not found.mistake:
         return ok(name, told)
     is_shown = shown == _shortened(value, _LONGEST)
@@ -153,7 +157,7 @@ def _left_over(name: str, value: str, facts: Environment) -> Finding | None:
     if facts.variables.get("TORCHELASTIC_RUN_ID"):
         return None  # the environment of a worker
     if not re.fullmatch(r"[0-9]{1,9}", value):
-        return problem(name, value, f"It is no number: unset {name}.")
+        return problem(name, value, f"It is not a number: unset {name}.")
     return warning(
         name,
         value,
@@ -165,7 +169,7 @@ def _left_over(name: str, value: str, facts: Environment) -> Finding | None:
 def _threads(name: str, value: str, facts: Environment) -> Finding | None:
     first = value.partition(",")[0]
     if not re.fullmatch(r"[1-9][0-9]{0,5}", first):
-        return warning(name, value, f"It is no number of threads: unset {name}.")
+        return warning(name, value, f"It is not a number of threads: unset {name}.")
     if int(first) > facts.processors:
         return warning(
             name,
@@ -178,7 +182,9 @@ def _threads(name: str, value: str, facts: Environment) -> Finding | None:
 
 def _debug(name: str, value: str, facts: Environment) -> Finding | None:
     if value.upper() in ("INFO", "TRACE", "DETAIL"):
-        return note(name, value, f"It makes workers talk a lot, and slower: unset {name} later.")
+        return note(
+            name, value, f"It makes workers print a lot, and slows them down: unset {name} later."
+        )
     return None
 
 
@@ -187,24 +193,24 @@ def _switched_off(name: str, value: str, facts: Environment) -> Finding | None:
         return note(
             name,
             value,
-            "A fast way between GPUs is switched off; unset it unless it was set to get around a "
-            "fault of this machine.",
+            "A fast path between GPUs is switched off; unset it unless it works around a fault of "
+            "this machine.",
         )
     return None
 
 
 def _blocking(name: str, value: str, facts: Environment) -> Finding | None:
     if value == "1":
-        return note(name, value, "Good for finding errors, and slow: unset it for real runs.")
+        return note(name, value, "Useful for finding errors, but slow: unset it for real runs.")
     return None
 
 
 def _preload(name: str, value: str, facts: Environment) -> Finding | None:
     missing = [path for path, there in facts.preloaded.items() if not there]
     if missing:
-        return problem(name, value, f"{missing[0]} is not there: correct or unset LD_PRELOAD.")
+        return problem(name, value, f"{missing[0]} does not exist: correct or unset LD_PRELOAD.")
     return note(
-        name, value, "Every worker loads it first: leave it out when something cannot be explained."
+        name, value, "Every worker loads it first: unset it if something cannot be explained."
     )
 
 
@@ -220,7 +226,7 @@ def _no_gpu(name: str, value: str, facts: Environment) -> Finding | None:
 
 def _master(name: str, value: str, facts: Environment) -> Finding | None:
     if name == "MASTER_PORT" and not (re.fullmatch(r"[0-9]{1,5}", value) and int(value) < 65536):
-        return problem(name, value, "It is no port (1 to 65535): correct or unset it.")
+        return problem(name, value, "It is not a port (1 to 65535): correct or unset it.")
     if facts.variables.get("TORCHELASTIC_RUN_ID"):
         return None
     return note(
@@ -237,8 +243,8 @@ def _proxy(name: str, value: str, facts: Environment) -> Finding | None:
         return note(
             name,
             value,
-            f"torshrun's own client of etcd takes no proxy, other tools (etcdctl, curl) do: add "
-            f"{bare} to no_proxy for them.",
+            f"torshrun's etcd client uses no proxy, but other tools (etcdctl, curl) do: add {bare} "
+            "to no_proxy for them.",
         )
     return None
 

@@ -43,11 +43,11 @@ def examine(examinations: Sequence[Examination], seconds: float) -> dict[str, tu
 def _told(area: str, found: tuple[Finding, ...] | Exception) -> tuple[Finding, ...]:
     if isinstance(found, TimeoutError):
         advice = (
-            "Something that was asked for does not answer: a file system, a driver, a name "
-            "server. See what hangs (ps shows D), or give it longer with --timeout."
+            "A file system, a driver or a name server does not answer. See what hangs (ps shows "
+            "D), or allow more time with --timeout."
         )
-        return (warning(f"looking at {area}", str(found), advice),)
+        return (warning(f"examining {area}", str(found), advice),)
     if isinstance(found, Exception):
-        told = f"could not be looked at: {type(found).__name__}: {found}"
+        told = f"could not be examined: {type(found).__name__}: {found}"
         return (warning(area, told, "See whether this process may read what it names."),)
     return found

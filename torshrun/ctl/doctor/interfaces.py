@@ -98,7 +98,7 @@ def _chosen(facts: Network) -> Finding:
     if not facts.chosen:
         return warning(
             what,
-            f"none: there is no way to {facts.towards}",
+            f"none: there is no route to {facts.towards}",
             "See whether the network is up and the endpoint's name is right, or give this host's "
             "own address (torshrun --local-addr). Jobs of one node need none.",
         )

@@ -82,8 +82,8 @@ def _read_own_memory() -> int:
 
 def check(facts: Kernel) -> Iterator[Finding]:
     yield ok("Linux", facts.release)
-    yield _needed("memfd_create", facts.memfd, "ranks of a node share memory by it")
-    yield _needed("pidfd_open", facts.pidfd, "lost ranks are found by it (Linux 5.3 and newer)")
+    yield _needed("memfd_create", facts.memfd, "ranks of a node need it to share memory")
+    yield _needed("pidfd_open", facts.pidfd, "it detects lost ranks (Linux 5.3 and newer)")
     yield _reading(facts)
     yield _huge_pages(facts)
 
@@ -103,13 +103,13 @@ def _reading(facts: Kernel) -> Finding:
         return warning(call, told, f"{_SECCOMP} (docker --cap-add SYS_PTRACE); {slower}.")
     if facts.ptrace_scope >= 2:
         told = f"Yama's ptrace_scope is {facts.ptrace_scope}: ranks may not use it"
-        return warning(call, told, f"sysctl -w kernel.yama.ptrace_scope=1 lets them; {slower}.")
+        return warning(call, told, f"sysctl -w kernel.yama.ptrace_scope=1 allows it; {slower}.")
     if facts.ptrace_scope == 1:
         return note(
             call,
             "works; Yama's ptrace_scope is 1",
-            "Start ranks by torshrun, which lets those of a node reach each other; ranks that are "
-            f"started by hand, torchrun or mpiexec cannot, and {slower}.",
+            "Start ranks with torshrun, which lets those of a node reach each other; ranks that "
+            f"are started by hand, torchrun or mpiexec cannot, and {slower}.",
         )
     return ok(call, "works")
 

@@ -55,8 +55,8 @@ def _files(soft: int, hard: int) -> Finding:
         return note(
             what,
             value,
-            "torshrun raises it to what is allowed; ranks that are started otherwise need ulimit "
-            "-n before them, if they are many.",
+            "torshrun raises it to what is allowed; if many ranks are started otherwise, raise "
+            "ulimit -n before.",
         )
     return ok(what, value)
 
@@ -80,8 +80,8 @@ def _processes(soft: int, hard: int) -> Finding:
         return note(
             what,
             value,
-            "Threads count, of all of this user's processes here: ulimit -u before large jobs, or "
-            "fewer threads (OMP_NUM_THREADS).",
+            "The threads of all of this user's processes count: raise ulimit -u before large jobs, "
+            "or use fewer threads (OMP_NUM_THREADS).",
         )
     return ok(what, value)
 

@@ -96,8 +96,8 @@ def _processors(facts: Machine) -> Finding:
         return note(
             "processors",
             value,
-            "This process may use a part of them only (taskset, a scheduler's binding, a cpuset): "
-            "ask for more if that is not meant.",
+            "This process may use only a part of them (taskset, a scheduler's binding, a cpuset): "
+            "ask for more if that is not intended.",
         )
     return ok("processors", value)
 
@@ -135,7 +135,7 @@ def _shm(facts: Machine) -> Finding:
         "more (docker --shm-size 8g; in Kubernetes an emptyDir with medium: Memory at /dev/shm)."
     )
     if facts.shm is None:
-        return warning("/dev/shm", "not there", advice)
+        return warning("/dev/shm", "does not exist", advice)
     value = f"{size(facts.shm)}, {size(facts.shm_free)} free"
     if not facts.shm_is_writable:
         return warning("/dev/shm", f"{value}, not writable for this user", advice)

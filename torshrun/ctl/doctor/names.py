@@ -79,9 +79,9 @@ def _own(own: Lookup) -> Finding:
         return note(
             what,
             value,
-            "Only this host takes its name for that: as MASTER_ADDR, and where Gloo or MPI "
-            "announce it, other hosts are sent to themselves. Give its address in /etc/hosts "
-            "instead of 127.0.1.1, or name it by address.",
+            "The name means this address only here: as MASTER_ADDR, and where Gloo or MPI announce "
+            "it, other hosts would connect to themselves. Give its address in /etc/hosts instead "
+            "of 127.0.1.1, or name it by address.",
         )
     return ok(what, value)
 

@@ -95,7 +95,7 @@ def check(facts: Ports) -> Iterator[Finding]:
     for port in facts.wanted:
         yield _one(port, is_ephemeral=first <= port.number <= last)
     if last:
-        yield ok("ports of connections", f"{first} to {last}")
+        yield ok("ports of outgoing connections", f"{first} to {last}")
 
 
 def _one(port: Port, *, is_ephemeral: bool) -> Finding:
@@ -120,7 +120,7 @@ def _one(port: Port, *, is_ephemeral: bool) -> Finding:
     if is_ephemeral:
         return note(
             what,
-            "free, but in the range of connections",
+            "free, but in the range of outgoing connections",
             "Any connection may take it before the job does: choose one outside the range "
             "(net.ipv4.ip_local_port_range), or none at all.",
         )

@@ -175,7 +175,7 @@ def _member(member: Member) -> Finding:
         return warning(
             what,
             member.failure,
-            "See that etcd runs there, that its client port can be reached from here, and that "
+            "Check that etcd runs there, that its client port can be reached from here, and that "
             "cacert, cert, key, user and password are right.",
         )
     value = f"version {member.version}, database {size(member.database)}"
@@ -224,7 +224,7 @@ def _cluster(members: Sequence[Member]) -> Finding:
         return note(
             what,
             value,
-            "Jobs end when it dies for long: name all members of a cluster of three.",
+            "Jobs end if it stays down: name all members of a cluster of three.",
         )
     return ok(what, value)
 
@@ -269,16 +269,16 @@ async def _visit(config: RendezvousConfig, seconds: float) -> float:
 def check_served(facts: Served) -> Iterator[Finding]:
     what = f"store at {facts.endpoint}"
     if facts.outcome == "nobody":
-        yield ok(what, "nobody serves it yet: the agent of that host will")
+        yield ok(what, "not served yet: the agent of that host will serve it")
     elif facts.outcome:
         yield problem(
             what,
             facts.outcome,
             "Give the secret of the job that runs there (--secret-file), another port if that is "
-            "no job of torshrun's, or open the way to it (firewall).",
+            "not a job of torshrun, or open the firewall.",
         )
     else:
-        yield ok(what, f"a job meets there; a read takes {1000 * facts.latency:.2f} ms")
+        yield ok(what, f"a job uses it; a read takes {1000 * facts.latency:.2f} ms")
     if not facts.has_secret:
         yield note(
             "the job's secret",

@@ -119,7 +119,7 @@ def check(facts: Versions) -> Iterator[Finding]:
             yield ok(name, ", ".join(found))
     if facts.mpiexec:
         version = re.search(r"\d+\.\d[\w.]*", facts.mpiexec.said)
-        yield ok("mpiexec", version[0] if version else "there; it does not tell its version")
+        yield ok("mpiexec", version[0] if version else "present; it does not report its version")
     yield ok("etcd client", "torshrun's own, over etcd's HTTP gateway (etcd >= 3.4)")
 
 
@@ -128,7 +128,7 @@ def _core(probed: Probed | None) -> Finding:
         "install torshrun again for this Python: pip install --force-reinstall . in its source"
     )
     if probed is None or probed.outcome != "ok":
-        said = probed.said if probed else "not looked at"
+        said = probed.said if probed else "not examined"
         return problem(
             CORE, f"does not load: {said}", f"Workers cannot use collectives; {reinstall}."
         )
@@ -170,7 +170,7 @@ def _driver(facts: Versions) -> Finding:
         return problem(
             what,
             f"{facts.driver}, and torch (CUDA {seen['cuda']}) sees no GPU",
-            "The driver may be too old for that CUDA, or the devices are kept from this process: "
+            "The driver may be too old for that CUDA, or the devices are hidden from this process: "
             "see nvidia-smi, CUDA_VISIBLE_DEVICES and how the container was started (--gpus all).",
         )
     if seen.get("cuda") and not facts.driver:

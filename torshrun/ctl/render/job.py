@@ -18,17 +18,17 @@ from torshrun.ctl.render.keys import SECTIONS, read_section
 _MARGIN = 15
 """Seconds that torshrun has after its workers' end before it is killed as well."""
 _NOT_RENDERED = {
-    "local_addr": "it is another on each node; torshrun finds it",
-    "master_addr": "the nodes meet where the rendered file says, or at rdzv_endpoint",
-    "master_port": "the nodes meet where the rendered file says, or at rdzv_endpoint",
-    "node_rank": "it is another on each node",
+    "local_addr": "it differs on each node; torshrun finds it",
+    "master_addr": "the nodes rendezvous where the rendered file says, or at rdzv_endpoint",
+    "master_port": "the nodes rendezvous where the rendered file says, or at rdzv_endpoint",
+    "node_rank": "it differs on each node",
     **dict.fromkeys(
         ("hostfile", "include", "exclude", "ssh_command", "remote_python", "export"),
         "the scheduler starts torshrun on each node, and not ssh",
     ),
-    "scheduler": "torshrun finds it by itself where the rendered file runs",
+    "scheduler": "torshrun detects it where the rendered file runs",
     "time_limit": "give cluster: time_limit, which tells the scheduler",
-    "standalone": "nodes that do not know of each other are no job",
+    "standalone": "nodes that do not rendezvous are no job",
 }
 """Options that a rendered file cannot give, and the reason."""
 _OF_SHELLS = """
@@ -102,7 +102,7 @@ def read_job(path: str) -> ClusterJob:
     for option in OPTIONS:
         request[option.key]
         if request.has(option.key) and option.key in _NOT_RENDERED and request[option.key]:
-            raise request.refused(option.key, f"not to be rendered: {_NOT_RENDERED[option.key]}")
+            raise request.refused(option.key, f"cannot be rendered: {_NOT_RENDERED[option.key]}")
     if request.has("rdzv_backend") and not request.has("rdzv_endpoint"):
         why = "give rdzv_endpoint too, or leave both to the rendered file"
         raise request.refused("rdzv_backend", why)
@@ -142,8 +142,8 @@ def _check_texts(request: Request) -> None:
             raise ConfigError(f"{entry.name}: bash sets {name} itself: take another name")
         if name.startswith(("TORSH_", "PET_")):
             raise ConfigError(
-                f"{entry.name}: {name} would be an option of torshrun's where this is rendered: "
-                f"give the option itself"
+                f"{entry.name}: {name} would be read as an option of torshrun in the rendered job: "
+                "give the option itself"
             )
     target = (request.target,) if request.target else ()
     entries = (*request.entries.values(), *target, *request.arguments)

@@ -30,8 +30,8 @@ def _label(text: str) -> str:
     """Check a name that Kubernetes, DNS and the clouds all accept."""
     if not re.fullmatch(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", text):
         raise ConfigError(
-            f"{text!r} is not a name of at most 40 small letters, digits and -, from a letter to "
-            f"a letter or digit"
+            f"{text!r} is not a name of at most 40 lowercase letters, digits and -, from a letter "
+            f"to a letter or digit"
         )
     return text
 
@@ -46,8 +46,8 @@ def _name(text: str) -> str:
     """Check the name of a Kubernetes object that exists already."""
     if not re.fullmatch("[a-z0-9](?:[a-z0-9.-]{0,61}[a-z0-9])?", text):
         raise ConfigError(
-            f"{text!r} is not a name of at most 63 small letters, digits, - and ., with a letter "
-            f"or digit at both ends"
+            f"{text!r} is not a name of at most 63 lowercase letters, digits, - and ., with a "
+            f"letter or digit at both ends"
         )
     return text
 

@@ -26,7 +26,7 @@ def write(text: str, place: str, name: str, *, mode: int, force: bool) -> Path:
             with suppress(FileNotFoundError):  # it has been renamed
                 partial.unlink()
     except FileExistsError:
-        raise ConfigError(f"{path} is there already: --force replaces it") from None
+        raise ConfigError(f"{path} exists already: --force replaces it") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"{path} cannot be written: {reason}") from None

@@ -15,8 +15,8 @@ _KUEUE = "kueue.x-k8s.io/"
 _GROUP = "scheduling.k8s.io/group-name"
 """The annotation that names a pod's PodGroup to Volcano."""
 _VOLCANO_QUEUE_OF_RAY = "volcano.sh/queue-name"
-_BY_THE_RUNTIME = "the training runtime says it: give trainjob: runtime the name of one that does"
-_BY_RAY = "KubeRay says it"
+_BY_THE_RUNTIME = "the training runtime sets it: name one that does in trainjob: runtime"
+_BY_RAY = "KubeRay sets it"
 _REFUSED: Mapping[str, Mapping[str, str]] = {
     "kubernetes": {},
     "jobset": {},
@@ -79,9 +79,11 @@ def _check(name: str, job: ClusterJob, place: Mapping[str, Any]) -> None:
     if place["restart_in_place"] and not job.requeue:
         raise _refused(job, "restart_in_place", "it needs cluster: requeue: true")
     if place["health_port"] and any(each.startswith("--metrics-port") for each in job.options):
-        raise _refused(job, "health_port", "metrics_port says it already: leave one of them out")
+        raise _refused(job, "health_port", "metrics_port sets it already: leave one of them out")
     if place["health_port"] == job.port and not job.meets:
-        raise _refused(job, "health_port", f"{job.port} is where the nodes meet (cluster: port)")
+        raise _refused(
+            job, "health_port", f"{job.port} is the port of the rendezvous (cluster: port)"
+        )
 
 
 def _check_names(
@@ -89,7 +91,7 @@ def _check_names(
 ) -> None:
     for name in given:
         if name in ours:
-            raise _refused(job, key, f"{name}: another key of the section says it already")
+            raise _refused(job, key, f"{name}: another key of the section sets it already")
 
 
 def _refused(job: ClusterJob, key: str, why: str) -> ConfigError:
@@ -100,7 +102,7 @@ def _mapping(job: ClusterJob, place: Mapping[str, Any], key: str) -> dict[str, s
     pairs: Pairs = place[key]
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise _refused(job, key, "a name stands there twice")
+        raise _refused(job, key, "a name is given twice")
     return found
 
 
@@ -157,7 +159,7 @@ def _resources(
     more = _mapping(job, place, "resources")
     for taken in ("cpu", "memory", place["gpu_resource"]):
         if taken in more:
-            raise _refused(job, "resources", f"{taken}: cpus, memory and gpus of cluster: say it")
+            raise _refused(job, "resources", f"{taken}: cpus, memory and gpus of cluster: set it")
     return requests | more, limits | more
 
 

@@ -105,10 +105,11 @@ def jobs_of(pids: Sequence[int]) -> list[HostJob]:
     missing = [str(pid) for pid in pids if pid not in {job.agent for job in found}]
     if missing:
         raise Unfit(
-            f"process {', '.join(missing)} is no torshrun of this host that this user may look at"
+            f"process {', '.join(missing)} is not a torshrun on this host that this user may "
+            "inspect"
         )
     if not found:
-        raise Unfit("no job of torshrun's runs on this host, or none that this user may look at")
+        raise Unfit("no job of torshrun runs on this host, or none that this user may inspect")
     if len(found) > 1 and not pids:
         listed = "; ".join(f"{job.agent}: {job.command}" for job in found)
         raise Unfit(f"several jobs run on this host: name the pid of one ({listed})")
@@ -129,7 +130,7 @@ def follow(
     wait, began = StepWait(steps), time.monotonic()
     deadline = began + seconds
     try:
-        say(f"looking at {workers} workers for {until}; Ctrl-C ends it and writes what there is")
+        say(f"following {workers} workers for {until}; Ctrl-C ends it and writes what was recorded")
         while (now := time.monotonic()) < deadline and not all(each.has_ended for each in followed):
             pauses = [each.go_on(is_wanted=wait.has_begun) for each in followed]
             wait.look(step for each in followed for step in each.steps)
@@ -137,7 +138,7 @@ def follow(
                 break
             time.sleep(max(min(*pauses, deadline - now), 0))
     except KeyboardInterrupt:
-        say("interrupted: writing what there is")
+        say("interrupted: writing what was recorded")
     if why := wait.why_none(min(round(time.monotonic() - began, 1), seconds)):
         raise Unfit(why)
     return [node for each in followed for node in each.finish()]

@@ -122,7 +122,9 @@ def _node_of_trace(traced: Traced) -> Node:
     complaints = []
     if traced.full_at is not None:
         seconds = traced.full_at - traced.began
-        complaints.append(f"there was no room for what came after the first {seconds:.1f} s")
+        complaints.append(
+            f"what came after the first {seconds:.1f} s is missing, as there was no room for it"
+        )
     return Node(
         host=str(about.get("host", "")),
         round=_number(about.get("round")),
@@ -171,7 +173,7 @@ def trace_in(place: str) -> Traced:
         raise Unfit(f"cannot read {place}: {error.strerror or error}") from None
     traced = read_trace(content)
     if traced is None:
-        raise Unfit(f"{place} is neither a directory of a job's nor a trace of one node")
+        raise Unfit(f"{place} is neither a directory of a job nor a trace of one node")
     return traced
 
 

@@ -59,7 +59,7 @@ class Others:
             self._add_job(path, events)
         else:
             raise Unfit(
-                f"{printable(path)} is neither a trace of torch.profiler's nor a file of --events"
+                f"{printable(path)} is neither a trace of torch.profiler nor a file of --events"
             )
 
     # ---- torch.profiler
@@ -104,7 +104,7 @@ class Others:
                 if worker.pid is not None and worker.pid in pids:
                     return worker.rank
         name = printable(path)
-        raise Unfit(f"{name} does not tell of which rank it is: say so, as by --with 3={name}")
+        raise Unfit(f"{name} does not say which rank it belongs to: give it, as in --with 3={name}")
 
     def _clock(self, path: str, rank: int) -> tuple[Placed, float]:
         """Return the node that has the rank, and the offset of its wall clock."""
@@ -114,7 +114,7 @@ class Others:
                     break
                 return placed, placed.node.wall
         else:
-            raise Unfit(f"{printable(path)} is of rank {rank}, of which there is no record")
+            raise Unfit(f"{printable(path)} belongs to rank {rank}, which has no records")
         raise Unfit(f"{printable(path)}: the wall clock of rank {rank}'s node is not known")
 
     def _names(
@@ -135,8 +135,8 @@ class Others:
     def _complain(self, path: str, count: int, inside: int) -> None:
         if inside < count:
             self.complaints.append(
-                f"{printable(path)}: {count - inside} of its {count} events lie outside of this "
-                f"trace's time"
+                f"{printable(path)}: {count - inside} of its {count} events are outside of this "
+                "trace's time"
             )
 
     # ---- events of the job
@@ -154,7 +154,9 @@ class Others:
                 facts = {"round": each.round, "node": each.node_rank, **each.facts}
                 shown.append(instant(time, _told(each), facts, of_rank))
         if not shown:
-            self.complaints.append(f"{printable(path)}: none of its events is of this trace's time")
+            self.complaints.append(
+                f"{printable(path)}: none of its events is within this trace's time"
+            )
         self.streams.append(sorted(shown, key=lambda each: float(each["ts"])))
 
     def _node(self, number: int) -> Placed | None:

@@ -84,7 +84,7 @@ def write(nodes: Sequence[Node], wanted: Wanted, say: Callable[[str], None]) -> 
     """
     joined = Joined(nodes, wanted.steps, wanted.seconds)
     if not joined.count and wanted.steps:
-        raise Unfit(f"nothing is recorded of the steps {wanted.steps.first}:{wanted.steps.last}")
+        raise Unfit(f"nothing is recorded for the steps {wanted.steps.first}:{wanted.steps.last}")
     if len(joined.silent) == sum(len(node.workers) for node in nodes):
         raise Unfit(f"{next(joined.complaints())}. {UNSEEN}")
     others = Others(joined)

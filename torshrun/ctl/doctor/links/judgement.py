@@ -83,14 +83,14 @@ def _link(link: Link, typical: float, usual: float, *, is_slow: bool) -> Finding
         return warning(
             f"slow link {link}",
             f"{value}; the median of all is {rate(typical)}",
-            "Jobs go at the pace of the slowest link: see its cable, port, speed (ethtool) and "
+            "Jobs run at the pace of the slowest link: see its cable, port, speed (ethtool) and "
             "route, or leave that node out.",
         )
     if link.latency > _LATE * usual and link.latency > usual + _LATE_BY:
         return note(
             f"late link {link}",
             f"{value}; the median of all is {1e6 * usual:.0f} µs",
-            "See whether its way leads through more switches, a tunnel or another site.",
+            "See whether its route leads through more switches, a tunnel or another site.",
         )
     return ok(str(link), value)
 
@@ -105,7 +105,7 @@ def _common(slow: Sequence[Link], links: Sequence[Link]) -> Iterator[Finding]:
                 yield warning(
                     f"slow node {node}",
                     f"all links {way} it are slow, those between others are not",
-                    "It is that node's own: its interface, cable, port or its load.",
+                    "The cause is in that node: its interface, cable, port or load.",
                 )
 
 
@@ -127,7 +127,7 @@ def _faulty(reduced: Sequence[Reduced]) -> Iterator[Finding]:
         if alone and worked and sum(node in pair for pair in failed) > 1:
             yield problem(
                 f"faulty node {node}",
-                "its all_reduces fail with every other node, those of others work",
+                "its all_reduces fail with every other node, those between others work",
                 "Leave it out of the job, and see what torshrun says there.",
             )
 
@@ -138,7 +138,7 @@ def _reduced(each: Reduced, typical: float) -> Finding:
         return problem(
             f"all_reduce {names}",
             f"fails: {checked.failure}",
-            "A job of these two nodes fails so, too: see what torshrun says there, the ports above "
+            "A job of these two nodes fails as well: see what torshrun says there, the ports above "
             "1024 between them, and leave out the node that fails with others as well.",
         )
     value = f"{rate(checked.rate)}, 8 bytes take {1e6 * checked.latency:.0f} µs"

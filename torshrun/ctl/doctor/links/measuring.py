@@ -125,11 +125,11 @@ class Measuring:
 def _introduced(name: str, peer: About, here: About) -> Finding:
     value = f"{peer.host}, torshrun {peer.torshrun}, Python {peer.python}"
     if peer.torshrun != here.torshrun:
-        advice = f"Install the same version on all nodes; here is {here.torshrun}."
+        advice = f"Install the same version on all nodes; here it is {here.torshrun}."
         return problem(name, value, advice)
     if peer.python.split(".")[:2] != here.python.split(".")[:2]:
         advice = (
-            f"Take the same on all nodes, or objects may not be understood; here {here.python}."
+            f"Use the same on all nodes, or objects may be unreadable; here it is {here.python}."
         )
         return warning(name, value, advice)
     return ok(name, value)

@@ -34,7 +34,7 @@ CHECK_SECONDS = 90.0
 """Seconds for an all_reduce by two agents."""
 
 
-_STRANGE = "what answers there is no doctor of this version"
+_STRANGE = "the other side is not a doctor of this version"
 
 
 class LinkError(Exception):

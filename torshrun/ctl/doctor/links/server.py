@@ -120,7 +120,7 @@ class Guests:
             case [str(name), *arguments] if self._understands(name, arguments):
                 self._answer(channel, partial(self._orders[name][0], *arguments))
             case _:
-                refuse(channel, "this doctor does not know that order: is it of another version?")
+                refuse(channel, "this doctor does not know that order: do the versions differ?")
 
     def _understands(self, name: str, arguments: Sequence[object]) -> bool:
         if name not in self._orders:
@@ -130,7 +130,7 @@ class Guests:
 
     def _stream(self, channel: Channel, act: Callable[[Channel, float], None]) -> None:
         if not self._measuring.acquire(timeout=_PATIENCE):
-            refuse(channel, "another doctor measures there just now; try again")
+            refuse(channel, "another doctor is measuring there; try again")
             return
         try:
             deadline = time.monotonic() + orders.STREAM_SECONDS
