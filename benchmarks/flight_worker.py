@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 STEPS = 5
+ENDINGS = ("kill", "memory", "exception")
+"""Faults that end the rank at once, after which its agent stops the others."""
 PAUSE = 0.25
 LONGEST = 30.0
 """Seconds to wait for another rank's fault."""
@@ -63,7 +65,9 @@ def wrong(call: Call, variant: str) -> Call:
 
 
 class Rank:
-    """What one rank does. `make` calls a collective; `sequence` tells the number of its next."""
+    """What one rank does. `make` calls a collective; `sequence` tells the number of its next, and
+    `begun` how many this rank has begun.
+    """
 
     def __init__(
         self,
@@ -71,8 +75,10 @@ class Rank:
         rank: int,
         make: Callable[[Call], None],
         sequence: Callable[[str], int],
+        begun: Callable[[], int],
     ) -> None:
         self.fault, self.rank, self.make, self.sequence = fault, rank, make, sequence
+        self.begun = begun
         self.calls = plan(fault["seed"])
         self.folder = Path(fault["folder"])
 
@@ -95,11 +101,14 @@ class Rank:
             is_second = (step, at) == (fault["step"], fault["at"] + 1)
             return kind == "swap" and is_second and self.rank == fault["rank"]
         if self.rank != fault["rank"]:
+            (self.folder / f"here-{self.rank}").touch()
             if inside:
                 self.await_death()
             time.sleep(PAUSE if kind == "cut" else 0.0)
             return False
         self.note(call)
+        if kind in ENDINGS and not inside:
+            self.await_others(call.group)
         instead = {"skip": [], "swap": [after, call], "wrong": [wrong(call, fault["variant"])]}
         for each in instead.get(kind, []):
             self.make(each)
@@ -134,16 +143,36 @@ class Rank:
             os.kill(os.getpid(), signal.SIGKILL)
         (self.folder / "pid").write_text(str(os.getpid()))
         (self.folder / "pid").rename(self.folder / "struck")
-        end = threading.Timer(PAUSE / 2, os.kill, (os.getpid(), signal.SIGKILL))
-        end.daemon = True
-        end.start()
+        threading.Thread(target=self.kill_inside, args=(self.begun(),), daemon=True).start()
+
+    def kill_inside(self, before: int) -> None:
+        """End this process a moment after it has begun one more call."""
+        self.wait_until(lambda: self.begun() > before, "this rank came to no call")
+        time.sleep(PAUSE / 2)
+        os.kill(os.getpid(), signal.SIGKILL)
 
     def await_death(self) -> None:
         """Wait until the rank that is killed inside its call is gone: it cannot have left it."""
-        struck, end = self.folder / "struck", time.monotonic() + LONGEST
-        while not struck.exists() or Path(f"/proc/{struck.read_text()}/exe").exists():
+        struck = self.folder / "struck"
+        self.wait_until(
+            lambda: struck.exists() and not Path(f"/proc/{struck.read_text()}/exe").exists(),
+            "no rank was killed",
+        )
+
+    def await_others(self, group: str) -> None:
+        """Wait until the other ranks of its group are at the call, and a moment for them to begin
+        it: an agent would stop one that comes late before it shows that it waits.
+        """
+        members = next(ranks for ranks in GROUPS[group] if self.rank in ranks)
+        others = [self.folder / f"here-{rank}" for rank in members if rank != self.rank]
+        self.wait_until(lambda: all(each.exists() for each in others), "the others did not come")
+        time.sleep(PAUSE / 2)
+
+    def wait_until(self, condition: Callable[[], bool], else_: str) -> None:
+        end = time.monotonic() + LONGEST
+        while not condition():
             if time.monotonic() > end:
-                raise TimeoutError(f"no rank was killed within {LONGEST:g} s")
+                raise TimeoutError(f"{else_} within {LONGEST:g} s")
             time.sleep(0.01)
 
     def fill(self) -> None:
@@ -201,7 +230,11 @@ def ours(fault: dict[str, Any]) -> Rank:
         last[call.group] = tr.monitoring.recent_operations()[-1].sequence
 
     last: dict[str, int] = {}
-    return Rank(fault, rank, make, lambda group: last[group] + 1)
+
+    def begun() -> int:
+        return tr.monitoring.recent_operations()[-1].number
+
+    return Rank(fault, rank, make, lambda group: last[group] + 1, begun)
 
 
 def torchs(fault: dict[str, Any]) -> Rank:
@@ -233,7 +266,7 @@ def torchs(fault: dict[str, Any]) -> Rank:
             size = dist.get_world_size(group)
             dist.all_gather([torch.empty_like(array) for _ in range(size)], array, group)
 
-    return Rank(fault, rank, make, lambda group: counts[group] + 1)
+    return Rank(fault, rank, make, lambda group: counts[group] + 1, lambda: sum(counts.values()))
 
 
 def dump(folder: str, rank: int) -> None:

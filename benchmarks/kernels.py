@@ -27,7 +27,7 @@ from benchmarks.bars import Check
 from benchmarks.processes import INTERRUPTED
 from benchmarks.table import render
 from torsh_runtime.backends.native.compiled import _native
-from torsh_runtime.status import DTYPES, REDUCTIONS
+from torsh_runtime.enumerations import DTYPES, REDUCTIONS
 
 OPERATIONS = ("SUM", "AVG", "MAX", "PRODUCT")
 HELD = ("SUM", "MAX")

@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
 from benchmarks.processes import Program, RunError, run
@@ -156,10 +157,16 @@ def prepare(peer: Peer) -> str:
     try:
         if peer.requirements and not _stands(peer):
             _install(peer)
-        output = run(Program([peer.python, "-c", peer.probe], Path("/"), peer.env), timeout=120)
+        output = _probed(peer.python, peer.probe, tuple(peer.env.items()))
     except (RunError, OSError) as error:
         raise UnavailableError(str(error).splitlines()[-1]) from None
     return output.strip().splitlines()[-1]
+
+
+@cache
+def _probed(python: str, probe: str, environ: tuple[tuple[str, str], ...]) -> str:
+    """What the probe prints. Peers that differ in name alone share it: it may load torch."""
+    return run(Program([python, "-c", probe], Path("/"), dict(environ)), timeout=120)
 
 
 def _wanted(peer: Peer) -> str:

@@ -111,13 +111,17 @@ def _models(text: str) -> tuple[str, ...]:
     return session.several(text, tuple(MODELS))
 
 
-def contenders(here: bool) -> list[Peer]:
-    """torsh, Gloo and no communication, each as it is found and the last two tuned as well."""
+def contenders(here: bool, quick: bool = False) -> list[Peer]:
+    """torsh, Gloo and no communication, each as it is found and the last two tuned as well, unless
+    it shall be quick: they differ in their environment alone.
+    """
     base = replace(GLOO, environment=GLOO.name, requirements=() if here else GLOO.requirements)
     torsh = replace(base, name=TORSH)
     own, horovod = replace(base, name=OWN), replace(base, name=HOROVOD)
     unedited = replace(base, name=UNEDITED, env={**base.env, "TORSH_TORCH_BACKEND": "torsh"})
     others = [replace(base, name=name) for name in (AS_FOUND, BARE)]
+    if quick:
+        return [own, horovod, torsh, unedited, *others]
     tuned = [replace(peer, name=f"{peer.name} tuned", env={**peer.env, **TUNED}) for peer in others]
     return [own, horovod, torsh, unedited, *others, *tuned]
 
@@ -192,7 +196,7 @@ def compare_losses(samples: Sequence[Sample]) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     interrupt_on_term()
-    peers, versions = session.available(contenders(options.here))
+    peers, versions = session.available(contenders(options.here, options.quick))
     names = [peer.name for peer in peers]
     rounds = Rounds(options, peers, start, _ITERATIONS, lambda case: details(case, options.quick))
     return session.conduct(

@@ -16,8 +16,8 @@ File: a header of PAGE_BYTES, then a page of PAGE_BYTES for each local rank. In 
            10  what it does there, or waits for: 48 bytes of text
            16  RECORDS records of RECORD_WORDS words, each in two cache lines of its own
     record  0  turn: 4 × the operation's number in its group, + WRITING, INSIDE or LEFT
-            1  the call: operation, dtype and reduction (8 bits each, in the order of OPERATIONS,
-               DTYPES and REDUCTIONS), length of a list of arrays (8 bits; 0 is none), root (32
+            1  the call: operation, dtype and reduction (8 bits each, numbered as in
+               enumerations.py), length of a list of arrays (8 bits; 0 is none), root (32
                bits, signed; less than 0 is none)
             2  number of elements, of a list in all
             3  number of the group, the same on all its ranks (32 bits), its size (32 bits)
@@ -41,6 +41,7 @@ import mmap
 import os
 import zlib
 from functools import cache
+from typing import NamedTuple
 
 from torsh_runtime.contract import WorkerEnv
 from torsh_runtime.errors import ConfigError
@@ -53,34 +54,29 @@ RECORD_WORDS = 16
 FIRST_RECORD = 16
 WRITING, INSIDE, LEFT = 1, 2, 3
 
-# The numbers of csrc/common/types.hpp: agents read them, and have no core.
-OPERATIONS = (
-    "all_reduce",
-    "reduce",
-    "broadcast",
-    "all_gather",
-    "gather",
-    "scatter",
-    "reduce_scatter",
-    "all_to_all",
-    "barrier",
-    "send",
-    "recv",
-)
-DTYPES = (
-    "bool",
-    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-    *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
-)
-REDUCTIONS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
-
 PID, INITIALISED, STEP, PLACE = range(4)
 AWAITED, DOING = 9, 10
 TEXT_WORDS = 6
-_TURN, _GROUP = 0, 3
-MESSAGE, HAS_TAG, HAS_INSTEAD = 5, 1 << 8, 1 << 9
-AXIS = 8
+HAS_TAG, HAS_INSTEAD = 1 << 8, 1 << 9
 _PAGE_WORDS = PAGE_BYTES // 8
+
+
+class Record(NamedTuple):
+    """What the compiled core writes of a record, word by word; the build compares it with
+    csrc/common/progress.hpp."""
+
+    turn: int
+    call: int
+    count_: int  # tuples have a method of the plain name
+    group: int
+    rounds: int
+    message: int
+    tag: int
+    instead: int
+
+
+AXIS = len(Record._fields)
+_TURN, _GROUP = map(Record._fields.index, ("turn", "group"))
 
 
 class Page:

@@ -34,7 +34,7 @@ def plan(config: LaunchConfig, environ: Mapping[str, str]) -> str:
         if all(lines.get(key) == line for lines in workers)
     }
     blocks = [_block("Every worker", common) if len(workers) > 1 else ""]
-    title, where = ("Local rank", " here") if config.rendezvous else ("Rank", "")
+    title, where = ("Rank", "") if config.is_alone else ("Local rank", " here")
     for rank, lines in enumerate(workers):
         own = {key: line for key, line in lines.items() if len(workers) == 1 or key not in common}
         blocks.append(_block(f"{title} {rank}", own))
@@ -47,7 +47,7 @@ def plan(config: LaunchConfig, environ: Mapping[str, str]) -> str:
 
 def _first(config: LaunchConfig, word: str, port: int) -> WorkerEnv:
     """What the rendezvous decides is told by `port`, too."""
-    alone, workers = config.rendezvous is None, config.nproc_per_node
+    alone, workers = config.is_alone, config.nproc_per_node
     place = Place(
         round=0,
         restarts=0,

@@ -1,200 +1,35 @@
-"""The public names: a change here is a change for users, and stands in the changelog."""
+"""The public names: a change of torsh_runtime/__init__.pyi is one for users."""
 
 from __future__ import annotations
 
+import ast
 import inspect
 from importlib.metadata import version
+from pathlib import Path
+
+import pytest
 
 import torsh_runtime as tr
 
-NAMES = {
-    "Attention",
-    "Block",
-    "Column",
-    "ColumnParallelLinear",
-    "Cut",
-    "Experts",
-    "Heads",
-    "Scatter",
-    "Shared",
-    "Summed",
-    "ParallelAttention",
-    "Part",
-    "Row",
-    "RowParallelLinear",
-    "VocabParallelEmbedding",
-    "Vocabulary",
-    "Whole",
-    "parallelize",
-    "plan_of",
-    "verify",
-    "vocab_parallel_cross_entropy",
-    "Shard",
-    "TensorLayout",
-    "draw_by_name",
-    "dropout_region",
-    "random_stream",
-    "layouts_of",
-    "init_parameters",
-    "from_pretrained",
-    "save_pretrained",
-    "whole_state_dict",
-    "clip_grad_norm_",
-    "CommunicationStrategy",
-    "CommunicationStats",
-    "ProcessGroupIds",
-    "ProcessGroupManager",
-    "RankMapping",
-    "ThreeDParallelismConfig",
-    "BackendType",
-    "BackendUnavailable",
-    "BackwardPrefetch",
-    "CustomAutoWrap",
-    "FsdpConfig",
-    "FullyShardedDataParallel",
-    "MemoryConfig",
-    "MemoryStats",
-    "MixedPrecision",
-    "MixtureOfExperts",
-    "ModuleTypeBasedAutoWrap",
-    "NoAutoWrap",
-    "ShardedGradScaler",
-    "ShardingStrategy",
-    "SizeBasedAutoWrap",
-    "auto_wrap_modules",
-    "context_loss",
-    "context_model",
-    "fsdp_wrap",
-    "register_context_attention",
-    "register_fsdp_forward_method",
-    "BucketConfig",
-    "CheckpointError",
-    "CommAborted",
-    "CommError",
-    "CommMismatch",
-    "CommTimeout",
-    "ConfigError",
-    "DeviceMesh",
-    "DistributedDataParallel",
-    "DistributedOptimizer",
-    "DistributedSampler",
-    "Envelope",
-    "Future",
-    "GradientError",
-    "GroupMember",
-    "P2POp",
-    "PeerLost",
-    "PipelineError",
-    "PipelineParallel",
-    "Persistent",
-    "PrefixStore",
-    "PremulSum",
-    "ProcessGroup",
-    "ReduceOp",
-    "Store",
-    "StoreError",
-    "StoreTimeout",
-    "StoreWatch",
-    "SyncBatchNorm",
-    "TorshError",
-    "Work",
-    "all_gather",
-    "all_gather_coalesced",
-    "all_gather_into_tensor",
-    "all_gather_object",
-    "all_gather_single",
-    "all_reduce",
-    "all_reduce_coalesced",
-    "all_reduce_into",
-    "all_to_all",
-    "all_to_all_single",
-    "average_gradients",
-    "barrier",
-    "batch_isend_irecv",
-    "broadcast",
-    "broadcast_object_list",
-    "coalesce",
-    "checkpoint",
-    "compression",
-    "elastic",
-    "context_attention",
-    "context_batch",
-    "context_gather",
-    "context_positions",
-    "context_shard",
-    "destroy_process_group",
-    "empty_shared",
-    "exscan",
-    "exscan_into",
-    "gather",
-    "gather_object",
-    "get_backend",
-    "get_backend_config",
-    "get_default_backend_for_device",
-    "get_global_rank",
-    "get_group_rank",
-    "get_node_local_rank",
-    "get_pg_count",
-    "get_process_group_ranks",
-    "get_rank",
-    "get_store",
-    "get_world_size",
-    "group",
-    "init_device_mesh",
-    "init_process_group",
-    "iprobe",
-    "irecv",
-    "is_backend_available",
-    "is_gloo_available",
-    "is_initialized",
-    "is_mpi_available",
-    "is_nccl_available",
-    "is_torchelastic_launched",
-    "is_ucc_available",
-    "is_xccl_available",
-    "isend",
-    "monitored_barrier",
-    "monitoring",
-    "new_group",
-    "new_subgroups",
-    "new_subgroups_by_enumeration",
-    "nn",
-    "optim",
-    "rpc",
-    "parts",
-    "persistent",
-    "premul_sum",
-    "record",
-    "probe",
-    "recv",
-    "recv_object_list",
-    "reduce",
-    "reduce_into",
-    "reduce_scatter",
-    "reduce_scatter_single",
-    "reduce_scatter_tensor",
-    "report_step",
-    "scan",
-    "scan_into",
-    "scatter",
-    "scatter_object_list",
-    "send",
-    "send_object_list",
-    "sendrecv",
-    "serve_store",
-    "shrink_group",
-    "split",
-    "split_group",
-    "start_all",
-    "supports_complex",
-    "waitall",
-    "waitany",
-}
+STUB = Path(tr.__file__).with_name("__init__.pyi")
 
 
-def test_exported_names() -> None:
-    assert set(tr.__all__) == NAMES
-    for name in NAMES:
+def test_type_checkers_and_programs_see_the_same_names() -> None:
+    seen = {
+        each.asname: each.name
+        for statement in ast.parse(STUB.read_text()).body
+        if isinstance(statement, ast.ImportFrom)
+        for each in statement.names
+    }
+    assert all(public == name for public, name in seen.items()), "only NAME as NAME is public"
+    assert set(tr.__all__) == set(seen)
+    assert set(seen) <= set(dir(tr))
+    with pytest.raises(AttributeError, match="no attribute 'get_rankk'"):
+        getattr(tr, "get_rankk")  # noqa: B009
+
+
+def test_every_name_is_there_and_documented() -> None:
+    for name in tr.__all__:
         assert getattr(tr, name).__doc__, f"{name} has no docstring"
 
 
@@ -261,7 +96,7 @@ def test_the_version_is_the_distributions() -> None:
 
 
 def test_every_optional_argument_defaults_to_the_default_group_and_a_blocking_call() -> None:
-    for name in NAMES:
+    for name in tr.__all__:
         if not inspect.isfunction(function := getattr(tr, name)):
             continue
         parameters = inspect.signature(function).parameters

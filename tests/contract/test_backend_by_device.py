@@ -18,8 +18,11 @@ from support.suite.cases import LONG
 import torsh_runtime as tr
 from torsh_runtime.backends.base import Backend, BackendType, ByDevice, ReduceOp
 from torsh_runtime.backends.by_device import ByDeviceBackend
+from torsh_runtime.backends.intercepting import Intercepting
 from torsh_runtime.backends.library.gloo import GlooBackend
 from torsh_runtime.backends.nccl.backend import NcclBackend
+from torsh_runtime.backends.operation import Op
+from torsh_runtime.backends.work import Work
 from torsh_runtime.errors import CommAborted, CommTimeout, PeerLost
 from torsh_runtime.store.client import StoreClient
 
@@ -251,13 +254,43 @@ def test_what_is_known_of_the_group_is_what_the_host_knows(run: Run) -> None:
     run(body)
 
 
-def test_nothing_that_a_backend_may_do_is_left_to_its_default() -> None:
+@pytest.mark.parametrize(
+    ("stand_in", "left"),
+    [
+        # Members are named one by one, and further groups of by-device ones meet over the store.
+        (ByDeviceBackend, {"name_ranks", "note_as", "subgroup"}),
+        (Intercepting, set()),
+    ],
+)
+def test_nothing_that_a_backend_may_do_is_left_to_its_default(
+    stand_in: type[Backend], left: set[str]
+) -> None:
     of_the_group = {"rank", "world_size", "connect"}
-    of_members = {"name_ranks", "note_as"}
-    left = {"subgroup"}  # its ranks meet over the store
-    defaults = {
-        name
-        for name in vars(Backend)
-        if not name.startswith("_") and name not in Backend.__abstractmethods__
-    }
-    assert defaults - of_the_group - of_members - left <= vars(ByDeviceBackend).keys()
+    defaults = {name for name in vars(Backend) if not name.startswith("_")}
+    assert defaults - of_the_group - left <= vars(stand_in).keys()
+
+
+def test_an_intercepted_backend_tells_what_it_knows_itself(run: Run) -> None:
+    def body(backend: ByDeviceBackend) -> None:
+        stand_in = Counting(backend)
+        assert stand_in.facts == backend.facts
+        assert (stand_in.rank, stand_in.type) == (backend.rank, backend.type)
+        assert stand_in.members == backend.members
+        stand_in.all_reduce(on_gpu(2, 1), ReduceOp.SUM, LONG)
+        stand_in.barrier(LONG)
+        assert stand_in.kinds == ["all_reduce", "barrier"]
+        assert stand_in.all_come(np.zeros(2))
+
+    run(body)
+
+
+class Counting(Intercepting):
+    """Notes the kinds of all operations."""
+
+    def __init__(self, backend: Backend) -> None:
+        super().__init__(backend)
+        self.kinds: list[str] = []
+
+    def run(self, op: Op, timeout: float, async_op: bool = False) -> Work:
+        self.kinds.append(op.kind)
+        return op.begin(self._backend, timeout, async_op)

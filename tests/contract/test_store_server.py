@@ -72,8 +72,8 @@ class Served:
         return len(self.store._arrivals) + len(self.store._watchers)
 
     def num_strangers(self) -> int:
-        assert self.server._door
-        return self.server._door._talks.num_callers
+        assert self.server._acceptor
+        return self.server._acceptor._conversations.num_callers
 
     def close(self) -> None:
         for opened in self._opened:

@@ -34,10 +34,6 @@ using rpc::Message;
 constexpr Keys keys_of_first{{1, 2}, {3, 4}}, keys_of_second{{3, 4}, {1, 2}};
 constexpr double patience = 60;
 
-void expect(bool is_so, const char* what) {
-  if (!is_so) throw Wrong(what);
-}
-
 std::vector<std::byte> bytes_of(const std::string& text) {
   std::vector<std::byte> bytes(text.size());
   if (!text.empty()) std::memcpy(bytes.data(), text.data(), text.size());

@@ -33,7 +33,7 @@ Step step_of(OpKind kind, std::size_t bytes) {
   return {.kind = kind, .dtype = DType::int32, .op = ReduceOp::max, .count = bytes / 4};
 }
 
-void expect(std::size_t found, std::size_t wanted, const char* what) {
+void expect_lines(std::size_t found, std::size_t wanted, const char* what) {
   if (found != wanted) {
     throw Wrong(std::string(what) + ": " + std::to_string(found) + " lines instead of " + std::to_string(wanted));
   }
@@ -44,11 +44,11 @@ void expect(std::size_t found, std::size_t wanted, const char* what) {
 void check_barriers() {
   const Step barrier{.kind = OpKind::barrier};
   shm::Tuning tuning = shm::default_tuning(9);
-  expect(most(count(9, barrier, tuning)), 8, "a barrier of 9 ranks, of one level");
+  expect_lines(most(count(9, barrier, tuning)), 8, "a barrier of 9 ranks, of one level");
   tuning.two_levels_from = 9;
-  expect(most(count(9, barrier, tuning)), 2 + 2, "a barrier of 9 ranks, of two levels");
-  expect(count(9, barrier, tuning)[1], 1, "one of a squad");
-  expect(most(count(64, barrier, shm::default_tuning(64))), 7 + 7, "a barrier of 64 ranks");
+  expect_lines(most(count(9, barrier, tuning)), 2 + 2, "a barrier of 9 ranks, of two levels");
+  expect_lines(count(9, barrier, tuning)[1], 1, "one of a squad");
+  expect_lines(most(count(64, barrier, shm::default_tuning(64))), 7 + 7, "a barrier of 64 ranks");
 }
 
 // Where every rank reduces everything it fetches all of it from all others; in blocks a part from each, and
@@ -57,8 +57,8 @@ void check_all_reduces() {
   const Step step = step_of(OpKind::all_reduce, 4096);
   shm::Tuning tuning = shm::default_tuning(8);
   tuning.whole_limit = 4096;
-  expect(most(count(8, step, tuning)), 7 + 7 * 64, "4 KiB reduced by each of 8 ranks");
-  expect(most(count(8, step, shm::default_tuning(8))), 2 * 7 + 7 * 8 + 7 * 8, "4 KiB reduced by 8 ranks in parts");
+  expect_lines(most(count(8, step, tuning)), 7 + 7 * 64, "4 KiB reduced by each of 8 ranks");
+  expect_lines(most(count(8, step, shm::default_tuning(8))), 2 * 7 + 7 * 8 + 7 * 8, "4 KiB reduced by 8 ranks in parts");
 }
 
 }  // namespace

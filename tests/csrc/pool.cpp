@@ -36,10 +36,6 @@ constexpr std::size_t segment_bytes = 20000;
 
 bool never() { return false; }
 
-void expect(bool is_so, const char* what) {
-  if (!is_so) throw Wrong(what);
-}
-
 // A file for so many ranks, of this process unless `pids` tells others.
 class Pools {
  public:

@@ -27,10 +27,6 @@ constexpr std::size_t bytes = 100000;
 
 bool never() { return false; }
 
-void expect(bool is_so, const char* what) {
-  if (!is_so) throw Wrong(what);
-}
-
 // Memory full of the version's last byte.
 void publish(Slots& slots, std::uint64_t version, double seconds = 30) {
   const auto slot = slots.take(bytes, seconds, never);

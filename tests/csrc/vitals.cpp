@@ -39,10 +39,6 @@ constexpr std::size_t mapped = 16 << 20;
 constexpr int attempts = 10;
 constexpr int many = 140;  // processes: more than the kernel waits for at once
 
-void expect(bool is_so, const char* what) {
-  if (!is_so) throw Wrong(what);
-}
-
 template <typename Condition>
 bool comes(Condition condition) {
   const double until = now() + patience;

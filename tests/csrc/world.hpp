@@ -23,6 +23,10 @@ struct Wrong : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+inline void expect(bool is_so, const char* what) {
+  if (!is_so) throw Wrong(what);
+}
+
 // What a group is like.
 struct Shape {
   std::vector<int> nodes{2};  // how many ranks each has

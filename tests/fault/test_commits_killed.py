@@ -172,7 +172,7 @@ def test_a_rank_without_memory_for_it_stops_all_and_loses_nothing(
             if rank == 1:
                 monkeypatch.setattr("torsh_runtime.elastic.memory.available_memory", lambda: 5)
             with pytest.raises(
-                tr.CheckpointError, match="rank 1 cannot keep a commit: too"
+                tr.CheckpointError, match="rank 1: cannot keep a commit: too"
             ) as said:
                 commits.commit(state_at(4, rank, 2))
             return str(said.value)

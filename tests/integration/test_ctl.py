@@ -173,7 +173,7 @@ def test_a_drain_that_would_end_the_job_is_refused(site: Site) -> None:
         assert "needs 2 nodes and would have 1" in refused.stderr
         many = site.ctl("drain", "job", "127.0.0.1")
         assert many.returncode == 1
-        assert "is 2 nodes of run job" in many.stderr
+        assert "names 2 nodes of run job" in many.stderr
         finish(site, *nodes)
 
 

@@ -242,7 +242,7 @@ def test_options_that_differ_are_named() -> None:
 
     texts, gradient = both("other_options")
     for (name, value), text in zip(OTHER_OPTIONS.items(), texts, strict=True):
-        assert text.startswith("ConfigError: models are not wrapped alike on all ranks: ")
+        assert text.startswith("ConfigError: DistributedDataParallel differs between ranks: ")
         assert f", {name}={value!r} on rank(s) 1. " in text
         assert text.count("on rank(s) 0") == 1
     torch.testing.assert_close(gradient, mean_gradient())
@@ -270,7 +270,7 @@ def test_hooks_that_differ_are_named() -> None:
     for text, first in zip(
         both("other_hooks"), ("'other_hooks.<locals>.average'", None), strict=True
     ):
-        assert text.startswith("ConfigError: models are not wrapped alike on all ranks: ")
+        assert text.startswith("ConfigError: DistributedDataParallel differs between ranks: ")
         assert f"register_comm_hook={first} on rank(s) 0, " in text
 
 

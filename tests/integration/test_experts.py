@@ -62,7 +62,7 @@ def test_what_does_not_fit_is_refused_on_all_ranks() -> None:
         assert "capacity_factor is above 0" in said[2]
         assert "6 to 9" in said[3]
         assert "'jax'" in said[4]
-        assert "router's values" in said[5]
+        assert "parameter 'router' with values of checksum " in said[5]
         assert "(2, 7) is not (…, 6)" in said[6]
         assert "finite, or None, not inf" in said[7]
 

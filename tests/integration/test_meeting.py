@@ -22,8 +22,8 @@ from torsh_runtime.backends.native import links
 from torsh_runtime.backends.native.links import ANSWER, GREETING, Doors, Keys, connect_all
 from torsh_runtime.backends.native.network import Network
 from torsh_runtime.backends.native.place import TOKEN_BYTES, Place, Terms
+from torsh_runtime.connections import conversations
 from torsh_runtime.errors import CommError, CommTimeout, ConfigError, PeerLost
-from torsh_runtime.store import talks
 from torsh_runtime.store.client import StoreClient
 from torsh_runtime.store.hosted import HostedStore
 from torsh_runtime.store.wire import proof
@@ -338,7 +338,7 @@ def test_strangers_are_cut_off_and_hurt_nobody() -> None:
 
 
 def test_a_silent_caller_is_cut_off_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(talks, "ADMISSION_SECONDS", 0.2)
+    monkeypatch.setattr(conversations, "ADMISSION_SECONDS", 0.2)
     with World(2) as world:
         results: dict[int, Any] = {}
         thread = threading.Thread(target=lambda: results.update(world.link([0])))
@@ -352,7 +352,7 @@ def test_a_silent_caller_is_cut_off_in_time(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_of_too_many_callers_the_oldest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(talks, "MAX_STRANGERS", 4)
+    monkeypatch.setattr(conversations, "MAX_STRANGERS", 4)
     with World(2) as world, ExitStack() as stack:
         for _ in range(40):
             stack.enter_context(socket.create_connection(world.address(0)))

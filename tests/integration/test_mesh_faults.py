@@ -105,7 +105,7 @@ def test_ranks_that_build_different_things_are_told_before_work_starts() -> None
         "(2, 2) ('dp', 'pp')",
         "4 microbatches",
         "schedule gpipe",
-        "do not have the same pipeline",
+        "PipelineParallel differs between ranks",
         "rank 3, pp 1, dp 1: num_microbatches=0: a whole number",
         "4 experts",
     )

@@ -137,7 +137,7 @@ def three_dimensions(rank: int) -> None:
 def disagreements(rank: int) -> None:
     sizes = {"dp": 2, "tp": 2} if rank else {"dp": 4, "tp": 2}
     for comm_strategy in (None, "ring" if rank else "tree"):
-        with pytest.raises(tr.ConfigError, match=r"ranks mean different meshes.*rank.s. 1, 2, 3"):
+        with pytest.raises(tr.ConfigError, match=r"DeviceMesh differs .* rank.s. 1, 2, 3"):
             tr.init_device_mesh(sizes, comm_strategy=comm_strategy)
         sizes = {"dp": 2, "tp": 2}
     with pytest.raises(tr.ConfigError, match="multiply"):

@@ -399,7 +399,7 @@ def shape(value: Any) -> Any:
 
 @pytest.mark.parametrize("targets", [("kubernetes",), CONTROLLED, ("compose",)])
 @settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     max_examples=40,
     phases=[Phase.explicit, Phase.generate],
 )

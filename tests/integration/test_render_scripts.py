@@ -92,7 +92,7 @@ def rendered_place(target: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("target", SHELLS)
 @settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     max_examples=15,
     phases=[Phase.explicit, Phase.generate],
 )

@@ -46,7 +46,7 @@ def test_what_does_not_fit_is_refused_on_every_rank() -> None:
         "whole, and told of parts": "were given the same tokens",
         "no axis": "pass axes of one mesh, as mesh['tp'] and mesh['ep']",
         "another mesh": "is of a mesh without the axis 'ep'",
-        "told on one rank": "ranks mean different MixtureOfExperts",
+        "told on one rank": "MixtureOfExperts differs between ranks",
         "not among the data": "have parts of one sequence, and not all are among",
         "whole": "",
     }

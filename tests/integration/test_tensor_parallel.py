@@ -162,7 +162,7 @@ def test_what_is_wrong_is_said_on_all_ranks(framework: str) -> None:
         assert "'none' in the plan matches no module" in said[6]
         assert "forward() of its own" in said[7]
         assert "of shape (4, 3)" in said[8]
-        assert "'weight' has other values on rank(s) 1" in said[9]
+        assert "parameter 'weight' with values of checksum " in said[9]
         assert "give Column(), Row()" in said[10]
         assert "1 features are too few for 2 ranks" in said[11]
         assert "9 features are no whole number of heads of 2" in said[12]
@@ -177,7 +177,7 @@ def test_what_is_wrong_is_said_on_all_ranks(framework: str) -> None:
         assert "a mask of shape (4, 5, 5) is not (…, 6 heads, L, S)" in said[21]
         assert "targets are from 0 to 7" in said[22]
         assert "have the same scores of 4 classes" in said[23]
-        assert "rank(s) 1 of the axis 'tp' are given another input" in said[24]
+        assert "the axis 'tp' have parts of one layer, and take the same batch" in said[24]
         assert all("different parts of the model" in each for each in said[25:])
 
 

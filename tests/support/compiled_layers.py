@@ -16,6 +16,9 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import torsh_runtime as tr
+from torsh_runtime.backends.intercepting import Intercepting
+from torsh_runtime.backends.operation import Op
+from torsh_runtime.backends.work import Work
 
 CLASSES, WIDTH, HEAD, STEPS = 13, 16, 4, 10
 PLAN: Mapping[str, Any] = {
@@ -246,14 +249,11 @@ def observed(calls: list[object]) -> Iterator[None]:
     """A block in which the sums of the mesh's group are noted."""
     group = mesh().get_group()
 
-    class Noting:
-        def __init__(self, backend: Any) -> None:
-            self.backend = backend
-
-        def __getattr__(self, name: str) -> Any:
-            if name == "all_reduce":
-                calls.append(name)
-            return getattr(self.backend, name)
+    class Noting(Intercepting):
+        def run(self, op: Op, timeout: float, async_op: bool = False) -> Work:
+            if op.kind == "all_reduce":
+                calls.append(op.kind)
+            return op.begin(self._backend, timeout, async_op)
 
     group.observe(Noting)
     try:

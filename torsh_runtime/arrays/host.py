@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from torsh_runtime.status import DTYPES
+from torsh_runtime.enumerations import DTYPES
 
 Finish = Callable[[], None]
 _REQUIRED: tuple[Literal["C_CONTIGUOUS"], Literal["ALIGNED"]] = ("C_CONTIGUOUS", "ALIGNED")

@@ -25,6 +25,7 @@ from torsh_runtime.backends.operation import (
     ReduceOp as ReduceOp,
 )
 from torsh_runtime.backends.work import COMPLETED, Work
+from torsh_runtime.enumerations import CommunicationStrategy as CommunicationStrategy
 from torsh_runtime.store.base import Entry
 
 
@@ -50,19 +51,6 @@ class BackendType(StrEnum):
     """PyTorch's Gloo."""
     SINGLE = "single"
     """World size 1: nothing to communicate."""
-
-
-class CommunicationStrategy(StrEnum):
-    """How ranks of several nodes carry out collectives, in the order of across::Strategy."""
-
-    ADAPTIVE = "adaptive"
-    """By size, and hierarchical where a node has several ranks; the default."""
-    STANDARD = "standard"
-    """All to one rank, and from there to all."""
-    RING = "ring"
-    TREE = "tree"
-    HIERARCHICAL = "hierarchical"
-    """First within nodes, then between them."""
 
 
 class ByDevice(NamedTuple):
@@ -106,8 +94,8 @@ class Facts:
 class Backend(Operations):
     """One rank's end of a group. Ranks and roots are the group's own, from 0.
 
-    Arrays are of a dtype of `status.DTYPES`, or, on CPUs and where they are only moved, of any
-    other of fixed size, and of any strides; contiguous ones are used in place.
+    Arrays are of a dtype of `enumerations.DTYPES`, or, on CPUs and where they are only moved, of
+    any other of fixed size, and of any strides; contiguous ones are used in place.
     On CPUs they are numpy arrays (bfloat16 by ml_dtypes), other buffers, or torch CPU tensors; on
     GPUs cupy arrays or torch CUDA tensors. An input may be, exactly, this rank's part of the
     output or the other way round; any other overlap is undefined. Every rank must make the same

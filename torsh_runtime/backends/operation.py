@@ -4,47 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torsh_runtime.backends.work import Work
-
-
-class ReduceOp(IntEnum):
-    """How values of different ranks become one, as in torch.distributed.
-
-    Integers wrap around on overflow; bool counts as one bit: SUM and MAX are OR, PRODUCT and MIN
-    are AND. AVG and PREMUL_SUM are for numbers, MIN and MAX not for complex ones, BAND, BOR and
-    BXOR for integers and bool. Other combinations raise TypeError.
-    """
-
-    SUM = 0
-    AVG = 1
-    """The sum divided by the world size; integers round towards zero."""
-    PRODUCT = 2
-    MIN = 3
-    """NaN if any rank has NaN, as numpy.minimum."""
-    MAX = 4
-    """NaN if any rank has NaN, as numpy.maximum."""
-    BAND = 5
-    BOR = 6
-    BXOR = 7
-    PREMUL_SUM = 8
-    """Each rank's values times its own factor, summed: ReduceOp.PREMUL_SUM(factor). Floating point
-    only."""
-
-    def __call__(self, factor: float) -> PremulSum:
-        """The reduction PREMUL_SUM with this rank's factor; TypeError of the others."""
-        if self is not ReduceOp.PREMUL_SUM:
-            raise TypeError(f"ReduceOp.{self.name} takes no factor; PREMUL_SUM does")
-        return PremulSum(factor)
-
-
-class PremulSum(NamedTuple):
-    """The reduction PREMUL_SUM with this rank's factor."""
-
-    factor: float
-
+from torsh_runtime.enumerations import PremulSum as PremulSum
+from torsh_runtime.enumerations import ReduceOp as ReduceOp
 
 Reduce = ReduceOp | PremulSum
 
@@ -203,13 +167,3 @@ class Operations(ABC):
     ) -> Work:
         """Receive bytes, however many: Work.content, and Work.source."""
         return self.run(Op("recv_object", None, None, src, tag=tag), timeout, async_op)
-
-
-class Intercepting(Operations):
-    """Stands for a backend: all operations come to `run`, and all else goes to the backend."""
-
-    def __init__(self, backend: Any) -> None:
-        self._backend = backend
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._backend, name)

@@ -10,11 +10,12 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from torsh_runtime.backends.operation import Op, PremulSum, ReduceOp
+from torsh_runtime.enumerations import DTYPES, PATHS
 from torsh_runtime.errors import BackendUnavailable
-from torsh_runtime.monitoring.layout import PATHS, RECORDED
+from torsh_runtime.monitoring.layout import RECORDED
 from torsh_runtime.monitoring.notes import Group, ranges
 from torsh_runtime.monitoring.recording import Recording, own_recording
-from torsh_runtime.status import DTYPES, number_of
+from torsh_runtime.status import number_of
 
 _BYTES: Final = DTYPES.index("uint8")
 _DTYPES: Final = {name: number for number, name in enumerate(DTYPES)}

@@ -19,7 +19,8 @@ from torsh_runtime.checkpoint.pieces import DamagedCheckpoint
 from torsh_runtime.checkpoint.ranks import Ranks
 from torsh_runtime.checkpoint.reader import CheckpointReader
 from torsh_runtime.checkpoint.retention import Retention
-from torsh_runtime.checkpoint.saving import Save, Saver, outcome, said
+from torsh_runtime.checkpoint.saving import Save, Saver, outcome
+from torsh_runtime.comm.agreement import Attempt
 from torsh_runtime.errors import CheckpointError, ConfigError, TorshError
 from torsh_runtime.monitoring.marks import section
 from torsh_runtime.parallel.state import check_state, restore
@@ -178,14 +179,9 @@ class Checkpointer:
         return {"listed": [[step, path.name] for step, path in checkpoints(self._directory)]}
 
     def _check(self, state: dict[str, Any]) -> None:
-        error: Exception | None = None
-        try:
+        with Attempt() as attempt:  # also of the program's own models
             check_state(state, self._ranks)
-        except Exception as reason:  # also of the program's own models
-            error = reason
-        for rank, failed in enumerate(self._ranks.texts(said(error))):
-            if failed:
-                raise CheckpointError(f"rank {rank} could not save: {failed}") from error
+        self._ranks.agree("could not save", attempt.error)
 
     def _try(self, path: Path, state: dict[str, Any]) -> dict[str, Any] | str:
         """The values, or why all ranks pass it over."""

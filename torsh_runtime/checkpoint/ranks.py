@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from torsh_runtime.comm.agreement import agree, said, texts_of_all
 from torsh_runtime.comm.choosing import backend_type
 from torsh_runtime.comm.default import has_default_group
 from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.errors import CheckpointError
 from torsh_runtime.layout import Piece
-from torsh_runtime.parallel.agreement import texts_of_all
 from torsh_runtime.parallel.collecting import collected, meet
 from torsh_runtime.parallel.groups import group_of
 
@@ -54,6 +55,16 @@ class Ranks:
     def texts(self, own: str) -> list[str]:
         """Everyone's, by rank."""
         return [own] if self._group is None else texts_of_all(self._group, own)
+
+    def agree(self, cannot: str, error: Exception | None) -> None:
+        """CheckpointError on all ranks if one has an error, which says what that rank cannot do."""
+        problem = None if error is None else CheckpointError(f"{cannot}: {said(error)}")
+        if problem is not None:
+            problem.__cause__ = error
+        if self._group is not None:
+            agree(self._group, cannot, problem=problem, error=CheckpointError)
+        elif problem is not None:
+            raise problem
 
     def broadcast(self, own: NDArray[np.uint8], rank: int) -> NDArray[np.uint8]:
         """The rank's bytes, however many."""

@@ -36,7 +36,8 @@ from torsh_runtime.checkpoint.retention import Retention
 from torsh_runtime.checkpoint.sameness import as_number, difference, digests
 from torsh_runtime.checkpoint.tensor_file import ITEMSIZES, check_dtype
 from torsh_runtime.checkpoint.writer import FileLayout, Snapshot
-from torsh_runtime.errors import CheckpointError, TorshError
+from torsh_runtime.comm.agreement import said
+from torsh_runtime.errors import CheckpointError
 from torsh_runtime.parallel.state import Contents, contents_of, merged_values
 
 T = TypeVar("T")
@@ -269,13 +270,6 @@ class Save:
         self.retired.extend(left)
         self.refused.extend(refused)
         return {"path": str(final)}
-
-
-def said(error: Exception | None) -> str:
-    """For other ranks; "" for None."""
-    if error is None or isinstance(error, TorshError):
-        return str(error or "")
-    return f"{type(error).__name__}: {error}"
 
 
 def _held(contents: Contents) -> list[Held]:

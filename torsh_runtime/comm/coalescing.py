@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from itertools import groupby
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from torsh_runtime.backends.base import Backend, Reduce, ReduceOp
-from torsh_runtime.backends.operation import OBJECTS, Intercepting, Op
+from torsh_runtime.backends.intercepting import Intercepting
+from torsh_runtime.backends.operation import OBJECTS, Op
 from torsh_runtime.backends.work import Work, in_seconds
 from torsh_runtime.comm.default import default_group
 from torsh_runtime.comm.group import ProcessGroup
@@ -34,7 +35,7 @@ def coalesce(group: ProcessGroup | None = None, async_op: bool = False) -> Itera
     """
     group = group or default_group()
     batch = _Batch(async_op)
-    with group.intercepted(lambda backend: cast(Backend, _Recorder(backend, batch))):
+    with group.intercepted(lambda backend: _Recorder(backend, batch)):
         yield batch
     with group.launching_together(batch.count):
         batch.launch()

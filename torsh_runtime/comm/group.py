@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from torsh_runtime.backends.base import Backend, BackendType, Envelope
 from torsh_runtime.backends.configuring import Configuring, check_plan
+from torsh_runtime.backends.intercepting import seen
 from torsh_runtime.backends.recorder import GroupRecorder
 from torsh_runtime.backends.work import Work
 from torsh_runtime.comm.functional import Collectives
@@ -73,7 +74,7 @@ class ProcessGroup(Collectives):
     def _show(self) -> None:
         """Let calls go where they are to go outside of intercepted()."""
         own, observe = self._own_backend, self._observe
-        self._backend = own_calls().seen(own if observe is None else observe(own))
+        self._backend = seen(own if observe is None else observe(own))
 
     def show_calls(self) -> None:
         """Who looks at all calls of this process has changed."""

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from torsh_runtime.backends.base import ReduceOp
+from torsh_runtime.comm.agreement import agree
 from torsh_runtime.compression.arrays import Array
-from torsh_runtime.errors import ConfigError
 from torsh_runtime.numpy_or_cupy import array_module
 
 if TYPE_CHECKING:
     from torsh_runtime.comm.group import ProcessGroup
+
+_ADVICE = "Make compressors alike on all ranks, or load the state of the same step everywhere"
 
 
 @dataclass(slots=True)
@@ -78,16 +80,12 @@ class Wire:
         self._count(rows.nbytes)
         return rows.reshape(self.world_size, len(own))
 
-    def check_agreed(self, config: int, steps: int, shared: int) -> None:
+    def check_agreed(self, options: str, steps: int, shared: int) -> None:
         """ConfigError on all ranks unless all have the same."""
-        rows = self.numbers(config, steps, shared)
-        strangers = [rank for rank, row in enumerate(rows) if (row != rows[0]).any()]
-        if strangers:
-            raise ConfigError(
-                f"the compressors of ranks {strangers} differ from rank 0's in their options, in "
-                f"the number of steps (here {steps}, rank 0 {rows[0, 1]}) or in what all ranks "
-                f"share: make them alike, or load the state of the same step everywhere"
-            )
+        told: dict[str, object] = {"options": [options], "steps": steps}
+        told["what all ranks share"] = [f"what all ranks share, of checksum {shared:08x}"]
+        agree(self._group, "the compressor", told, advice=_ADVICE)
+        self._count(8 * self.world_size)
 
     def dense(self, elements: int) -> None:
         """Count what float32 gradients would have sent."""

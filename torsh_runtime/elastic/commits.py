@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from torsh_runtime.checkpoint.pieces import Landing
 from torsh_runtime.checkpoint.ranks import Ranks
-from torsh_runtime.checkpoint.saving import Begun, Planner, said
+from torsh_runtime.checkpoint.saving import Begun, Planner
 from torsh_runtime.checkpoint.tensor_file import ITEMSIZES
 from torsh_runtime.checkpoint.writer import FileLayout, Snapshot
+from torsh_runtime.comm.agreement import Attempt
 from torsh_runtime.elastic.fetching import Fetching, Request
 from torsh_runtime.elastic.memory import (
     COPIES,
@@ -100,32 +101,25 @@ class Commits:
 
     def _check(self, state: Mapping[str, Any]) -> None:
         """CheckpointError on all ranks for models that commit() could not keep."""
-        error: Exception | None = None
-        try:
+        with Attempt() as attempt:  # also of the program's own models
             check_state(state, self._ranks)
-        except Exception as reason:  # also of the program's own models
-            error = reason
-        self._agree(error, "keep the state")
+        self._agree(attempt, "keep the state")
 
     def _keep(self, sequence: int, begun: Begun[CommitPlan], memory: CommitMemory) -> None:
-        plan, what, error = begun.plan, "keep a commit", None
-        try:
+        plan, what = begun.plan, "keep a commit"
+        with Attempt() as attempt:
             room = self._room(plan, sequence % TURNS, memory)
             room.take(begun.contents.tensors)
-        except Exception as reason:
-            error = reason
-        self._agree(error, what)
+        self._agree(attempt, what)
         values = told_values(begun.contents, plan.is_copied)
         told: tuple[bytes, ...] = (room.told_own, values)
         own = Commit(sequence, begun.token, plan.num_tensors, told)
-        try:
+        with Attempt() as attempt:
             if plan.is_copied:
                 told = self._exchange(plan, room, (room.told_alone, values))
                 memory.finish(COPIES, own._replace(told=told), room.copies.size)
             memory.finish(OWN, own, room.own.size)
-        except CheckpointError as reason:
-            error = reason
-        self._agree(error, what)
+        self._agree(attempt, what)
 
     def _room(self, plan: CommitPlan, turn: int, memory: CommitMemory) -> _Room:
         if turn not in self._rooms:
@@ -198,11 +192,10 @@ class Commits:
         """CheckpointError on all ranks if one of them cannot; nothing is changed then, if it is
         for names, shapes or dtypes."""
         what: str = "go on from the last commit"
-        error: Exception | None = None
         requests: list[Request] = []
         landings: list[Landing] = []
         values: dict[str, Any] = {}
-        try:
+        with Attempt() as attempt:
             plan = Restoration(state, whole, self._ranks)
             for name, target in plan.reads:
                 landing = Landing(target, whole.kind(name)[0])
@@ -211,26 +204,18 @@ class Commits:
                     Request(span.file, span.start, landing.memory[span.first : span.last])
                     for span in whole.spans(name, target.piece)
                 ]
-        except Exception as reason:
-            error = reason
-        self._agree(error, what)
+        self._agree(attempt, what)
         fetching.fetch(requests)
-        try:
+        with Attempt() as attempt:  # also of the program's own load_state_dict()
             for landing in landings:
                 landing.finish()
             values = plan.finish()
-        except Exception as reason:  # also of the program's own load_state_dict()
-            error = reason
-        self._agree(error, what)
+        self._agree(attempt, what)
         return values
 
-    def _agree(self, error: Exception | None, what: str) -> None:
+    def _agree(self, attempt: Attempt, what: str) -> None:
         """CheckpointError on all ranks if one has an error."""
-        if not any(failed for (failed,) in self._ranks.numbers([error is not None])):
-            return
-        for rank, failed in enumerate(self._ranks.texts(said(error))):
-            if failed:
-                raise CheckpointError(f"rank {rank} cannot {what}: {failed}") from error
+        self._ranks.agree(f"cannot {what}", attempt.error)
 
 
 class _Room(NamedTuple):

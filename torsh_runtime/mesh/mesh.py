@@ -9,7 +9,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from torsh_runtime.comm.agreement import check_same
+from torsh_runtime.comm.agreement import agree
 from torsh_runtime.comm.default import default_group
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
@@ -109,7 +109,7 @@ class DeviceMesh:
         groups = Groups(root)  # which refuses who is not in the group
         names = mesh_dim_names or [f"dim_{dim}" for dim in range(len(mesh_shape))]
         options = device_type, dict(backend_override or {}), comm_strategy
-        check_same(root, "meshes", f"{tuple(mesh_shape)} {tuple(names)} {options}")
+        agree(root, "DeviceMesh", f"{tuple(mesh_shape)} {tuple(names)} {options}")
         layout = Layout.dense(resolved(mesh_shape, root.world_size), names)
         ways = ways_of(layout.names, device_type, root, *options[1:])
         groups.stand(layout)

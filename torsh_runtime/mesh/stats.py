@@ -6,10 +6,11 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from torsh_runtime.backends.base import Backend
-from torsh_runtime.backends.operation import Intercepting, Op, Reduce
+from torsh_runtime.backends.intercepting import Intercepting
+from torsh_runtime.backends.operation import Op, Reduce
 from torsh_runtime.backends.work import Work
 
 
@@ -43,7 +44,7 @@ class Meter:
 
     def around(self, backend: Backend) -> Backend:
         """What stands for a backend, for ProcessGroup.observe()."""
-        return cast(Backend, _Metered(backend, self))
+        return _Metered(backend, self)
 
     def stats(self) -> dict[str, OperationStats]:
         """By operation, so far."""

@@ -6,28 +6,26 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol
 from weakref import WeakSet
-
-from torsh_runtime.status import OPERATIONS
 
 LOGGER = "torsh_runtime.communication"
 _OURS = str(Path(__file__).parents[1]) + os.sep
 _PYTHONS = str(Path(os.__file__).parent) + os.sep
 _PACKAGES = (f"{_PYTHONS}site-packages{os.sep}", f"{_PYTHONS}dist-packages{os.sep}")
-_COALESCED = "all_reduce_coalesced"
-Wrap = Callable[[Any], Any]
-Backend = TypeVar("Backend")
+Tell = Callable[[str, Sequence[object], int], None]
+"""Is told of a call before it begins: its name, its arrays and its reduction, and how many ranks
+the group has."""
 
 
 class Observed(Protocol):
-    """A group whose calls go to what a function makes of its backend."""
+    """A group that tells of its calls."""
 
     def show_calls(self) -> None:
-        """Ask seen() anew."""
+        """Look anew whom to tell."""
 
 
 class Calls:
@@ -35,7 +33,7 @@ class Calls:
 
     def __init__(self) -> None:
         self._groups: WeakSet[Observed] = WeakSet()
-        self._wrap: Wrap | None = None
+        self._tell: Tell | None = None
         self._lock = threading.Lock()
 
     def add(self, group: Observed) -> None:
@@ -43,14 +41,15 @@ class Calls:
         with self._lock:
             self._groups.add(group)
 
-    def seen(self, backend: Backend) -> Backend:
-        """The backend, or what stands for it as long as somebody looks."""
-        return backend if self._wrap is None else cast(Backend, self._wrap(backend))
+    @property
+    def tell(self) -> Tell | None:
+        """Who is to be told of all calls; None if nobody looks."""
+        return self._tell
 
-    def look(self, wrap: Wrap | None) -> None:
-        """Have all calls go to wrap(backend) from now on; None: no more."""
+    def look(self, tell: Tell | None) -> None:
+        """Have this told of all calls from now on; None: nobody any more."""
         with self._lock:
-            self._wrap, groups = wrap, list(self._groups)
+            self._tell, groups = tell, list(self._groups)
         for group in groups:
             group.show_calls()
 
@@ -74,7 +73,11 @@ class CallLog:
             self._handler = logging.StreamHandler()
             self._handler.setFormatter(logging.Formatter(f"rank {rank}: %(message)s"))
             self._log.addHandler(self._handler)
-        own_calls().look(lambda backend: _Logged(backend, self._log))
+        own_calls().look(self._note)
+
+    def _note(self, operation: str, given: Sequence[object], ranks: int) -> None:
+        text = ", ".join(filter(None, map(_spelt, given)))
+        self._log.info("%s(%s) of %d ranks at %s", operation, text, ranks, _place())
 
     def stop(self) -> None:
         """Log nothing any more."""
@@ -82,27 +85,6 @@ class CallLog:
         self._log.setLevel(self._level)
         if self._handler is not None:
             self._log.removeHandler(self._handler)
-
-
-class _Logged:
-    """Stands for a backend."""
-
-    def __init__(self, backend: Any, log: logging.Logger) -> None:
-        self._backend, self._log = backend, log
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._backend, name)
-        if name not in (*OPERATIONS, _COALESCED):
-            return value
-
-        def call(*given: Any, **named: Any) -> Any:
-            place, text = _place(), ", ".join(filter(None, map(_spelt, given)))
-            ranks = f"{self._backend.world_size} ranks"
-            self._log.info("%s(%s) of %s at %s", name, text, ranks, place)
-            return value(*given, **named)
-
-        setattr(self, name, call)  # the next call finds it at once
-        return call
 
 
 def _place() -> str:

@@ -46,31 +46,74 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from torsh_runtime.status import DTYPES, OPERATIONS, REDUCTIONS
+from torsh_runtime.enumerations import (
+    DTYPES,
+    ITEM_BYTES,
+    NOTED,
+    OPERATIONS,
+    PATHS,
+    REDUCTIONS,
+)
 
 MAGIC = int.from_bytes(b"torshrec", "little")
 VERSION = 2
 HEADER_BYTES = 4096
-# In the order of the enumerations in csrc/common/types.hpp and recorder.hpp.
-RECORDED = (*OPERATIONS, "wait", "batch")
+RECORDED: tuple[str, ...] = (*OPERATIONS, *NOTED)
 MESSAGES = ("send", "recv")
-NO_OPERATIONS = ("wait", "batch")
+NO_OPERATIONS = NOTED
 """What is recorded beside operations, which are recorded themselves."""
-PATHS = ("shared memory", "network", "both", "nccl", "mpi", "gloo")
-ENTRIES, ENTRY_WORDS, FIRST_ENTRY = 1024, 8, 8
+
+
+class Head(NamedTuple):
+    """The words that a recording begins with. The build compares these and the following layouts
+    with csrc/common/recorder.hpp."""
+
+    begun: int
+    looks: int
+    first_ticks: int
+    first_time: int
+    last_ticks: int
+    last_time: int
+    notes_begun: int
+    names_taken: int
+
+
+class Entry(NamedTuple):
+    """The words of an entry."""
+
+    mark: int
+    call: int
+    count_: int  # tuples have a method of the plain name
+    group: int
+    place: int
+    entered: int
+    came: int
+    left: int
+
+
+class Cell(NamedTuple):
+    """The words of a tally that count the operations of one kind and size."""
+
+    calls: int
+    bytes: int
+    ticks: int
+    waited: int
+
+
+ENTRIES, ENTRY_WORDS, FIRST_ENTRY = 1024, len(Entry._fields), len(Head._fields)
 NOTES, NOTE_WORDS, FIRST_NOTE = 4096, 4, FIRST_ENTRY + ENTRIES * ENTRY_WORDS
 NAMES, NAME_WORDS, FIRST_NAME = 128, 8, FIRST_NOTE + NOTES * NOTE_WORDS
 GROUPS, GROUP_WORDS, FIRST_GROUP = 32, 32, FIRST_NAME + NAMES * NAME_WORDS
-TALLIES, SIZES, DURATIONS, CELL_WORDS = 7, 32, 32, 4
+TALLIES, SIZES, DURATIONS, CELL_WORDS = 7, 32, 32, len(Cell._fields)
 FAILED, WRITING, INSIDE, LEFT = range(4)
-NOTES_BEGUN, NAMES_TAKEN = 6, 7
+NOTES_BEGUN, NAMES_TAKEN = map(Head._fields.index, ("notes_begun", "names_taken"))
 _CELLS = len(RECORDED) * SIZES
 _TALLY_WORDS = _CELLS * CELL_WORDS + len(RECORDED) * DURATIONS
 FIRST_TALLY = FIRST_GROUP + GROUPS * GROUP_WORDS
 RECORDING_BYTES = 8 * (FIRST_TALLY + TALLIES * _TALLY_WORDS)
 STRIDE = -(-RECORDING_BYTES // HEADER_BYTES) * HEADER_BYTES
 _STATES = {FAILED: "failed", INSIDE: "running", LEFT: "done"}
-_ITEM_BYTES = (1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8, 8, 16)
+_ITEM_BYTES = tuple(ITEM_BYTES.values())
 
 
 def file_beside(status_file: str) -> str:
@@ -154,10 +197,11 @@ def words_of(memory: bytes | memoryview) -> memoryview:
 
 def clock_of(words: memoryview) -> Clock | None:
     """None if there is none yet, or it is nonsense."""
-    looks, first_ticks, first, ticks, last = words[1:6]
-    if looks % 2 or ticks <= first_ticks or last <= first:
+    head = Head(*words[:FIRST_ENTRY])
+    ticks, time = head.last_ticks - head.first_ticks, head.last_time - head.first_time
+    if head.looks % 2 or ticks <= 0 or time <= 0:
         return None
-    return Clock(ticks, last / 1e9, (ticks - first_ticks) / (last - first) * 1e9)
+    return Clock(head.last_ticks, head.last_time / 1e9, ticks / time * 1e9)
 
 
 def operations_of(
@@ -180,7 +224,7 @@ def operations_of(
         is_whole = mark >> 2 == again >> 2 and WRITING not in (mark & 3, again & 3)
         is_held = begun - min(most, ENTRIES) <= number or mark & 3 == INSIDE
         if is_whole and is_held and first <= number < begun and number % ENTRIES == place:
-            entry = words[start : start + ENTRY_WORDS].tolist()
+            entry = Entry(*words[start : start + ENTRY_WORDS])
             found.append(_operation(number, entry, clock))
     return sorted(found)  # by their numbers
 
@@ -193,11 +237,12 @@ def tallies_of(words: memoryview) -> Iterator[Tallied]:
     cells = (words[start : start + _CELLS * CELL_WORDS].tolist() for start in starts)
     used = [each for each in cells if any(each)]
     for cell in range(_CELLS):
-        total = [sum(each[cell * CELL_WORDS + word] for each in used) for word in range(CELL_WORDS)]
-        calls, nbytes, ticks, waited = total
-        if calls:
+        words_of_all = (each[cell * CELL_WORDS : (cell + 1) * CELL_WORDS] for each in used)
+        total = Cell(*map(sum, zip(*words_of_all, strict=True))) if used else None
+        if total is not None and total.calls:
             kind, size = divmod(cell, SIZES)
-            yield Tallied(RECORDED[kind], size, calls, nbytes, ticks / rate, waited / rate)
+            times = total.ticks / rate, total.waited / rate
+            yield Tallied(RECORDED[kind], size, total.calls, total.bytes, *times)
 
 
 def durations_of(words: memoryview) -> dict[str, list[tuple[float, int]]]:
@@ -215,8 +260,8 @@ def durations_of(words: memoryview) -> dict[str, list[tuple[float, int]]]:
     return found
 
 
-def _operation(number: int, entry: list[int], clock: Clock) -> Operation:
-    mark, call, count, group, sequence, entered, came, left = entry
+def _operation(number: int, entry: Entry, clock: Clock) -> Operation:
+    call, group, count = entry.call, entry.group, entry.count_
     kind, root, path = call >> 8 & 0xFF, call >> 32, group >> 56 & 0x7F
     operation = _name(RECORDED, call & 0xFF, "operation")
     awaited = count - 1 if operation == "wait" and count else None
@@ -234,11 +279,11 @@ def _operation(number: int, entry: list[int], clock: Clock) -> Operation:
         arrays=call >> 24 & 0xFF,
         group=group & 0xFFFFFFFF,
         ranks=group >> 32 & 0xFFFFFF,
-        sequence=sequence,
-        state=_STATES.get(mark & 3, "running"),
-        entered=clock.at(entered),
-        came=clock.at(came) if came else None,
-        left=clock.at(left) if left else None,
+        sequence=entry.place,
+        state=_STATES.get(entry.mark & 3, "running"),
+        entered=clock.at(entry.entered),
+        came=clock.at(entry.came) if entry.came else None,
+        left=clock.at(entry.left) if entry.left else None,
         path=PATHS[path - 1] if 0 < path <= len(PATHS) else "",
         in_background=bool(group >> 63),
         awaited=awaited,

@@ -9,62 +9,54 @@ from typing import Any
 import numpy as np
 
 from torsh_runtime.arrays import raw
-from torsh_runtime.comm.agreement import by_rank, texts_of_all
 from torsh_runtime.comm.group import ProcessGroup
-from torsh_runtime.errors import disagreement
+from torsh_runtime.layout import TensorLayout
 from torsh_runtime.modules.base import ModuleAdapter
 
-__all__ = ["check_agreed", "digest", "send_from", "texts_of_all"]
+SAME_MODEL = "Build the same model on every rank, and give it the same options"
+"""What is to be done where wrappers differ between ranks."""
+SAME_VALUES = (
+    "Build the same model on every rank, give it the same options, and seed all ranks alike or "
+    "load the same checkpoint"
+)
+"""The same, where values are compared too."""
 
 
-def check_agreed(
-    options: Mapping[str, object],
-    adapter: ModuleAdapter[Any] | None,
-    group: ProcessGroup,
-    sends: bool,
+def model_told(
+    adapter: ModuleAdapter[Any],
+    with_all: bool,
     without: Set[int] = frozenset(),
-) -> None:
-    """ConfigError on all ranks if their options differ, or whose framework's models they are, which
-    names these, or else their models, if given, in the names, order, shapes or dtypes of parameters
-    and, if it is sent, of all else: it names the first that differs. without: id() of tensors that
-    may differ. It blocks.
+    whole: Mapping[int, TensorLayout] | None = None,
+) -> dict[str, object]:
+    """What agree() compares of a model: its framework, and names, order, shapes and dtypes of its
+    parameters. with_all: of constants and buffers, too. without: id() of tensors that may differ.
+    whole: by id(), how those lie on a mesh of which ranks have different parts.
     """
-    framework = {} if adapter is None else {"framework": adapter.framework}
-    own = [f"{name}={value!r}" for name, value in {**options, **framework}.items()]
-    text = "\n".join([*own, *(() if adapter is None else _lines(adapter, sends, without))])
-    everyone = [each.splitlines() for each in texts_of_all(group, text)]
-    found, accounts = [], dict[int, str]()
-    for number in range(max(map(len, everyone))):
-        here = [_line(lines, number) for lines in everyone]
-        if len({*here}) == 1:
-            continue
-        found.append(by_rank(here, group))
-        accounts = accounts or dict(enumerate(here))
-        if number >= len(own):
-            break
-    if found:
-        raise disagreement(
-            f"models are not wrapped alike on all ranks: {'; '.join(found)}. Build the same model "
-            f"on every rank, and give it the same options",
-            accounts,
-            group.job_ranks,
-        )
-
-
-def _lines(adapter: ModuleAdapter[Any], sends: bool, without: Set[int]) -> list[str]:
     kinds = {"parameter": adapter.parameters()}
-    if sends:
+    if with_all:
         kinds |= {"parameter without gradient": adapter.constants(), "buffer": adapter.buffers()}
-    return [
-        f"{what} {name!r} of shape {adapter.shape(tensor)} and dtype {adapter.kind(tensor)[0]}"
+    layouts = whole or {}
+    lines = [
+        f"{what} {name!r} of shape {_shape(adapter, tensor, layouts)} and dtype "
+        f"{adapter.kind(tensor)[0]}"
         for what, named in kinds.items()
         for name, tensor in named
         if id(tensor) not in without
     ]
+    return {"framework": adapter.framework, "model": lines}
 
 
-def _line(lines: Sequence[str], number: int) -> str:
-    return lines[number] if number < len(lines) else "nothing more"
+def _shape(adapter: ModuleAdapter[Any], tensor: Any, whole: Mapping[int, TensorLayout]) -> str:
+    layout = whole.get(id(tensor))
+    return f"{adapter.shape(tensor)}" if layout is None else f"{layout.shape} over {layout.axes}"
+
+
+def values_told(adapter: ModuleAdapter[Any], named: Sequence[tuple[str, Any]]) -> list[str]:
+    """What agree() compares of the values of parameters."""
+    return [
+        f"parameter {name!r} with values of checksum {digest(adapter.values(each)):08x}"
+        for name, each in named
+    ]
 
 
 def send_from(

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from torsh_runtime.comm.agreement import texts_of_all
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.modules import adapter_class
 from torsh_runtime.modules.base import ModuleAdapter
-from torsh_runtime.parallel.agreement import texts_of_all
 from torsh_runtime.parallel.fsdp.wrapper import wrappers_of
 from torsh_runtime.parallel.layouts import coordinate_on, layouts_by_id, stages_in
 from torsh_runtime.parallel.norms import (

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import zlib
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
+from torsh_runtime.comm.agreement import Attempt, agree, agree_in_turn
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.modules import adapter_class
-from torsh_runtime.parallel.agreement import digest, texts_of_all
+from torsh_runtime.parallel.agreement import SAME_MODEL, digest
 from torsh_runtime.parallel.fsdp.wrapper import wrappers_of
 from torsh_runtime.parallel.groups import group_of
 from torsh_runtime.parallel.replicas import Replicas
 
-_COMPARED = ("another shape or dtype", "other values", "another gradient")
-"""What ranks may have of a parameter."""
+_NAME = "DistributedOptimizer"
+_UNLIKE = (
+    "One rank steps a parameter for all that have it: average gradients first, as "
+    "DistributedDataParallel does, and pass all ranks the same parameters. If ranks have parts of "
+    "the model, as of experts, pass model=model and process_group=mesh['dp'] or mesh['dp', 'cp']"
+)
 
 
 class Ownership:
@@ -89,13 +91,15 @@ class Ownership:
 
     def _check_known(self, replicas: Replicas, parameters: Sequence[Any], asked_by: str) -> None:
         names = [self._names.get(id(each), "") for each in parameters]
-        replicas.check_agreed({"DistributedOptimizer": asked_by, "parameters": names}, sends=False)
-        if "" in names:
-            at = names.index("")
-            raise ConfigError(
-                f"DistributedOptimizer: parameter {at}, of shape {tuple(parameters[at].shape)}, is "
-                f"none of the model's: pass the model that has all of them"
-            )
+        with Attempt() as attempt:
+            if "" in names:
+                at = names.index("")
+                raise ConfigError(
+                    f"{_NAME}: parameter {at}, of shape {tuple(parameters[at].shape)}, is none of "
+                    f"the model's: pass the model that has all of them"
+                )
+        told = {"optimizer": asked_by, "parameters": names, **replicas.told(with_all=False)}
+        agree(replicas.group, _NAME, told, attempt.error, SAME_MODEL)
 
     def send(self) -> None:
         """Give everyone what its owner has of each parameter."""
@@ -112,33 +116,19 @@ class Ownership:
         if self._has_compared or self.group.world_size == 1:
             return
         self._has_compared = True
-        groups = dict.fromkeys((self.group, *map(self.group_of, self._parameters)))
-        said = "".join([*filter(None, map(self._difference, groups))][:1])
-        told = [*filter(None, texts_of_all(self.group, said))]
-        if told:
-            raise ConfigError(f"DistributedOptimizer: {told[0]}")
+        fewer = dict.fromkeys(map(self.group_of, self._parameters))
+        told = {group: {"parameters": self._lines(group)} for group in (self.group, *fewer)}
+        with Attempt() as attempt:
+            agree_in_turn(told, _NAME, advice=_UNLIKE)
+        if len(told) > 1:  # who has other parts has to hear of it, too
+            agree(self.group, _NAME, problem=attempt.error)
+        elif attempt.error is not None:
+            raise attempt.error
 
-    def _difference(self, group: ProcessGroup) -> str:
-        """What the ranks of a group have that is not the same; "" if nothing is."""
+    def _lines(self, group: ProcessGroup) -> list[str]:
+        """What the ranks of a group have to have alike."""
         named = [(n, p) for n, p in enumerate(self._parameters) if self.group_of(p) is group]
-        counts = group.all_gather_numbers(np.array([len(named)], np.int64))
-        if (counts != counts[0]).any():
-            return f"ranks have {', '.join(map(str, counts[:, 0]))} parameters: pass all the same"
-        own = np.array([_marks(each) for _, each in named], np.int64).reshape(-1)
-        told = group.all_gather_numbers(own)
-        others, columns = np.nonzero(told != told[0])
-        if not columns.size:
-            return ""
-        first = columns.min()
-        number, parameter = named[first // len(_COMPARED)]
-        who = ", ".join(str(group.ranks[each]) for each in others[columns == first])
-        return (
-            f"parameter {number}, of shape {tuple(parameter.shape)}, has "
-            f"{_COMPARED[first % len(_COMPARED)]} on rank(s) {who} than on rank {group.ranks[0]}, "
-            f"and one rank steps it for all: average gradients first, as DistributedDataParallel "
-            f"does. If ranks have parts of the model, as of experts, pass model=model and "
-            f"process_group=mesh['dp'] or mesh['dp', 'cp']"
-        )
+        return [f"{len(named)} parameters", *(line for each in named for line in _marks(*each))]
 
 
 def _size(parameter: Any) -> int:
@@ -146,12 +136,14 @@ def _size(parameter: Any) -> int:
     return int(size)
 
 
-def _marks(parameter: Any) -> tuple[int, int, int]:
-    """In which ranks' parameters may differ, in the order of _COMPARED."""
-    gradient = parameter.grad
-    if gradient is None or getattr(gradient, "is_sparse", False):
-        found = -1
-    else:
-        found = digest(gradient.data)
-    kind = zlib.crc32(f"{tuple(parameter.shape)} {parameter.dtype}".encode())
-    return kind, digest(parameter.data), found
+def _marks(number: int, parameter: Any) -> list[str]:
+    """What ranks may have differently of a parameter."""
+    gradient, name = parameter.grad, f"parameter {number}"
+    is_dense = gradient is not None and not getattr(gradient, "is_sparse", False)
+    return [
+        f"{name} of shape {tuple(parameter.shape)} and dtype {parameter.dtype}",
+        f"{name} with values of checksum {digest(parameter.data):08x}",
+        f"{name} with a gradient of checksum {digest(gradient.data):08x}"
+        if is_dense
+        else f"{name} without a gradient to compare",
+    ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from math import prod
 from typing import Any
 
@@ -11,7 +11,7 @@ from torsh_runtime.errors import ConfigError
 from torsh_runtime.layout import TensorLayout
 from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.modules.base import ModuleAdapter
-from torsh_runtime.parallel.agreement import check_agreed, send_from, texts_of_all
+from torsh_runtime.parallel.agreement import model_told, send_from
 from torsh_runtime.parallel.groups import group_of
 from torsh_runtime.parallel.layouts import check_replicas, sharded_by_id
 
@@ -55,25 +55,13 @@ class Replicas:
         sharded = layout.sharded()
         return -(-prod(layout.shape) // prod(n for axis, n, _ in layout.axes if axis in sharded))
 
-    def check_agreed(
-        self, options: Mapping[str, object], sends: bool, without: Set[int] = frozenset()
-    ) -> None:
-        """ConfigError on all ranks unless options and models agree: see agreement."""
+    def told(self, with_all: bool, without: Set[int] = frozenset()) -> dict[str, object]:
+        """What agree() compares of the model in `group`: see model_told()."""
+        whole = {key: self._layouts[key] for key in self._fewer}
         named = [*self._adapter.parameters(), *self._adapter.constants()]
-        fewer = [name for name, parameter in named if id(parameter) in self._fewer]
-        options = {**options, "parameters of fewer ranks": fewer}
-        problem = ""
-        for group in self.groups:
-            others = {id(each) for _, each in named if self.of(each) is not group}
-            try:
-                check_agreed(options, self._adapter, group, sends, others | without)
-            except ConfigError as error:
-                if group is self.group:
-                    raise
-                problem = str(error)
-        told = [*filter(None, texts_of_all(self.group, problem))] if self._fewer else []
-        if told:
-            raise ConfigError(told[0])
+        fewer = [name for name, parameter in named if id(parameter) in whole]
+        lie = {"parameters of fewer ranks": ", ".join(fewer)} if fewer else {}
+        return {**lie, **model_told(self._adapter, with_all, without, whole)}
 
     def send(self, rank: int, tensors: Sequence[Any]) -> None:
         """Give everyone the values of this rank of the group; of what fewer have, of the first of

@@ -25,10 +25,17 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from torsh_runtime.backends.native.compiled import _native
+from torsh_runtime.connections.conversations import (
+    Conversation,
+    Conversations,
+    Refused,
+    check_user,
+    receive,
+    send,
+)
+from torsh_runtime.connections.peer import pid_of_peer
 from torsh_runtime.rpc.directory import Worker
 from torsh_runtime.store.keys import derive
-from torsh_runtime.store.peer import pid_of_peer
-from torsh_runtime.store.talks import Conversation, Refused, Talks, check_user, receive, send
 from torsh_runtime.store.wire import NONCE_BYTES, is_proof, proof
 
 MAGIC = b"torshrp1"
@@ -184,13 +191,13 @@ class Door:
             listener.close()
 
     def _run(self) -> None:
-        with Talks() as talks, self._stopped:
+        with Conversations() as conversations, self._stopped:
             for listener in self._listeners:
-                talks.listen(listener, self._lobby.admit)
-            talks.begin(self._stopped, _hung_up(), float("inf"), self)
+                conversations.listen(listener, self._lobby.admit)
+            conversations.begin(self._stopped, _hung_up(), float("inf"), self)
             while True:
                 try:
-                    for outcome in talks.turn(60.0):
+                    for outcome in conversations.turn(60.0):
                         if outcome.label is self:
                             return
                         if outcome.error is None:

@@ -9,9 +9,9 @@ import time
 from contextlib import suppress
 from functools import partial
 
+from torsh_runtime.connections.peer import check_server, is_private
 from torsh_runtime.errors import StoreError
 from torsh_runtime.store.endpoint import Endpoint
-from torsh_runtime.store.peer import check_server, is_private
 from torsh_runtime.store.session import ClientSession, Session
 from torsh_runtime.store.sockets import connect, remaining
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Self
+from collections.abc import Mapping, Sequence
+from typing import Self, TypeVar
 
+from torsh_runtime.closing import Closing
 from torsh_runtime.errors import StoreError, StoreTimeout
 from torsh_runtime.store import wire
 from torsh_runtime.store.base import Compare, Entry, Event, Listing, Outcome, Write
+from torsh_runtime.store.calls import FAILURES, Call, Calls
 from torsh_runtime.store.channel import Channel, ChannelPool
-from torsh_runtime.store.closing import Closing
 from torsh_runtime.store.endpoint import TcpEndpoint, parse_endpoint
-from torsh_runtime.store.prefix import Scope
+
+T = TypeVar("T")
 
 REQUEST_SECONDS = 60.0
 
@@ -28,17 +28,9 @@ class StoreClient(Closing):
     The next call connects anew. Make one with `connect`, and close it.
     """
 
-    def __init__(
-        self,
-        pool: ChannelPool,
-        request_timeout: float = REQUEST_SECONDS,
-        scope: Scope = Scope(),  # noqa: B008  (immutable)
-        *,
-        owns_pool: bool = True,
-    ) -> None:
+    def __init__(self, pool: ChannelPool, calls: Calls, *, owns_pool: bool = True) -> None:
         self._pool = pool
-        self._timeout = request_timeout
-        self._scope = scope
+        self._calls = calls
         self._owns_pool = owns_pool
 
     @classmethod
@@ -63,77 +55,61 @@ class StoreClient(Closing):
                 f"no store answered at {endpoint} within {timeout:g} s (last: {error}). See "
                 f"whether the process that serves it runs and the endpoint can be reached."
             ) from None
-        return cls(pool, request_timeout)
+        return cls(pool, Calls(str(where), request_timeout))
 
     @property
     def endpoint(self) -> str:
         """Where the store is."""
-        return str(self._pool.endpoint)
+        return self._calls.endpoint
 
     def is_private(self) -> bool:
         """Whether the store is served by one of this user's (or root's) processes of this host, at
         an address that no other host can reach. StoreError when it does not answer.
         """
-        with self._reporting(wire.Request(1, "is_private", ()), self._timeout):
-            channel = self._pool.take(time.monotonic() + self._timeout)
+        call = self._calls.is_private()
+        try:
+            channel = self._pool.take(time.monotonic() + call.seconds)
             try:
                 return channel.is_private()
             finally:
                 self._pool.give(channel)
+        except FAILURES as error:
+            raise call.failure(error) from None
 
     def scoped(self, prefix: str) -> StoreClient:
         """The same store seen through a prefix that all keys get and no result shows.
 
         It shares this client's connections: closing the view closes nothing.
         """
-        scope = self._scope.within(prefix)
-        return StoreClient(self._pool, self._timeout, scope, owns_pool=False)
+        return StoreClient(self._pool, self._calls.within(prefix), owns_pool=False)
 
     def get(self, key: str) -> Entry | None:
         """The key as it stands, or None."""
-        entry = self._call("get", self._key(key))
-        return self._scope.entry(entry) if entry else None
+        return self._ask(self._calls.get(key))
 
     def list(self, prefix: str) -> Listing:
         """All keys that begin with the prefix, in order of their names."""
-        items, revision = self._call("list", self._scope.prefix + prefix)
-        return Listing(tuple(map(self._scope.entry, items)), revision)
+        return self._ask(self._calls.list(prefix))
 
     def put(self, key: str, value: bytes, lease: int = 0) -> int:
         """Write the key and return the new revision. An unknown lease raises StoreError."""
-        revision: int = self._call("put", self._key(key), value, lease)
-        return revision
+        return self._ask(self._calls.put(key, value, lease))
 
     def delete(self, key: str) -> bool:
         """Delete the key; whether it was there."""
-        deleted: bool = self._call("delete", self._key(key))
-        return deleted
+        return self._ask(self._calls.delete(key))
 
     def transact(self, compares: Sequence[Compare], writes: Sequence[Write]) -> Outcome:
         """If every condition holds make all writes, as one change; otherwise none."""
-        for item in (*compares, *writes):
-            self._key(item.key)
-        outcome: Outcome = self._call(
-            "transact",
-            [self._scope.compare(compare) for compare in compares],
-            [self._scope.write(write) for write in writes],
-        )
-        return outcome
+        return self._ask(self._calls.transact(compares, writes))
 
     def add(self, key: str, amount: int) -> int:
         """Add to a counter kept as decimal text, atomically; absent counts as 0. The new value."""
-        total: int = self._call("add", self._key(key), amount)
-        return total
+        return self._ask(self._calls.add(key, amount))
 
     def wait(self, keys: Sequence[str], timeout: float) -> Mapping[str, Entry]:
         """Wait until all the keys exist. StoreTimeout after `timeout` seconds names the missing."""
-        if not 0 <= timeout < math.inf:
-            raise StoreError(f"a timeout must be a finite number of seconds >= 0, got {timeout}")
-        names = [self._key(key) for key in keys]
-        limit = timeout + self._timeout
-        found = self._call("wait", names, float(timeout), limit=limit)
-        entries = map(self._scope.entry, found.values())
-        return {entry.key: entry for entry in entries}
+        return self._ask(self._calls.wait(keys, timeout))
 
     def watch(self, prefix: str, after: int, timeout: float | None = None) -> Watch:
         """Every change under the prefix with a revision > `after`, in order, without gaps.
@@ -142,27 +118,24 @@ class StoreClient(Closing):
         client's request timeout); the watch goes on, so call next again. StoreError when the
         store closes or no longer holds that history. Close the watch, or use it in `with`.
         """
-        request = wire.Request(1, "watch", (self._scope.prefix + prefix, after))
-        label = f"watch of {self._scope.prefix + prefix!r} at {self.endpoint}"
-        with self._reporting(request, self._timeout):
-            deadline = time.monotonic() + self._timeout
-            channel = self._pool.take(deadline)
-            self._send_or_drop(channel, request, deadline)
-        seconds = self._timeout if timeout is None else timeout
-        return Watch(self._pool, channel, self._scope, seconds, label)
+        call = self._calls.watch(prefix, after)
+        try:
+            channel = self._send(call, time.monotonic() + call.seconds)
+        except FAILURES as error:
+            raise call.failure(error) from None
+        return Watch(self._pool, channel, call, call.seconds if timeout is None else timeout)
 
     def grant(self, ttl: float) -> int:
         """A new lease that ends `ttl` seconds after it was last kept alive; its id, > 0."""
-        lease: int = self._call("grant", float(ttl))
-        return lease
+        return self._ask(self._calls.grant(ttl))
 
     def keep_alive(self, lease: int) -> None:
         """Renew the lease. StoreError when it has ended: its keys are gone."""
-        self._call("keep_alive", lease)
+        self._ask(self._calls.keep_alive(lease))
 
     def revoke(self, lease: int) -> None:
         """End the lease and delete its keys at once. Ending one that has ended is no error."""
-        self._call("revoke", lease)
+        self._ask(self._calls.revoke(lease))
 
     def close(self) -> None:
         """Close the connections. Calls under way in other threads and watches end with StoreError.
@@ -172,31 +145,25 @@ class StoreClient(Closing):
         if self._owns_pool:
             self._pool.close()
 
-    def _key(self, key: str) -> str:
-        if not key:
-            raise StoreError("a key must be a non-empty string")
-        return self._scope.prefix + key
-
-    def _call(self, op: str, *args: object, limit: float | None = None) -> Any:
-        seconds = self._timeout if limit is None else limit
-        request = wire.Request(1, op, args)
-        with self._reporting(request, seconds):
-            deadline = time.monotonic() + seconds
-            channel = self._pool.take(deadline)
-            self._send_or_drop(channel, request, deadline)
-            reply = self._receive_or_drop(channel, deadline)
-            if reply.status == wire.FAILURE:
-                raise wire.decode_failure(reply.body)
-            return wire.decode_result(op, reply.body)
-
-    def _send_or_drop(self, channel: Channel, request: wire.Request, deadline: float) -> None:
+    def _ask(self, call: Call[T]) -> T:
         try:
-            channel.send(wire.encode_request(request), deadline)
+            deadline = time.monotonic() + call.seconds
+            return call.result(self._reply(self._send(call, deadline), deadline))
+        except FAILURES as error:
+            raise call.failure(error) from None
+
+    def _send(self, call: Call[T], deadline: float) -> Channel:
+        """Send the request on a connection of its own, which the reply will come on."""
+        frame = wire.encode_request(call.request)
+        channel = self._pool.take(deadline)
+        try:
+            channel.send(frame, deadline)
         except BaseException:
             self._pool.drop(channel)
             raise
+        return channel
 
-    def _receive_or_drop(self, channel: Channel, deadline: float) -> wire.Reply:
+    def _reply(self, channel: Channel, deadline: float) -> wire.Reply:
         try:
             reply = wire.decode_reply(channel.receive(deadline))
         except BaseException:
@@ -205,26 +172,17 @@ class StoreClient(Closing):
         self._pool.give(channel)
         return reply
 
-    @contextmanager
-    def _reporting(self, request: wire.Request, seconds: float) -> Generator[None]:
-        """Say in each error which operation at which endpoint it was."""
-        try:
-            yield
-        except (OSError, EOFError, StoreError) as error:
-            raise _explain(f"{_describe(request)} at {self.endpoint}", error, seconds) from None
-
 
 class Watch(Closing):
     """The events of one watch, on a connection of its own; for one thread at a time."""
 
     def __init__(
-        self, pool: ChannelPool, channel: Channel, scope: Scope, timeout: float, label: str
+        self, pool: ChannelPool, channel: Channel, call: Call[Event], timeout: float
     ) -> None:
         self._pool = pool
         self._channel = channel
-        self._scope = scope
+        self._call = call
         self._timeout = timeout
-        self._label = label
 
     def __iter__(self) -> Self:
         return self
@@ -235,15 +193,13 @@ class Watch(Closing):
     def next(self, timeout: float) -> Event:
         """The next event. StoreTimeout when none comes for `timeout` seconds; call it again."""
         try:
-            reply = wire.decode_reply(self._channel.receive(time.monotonic() + timeout))
-            if reply.status != wire.EVENT:
-                raise wire.decode_failure(reply.body)
-            return self._scope.event(wire.decode_event(reply.body))
+            payload = self._channel.receive(time.monotonic() + timeout)
+            return self._call.result(wire.decode_reply(payload))
         except TimeoutError:
-            raise StoreTimeout(f"{self._label}: no event came for {timeout:g} s") from None
-        except (OSError, EOFError, StoreError) as error:
+            raise StoreTimeout(f"{self._call.label}: no event came for {timeout:g} s") from None
+        except FAILURES as error:
             self.close()
-            raise _explain(self._label, error, timeout) from None
+            raise self._call.failure(error) from None
         except BaseException:
             self.close()
             raise
@@ -251,30 +207,3 @@ class Watch(Closing):
     def close(self) -> None:
         """End the watch."""
         self._pool.drop(self._channel)
-
-
-def _describe(request: wire.Request) -> str:
-    if not request.args:
-        return request.op
-    subject = request.args[0]
-    if isinstance(subject, list):
-        names = [item if isinstance(item, str) else item.key for item in subject[:4]]
-        more = ", …" if len(subject) > 4 else ""
-        return f"{request.op}({', '.join(map(repr, names))}{more})"
-    return f"{request.op}({subject!r})"
-
-
-def _explain(what: str, error: Exception, seconds: float) -> StoreError:
-    if isinstance(error, StoreTimeout):
-        return StoreTimeout(f"{what}: {error}")
-    if isinstance(error, StoreError):
-        return StoreError(f"{what}: {error}")
-    if isinstance(error, TimeoutError):
-        return StoreTimeout(
-            f"{what}: the store did not answer within {seconds:g} s. The process that serves it "
-            f"is overloaded, stopped or cut off; look at its output."
-        )
-    return StoreError(
-        f"{what}: the connection failed ({error}). The process that serves the store has ended "
-        f"or cannot be reached; look at its output."
-    )

@@ -10,8 +10,8 @@ import time
 from concurrent.futures import Future
 from contextlib import suppress
 
+from torsh_runtime.closing import Closing
 from torsh_runtime.errors import StoreTimeout
-from torsh_runtime.store.closing import Closing
 from torsh_runtime.store.endpoint import Endpoint, TcpEndpoint
 from torsh_runtime.store.memory import MemoryStore
 from torsh_runtime.store.server import StoreServer

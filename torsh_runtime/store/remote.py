@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import socket
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
-from torsh_runtime.errors import StoreError, StoreTimeout
+from torsh_runtime.connections.peer import check_server
+from torsh_runtime.errors import StoreError
 from torsh_runtime.store import wire
 from torsh_runtime.store.base import (
     Compare,
@@ -22,10 +22,12 @@ from torsh_runtime.store.base import (
     Store,
     Write,
 )
+from torsh_runtime.store.calls import FAILURES, Call, Calls
 from torsh_runtime.store.endpoint import Endpoint, UnixEndpoint, parse_endpoint
-from torsh_runtime.store.peer import check_server
 from torsh_runtime.store.session import ClientSession
 from torsh_runtime.store.sockets import FULL_PAUSE, check_not_itself, tune
+
+T = TypeVar("T")
 
 REQUEST_SECONDS = 10.0
 _BUSY = 512
@@ -49,72 +51,59 @@ class RemoteStore(Store):
         """Connects to nothing yet. ConfigError when the endpoint is malformed."""
         self._endpoint = parse_endpoint(endpoint)
         self._secret = secret
-        self._timeout = request_timeout
+        self._calls = Calls(str(self._endpoint), request_timeout)
         self._lanes: list[_Lane] = []
         self._opening = asyncio.Lock()
         self._watching: set[_Lane] = set()
         self._closed = False
 
     async def get(self, key: str) -> Entry | None:
-        entry: Entry | None = await self._call("get", key)
-        return entry
+        return await self._ask(self._calls.get(key))
 
     async def timed_get(self, key: str) -> tuple[Entry | None, float, float]:
         """What get() returns, and when the request was about to be sent and the reply was there."""
-        reply = await self._exchange(wire.Request(0, "get", (key,)), self._timeout)
-        return wire.decode_result("get", reply.body), reply.sent, reply.came
+        call = self._calls.get(key)
+        reply = await self._reply(call)
+        return call.result(reply), reply.sent, reply.came
 
     async def list(self, prefix: str) -> Listing:
-        listing: Listing = await self._call("list", prefix)
-        return listing
+        return await self._ask(self._calls.list(prefix))
 
     async def put(self, key: str, value: bytes, lease: int = 0) -> int:
-        revision: int = await self._call("put", key, value, lease)
-        return revision
+        return await self._ask(self._calls.put(key, value, lease))
 
     async def delete(self, key: str) -> bool:
-        deleted: bool = await self._call("delete", key)
-        return deleted
+        return await self._ask(self._calls.delete(key))
 
     async def transact(self, compares: Sequence[Compare], writes: Sequence[Write]) -> Outcome:
-        outcome: Outcome = await self._call("transact", [*compares], [*writes])
-        return outcome
+        return await self._ask(self._calls.transact(compares, writes))
 
     async def add(self, key: str, amount: int) -> int:
-        total: int = await self._call("add", key, amount)
-        return total
+        return await self._ask(self._calls.add(key, amount))
 
     async def wait(self, keys: Sequence[str], timeout: float) -> Mapping[str, Entry]:
-        if not 0 <= timeout < math.inf:
-            raise StoreError(f"a timeout must be a finite number of seconds >= 0, got {timeout}")
-        limit = timeout + self._timeout
-        found: Mapping[str, Entry] = await self._call("wait", [*keys], float(timeout), limit=limit)
-        return found
+        return await self._ask(self._calls.wait(keys, timeout))
 
     async def watch(self, prefix: str, after: int) -> AsyncGenerator[Event, None]:
-        request = wire.Request(1, "watch", (prefix, after))
-        lane = await self._within(self._timeout, request, self._open())
+        call = self._calls.watch(prefix, after)
+        lane = await self._within(call, self._open())
         self._watching.add(lane)
         try:
-            await self._within(self._timeout, request, lane.send(request))
+            await self._within(call, lane.send(call.request))
             while True:
-                reply = await self._explained(request, lane.next_reply())
-                if reply.status != wire.EVENT:
-                    raise wire.decode_failure(reply.body)
-                yield wire.decode_event(reply.body)
+                yield call.result(await self._explained(call, lane.next_reply()))
         finally:
             self._watching.discard(lane)
             lane.abort()
 
     async def grant(self, ttl: float) -> int:
-        lease: int = await self._call("grant", float(ttl))
-        return lease
+        return await self._ask(self._calls.grant(ttl))
 
     async def keep_alive(self, lease: int) -> None:
-        await self._call("keep_alive", lease)
+        await self._ask(self._calls.keep_alive(lease))
 
     async def revoke(self, lease: int) -> None:
-        await self._call("revoke", lease)
+        await self._ask(self._calls.revoke(lease))
 
     async def close(self) -> None:
         self._closed = True
@@ -125,18 +114,13 @@ class RemoteStore(Store):
         for lane in lanes:
             await lane.closed()
 
-    async def _call(self, op: str, *args: object, limit: float | None = None) -> Any:
-        request = wire.Request(0, op, args)
-        reply = await self._exchange(request, self._timeout if limit is None else limit)
-        return wire.decode_result(op, reply.body)
+    async def _ask(self, call: Call[T]) -> T:
+        return call.result(await self._reply(call))
 
-    async def _exchange(self, request: wire.Request, seconds: float) -> wire.Reply:
-        reply: wire.Reply = await self._within(seconds, request, self._ask(request))
-        if reply.status == wire.FAILURE:
-            raise wire.decode_failure(reply.body)
-        return reply
+    async def _reply(self, call: Call[T]) -> wire.Reply:
+        return await self._within(call, self._exchange(call.request))
 
-    async def _ask(self, request: wire.Request) -> wire.Reply:
+    async def _exchange(self, request: wire.Request) -> wire.Reply:
         lane = await self._lane()
         try:
             return await lane.ask(request)
@@ -170,40 +154,29 @@ class RemoteStore(Store):
             raise StoreError("this client was closed meanwhile; make another one")
         return lane
 
-    async def _within(self, seconds: float, request: wire.Request, work: Any) -> Any:
+    async def _within(self, call: Call[Any], work: Awaitable[T]) -> T:
         try:
-            async with asyncio.timeout(seconds):
-                return await self._explained(request, work)
+            async with asyncio.timeout(call.seconds):
+                return await self._explained(call, work)
         except StoreError:
             raise
-        except TimeoutError:
-            if request.op != "wait":  # whose answers come late when all is well, too
+        except TimeoutError as late:
+            if call.is_prompt:
                 self._suspect()
-            raise StoreTimeout(
-                f"{self._label(request)}: no answer within {seconds:g} s. The process that serves "
-                f"the store is overloaded, stopped or cut off; look at its output."
-            ) from None
+            raise call.failure(late) from None
 
     def _suspect(self) -> None:
         """What did not answer is not asked again on the same connection."""
         for lane in [*self._lanes]:
             self._drop(lane)
 
-    async def _explained(self, request: wire.Request, work: Any) -> Any:
+    async def _explained(self, call: Call[Any], work: Awaitable[T]) -> T:
+        """Say of which call it is that the connection failed, or that the store is none."""
         try:
             return await work
-        except TimeoutError:
-            raise
-        except StoreError as error:
-            raise StoreError(f"{self._label(request)}: {error}") from error.__cause__
-        except (OSError, EOFError) as error:
-            raise StoreError(
-                f"{self._label(request)}: the connection failed ({error}). The process that serves "
-                f"the store has ended or cannot be reached; look at its output."
-            ) from error
-
-    def _label(self, request: wire.Request) -> str:
-        return f"{request.op} at {self._endpoint}"
+        except FAILURES as error:
+            cause = error.__cause__ if isinstance(error, StoreError) else error
+            raise call.failure(error) from cause
 
 
 class _Lane:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 
-from torsh_runtime.errors import StoreError
 from torsh_runtime.store.base import (
     Compare,
     Entry,
@@ -29,40 +28,31 @@ class ScopedStore(StoreView):
         self._scope = Scope(prefix)
 
     async def get(self, key: str) -> Entry | None:
-        entry = await self._store.get(self._key(key))
-        return self._scope.entry(entry) if entry else None
+        return self._scope.optional(await self._store.get(self._scope.key(key)))
 
     async def list(self, prefix: str) -> Listing:
-        items, revision = await self._store.list(self._scope.prefix + prefix)
-        return Listing(tuple(map(self._scope.entry, items)), revision)
+        return self._scope.listing(await self._store.list(self._scope.prefix + prefix))
 
     async def put(self, key: str, value: bytes, lease: int = 0) -> int:
-        return await self._store.put(self._key(key), value, lease)
+        return await self._store.put(self._scope.key(key), value, lease)
 
     async def delete(self, key: str) -> bool:
-        return await self._store.delete(self._key(key))
+        return await self._store.delete(self._scope.key(key))
 
     async def transact(self, compares: Sequence[Compare], writes: Sequence[Write]) -> Outcome:
-        for item in (*compares, *writes):
-            self._key(item.key)
+        scope = self._scope
         return await self._store.transact(
-            [self._scope.compare(compare) for compare in compares],
-            [self._scope.write(write) for write in writes],
+            [*map(scope.compare, compares)], [*map(scope.write, writes)]
         )
 
     async def add(self, key: str, amount: int) -> int:
-        return await self._store.add(self._key(key), amount)
+        return await self._store.add(self._scope.key(key), amount)
 
     async def wait(self, keys: Sequence[str], timeout: float) -> Mapping[str, Entry]:
-        found = await self._store.wait([self._key(key) for key in keys], timeout)
-        return {entry.key: entry for entry in map(self._scope.entry, found.values())}
+        names = [*map(self._scope.key, keys)]
+        return self._scope.found(await self._store.wait(names, timeout))
 
     async def watch(self, prefix: str, after: int) -> AsyncGenerator[Event, None]:
         async with aclosing(self._store.watch(self._scope.prefix + prefix, after)) as events:
             async for event in events:
                 yield self._scope.event(event)
-
-    def _key(self, key: str) -> str:
-        if not key:
-            raise StoreError("a key must be a non-empty string")
-        return self._scope.prefix + key

@@ -10,27 +10,27 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from torsh_runtime.errors import StoreError
-from torsh_runtime.store import wire
-from torsh_runtime.store.base import Store
-from torsh_runtime.store.connection import Connection
-from torsh_runtime.store.door import Door
-from torsh_runtime.store.endpoint import UnixEndpoint
-from torsh_runtime.store.listener import listen_on
-from torsh_runtime.store.peer import is_private_address
-from torsh_runtime.store.refusals import Refusals
-from torsh_runtime.store.session import ServerSession
-from torsh_runtime.store.sockets import tune
-from torsh_runtime.store.talks import (
+from torsh_runtime.connections.acceptor import Acceptor
+from torsh_runtime.connections.conversations import (
     MAX_STRANGERS,
     Conversation,
+    Conversations,
     Outcome,
     Refused,
-    Talks,
     check_user,
     receive_some,
     send,
 )
+from torsh_runtime.connections.peer import is_private_address
+from torsh_runtime.errors import StoreError
+from torsh_runtime.store import wire
+from torsh_runtime.store.base import Store
+from torsh_runtime.store.connection import Connection
+from torsh_runtime.store.endpoint import UnixEndpoint
+from torsh_runtime.store.listener import listen_on
+from torsh_runtime.store.refusals import Refusals
+from torsh_runtime.store.session import ServerSession
+from torsh_runtime.store.sockets import tune
 
 HANDSHAKE_SECONDS = 5.0
 SEND_SECONDS = 60.0
@@ -71,13 +71,13 @@ class StoreServer:
 
     Limits: a client has `handshake_timeout` seconds to prove that it knows the secret; before
     that its frames have at most 4 KiB, afterwards 64 MiB. Of more than `max_strangers` clients of
-    this host that have not done so one is cut off, and of others alike (see talks.py); by default
-    an eighth of this process's limit of open files, and 1024 at most. Clients that have are served
-    first, however many others come (see door.py). One connection may have 1024 requests
-    and about 64 MiB of them under way. A client that takes no bytes for `send_timeout` seconds
-    is cut off. Bad bytes end the connection they came on and nothing else. Nothing is encrypted;
-    with a secret every frame is authenticated. Other users of this host are sent away at once: from
-    a Unix socket always, from TCP when there is no secret (see peer.py).
+    this host that have not done so one is cut off, and of others alike; by default an eighth of
+    this process's limit of open files, and 1024 at most. Clients that have are served first,
+    however many others come (see connections/acceptor.py). One connection may have 1024 requests
+    and about 64 MiB of them under way. A client that takes no bytes for `send_timeout` seconds is
+    cut off. Bad bytes end the connection they came on and nothing else. Nothing is encrypted; with
+    a secret every frame is authenticated. Other users of this host are sent away at once: from a
+    Unix socket always, from TCP when there is no secret (see connections/peer.py).
 
     `on_refused(reason)` is told of clients that were turned away or sent nonsense: each reason at
     once, and after some seconds how many more there were. By default it is logged.
@@ -99,7 +99,7 @@ class StoreServer:
         self._max_strangers = max_strangers or _most_strangers()
         self._send_timeout = send_timeout
         self._refusals = Refusals(on_refused, REFUSAL_SECONDS)
-        self._door: Door | None = None
+        self._acceptor: Acceptor | None = None
         self._is_private = False
         self._socket_file: Path | None = None
         self._connections: set[asyncio.Task[None]] = set()
@@ -109,13 +109,15 @@ class StoreServer:
 
         ConfigError when `listen` is no endpoint; StoreError when it cannot be bound.
         """
-        if self._door is not None:
+        if self._acceptor is not None:
             raise StoreError("this store server is already started; make another one")
         listener, endpoint = await listen_on(listen)
         self._is_private = is_private_address(listener)
-        talks = Talks(self._handshake_timeout, self._max_strangers)
+        conversations = Conversations(self._handshake_timeout, self._max_strangers)
         answer = partial(handshake, self._secret)
-        self._door = Door(listener, talks, answer, self._welcome, self._refusals.note)
+        self._acceptor = Acceptor(
+            listener, conversations, answer, self._welcome, self._refusals.note
+        )
         if isinstance(endpoint, UnixEndpoint) and not endpoint.path.startswith("@"):
             self._socket_file = Path(endpoint.path)
         return str(endpoint)
@@ -127,9 +129,9 @@ class StoreServer:
 
     async def close(self) -> None:
         """Stop listening and cut all connections; the store itself stays open."""
-        if self._door is None:
+        if self._acceptor is None:
             return
-        self._door.close()
+        self._acceptor.close()
         if self._socket_file is not None:
             self._socket_file.unlink(missing_ok=True)
             self._socket_file = None

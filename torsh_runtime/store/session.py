@@ -44,7 +44,8 @@ class Session:
                 for role in _CONFIRMED
             )
             own, other = (client, server) if self._role == "client" else (server, client)
-            self._signer, self._decoder.signer = own, other
+            self._signer = own
+            self._decoder.expect(other)
 
 
 class ClientSession(Session):

@@ -9,11 +9,11 @@ from datetime import timedelta
 from operator import index
 from typing import Self
 
+from torsh_runtime.closing import Closing
 from torsh_runtime.errors import StoreError, StoreTimeout
 from torsh_runtime.store.barrier import StoreBarrier
 from torsh_runtime.store.base import Compare, Entry, Event, Put
 from torsh_runtime.store.client import StoreClient
-from torsh_runtime.store.closing import Closing
 from torsh_runtime.store.queue import StoreQueue
 
 Timeout = float | timedelta | None

@@ -1,6 +1,6 @@
 """The store's wire protocol, without any I/O: frames, the handshake and the messages.
 
-A frame is a length of 4 bytes, big-endian, and that many bytes of msgpack. Handshake frames:
+Frames (framing.py) hold msgpack. Handshake frames:
 
     server  [magic, version, server nonce]
     client  [client nonce, proof("client")]
@@ -28,6 +28,7 @@ from typing import Any, Literal, NamedTuple
 import msgpack
 
 from torsh_runtime.errors import StoreError, StoreTimeout
+from torsh_runtime.framing import DamagedFrame, Frames, frame
 from torsh_runtime.store.base import Compare, Delete, Entry, Event, Listing, Outcome, Put, Write
 
 MAGIC = "torsh-store"
@@ -42,7 +43,6 @@ MAX_ITEMS = 1 << 20
 """Most elements of one msgpack array."""
 
 RESULT, FAILURE, EVENT = 0, 1, 2
-_HEADER = 4
 
 Role = Literal["client", "server"]
 
@@ -95,46 +95,32 @@ class Signer:
         return mac.digest()[:MAC_BYTES]
 
 
-class FrameDecoder:
-    """Cuts a stream of bytes into frames. `limit` is the largest payload accepted, in bytes;
-    with a `signer` each frame must have the MAC that it makes.
+class FrameDecoder(Frames):
+    """Cuts a stream of bytes into frames. Once it has a signer, each must have the MAC that this
+    makes. StoreError for any other.
     """
 
     def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.signer: Signer | None = None
-        self._buffer = bytearray()
+        super().__init__(limit)
+        self._signer: Signer | None = None
 
-    def feed(self, data: bytes) -> None:
-        """Append received bytes."""
-        self._buffer += data
+    def expect(self, signer: Signer) -> None:
+        """Take frames with a MAC only from now on."""
+        self._signer, self._signature_bytes = signer, MAC_BYTES
 
     def take(self) -> bytes | None:
-        """The next frame's payload, or None until more is fed. StoreError when it is too long, or
-        its MAC is wrong.
-        """
-        if len(self._buffer) < _HEADER:
-            return None
-        size = int.from_bytes(self._buffer[:_HEADER], "big")
-        if size > self.limit:
+        try:
+            return super().take()
+        except DamagedFrame as error:
             raise StoreError(
-                f"a frame of {size} bytes is announced and at most {self.limit} are allowed; "
-                f"the other side does not speak the store's protocol, or sends too large a value"
-            )
-        end = _HEADER + size
-        whole = end + MAC_BYTES if self.signer else end
-        if len(self._buffer) < whole:
-            return None
-        with memoryview(self._buffer) as view:
-            if self.signer:
-                self._check_mac(self.signer, view[:end], view[end:whole])
-            payload = bytes(view[_HEADER:end])
-        del self._buffer[:whole]
-        return payload
+                f"{error}; the other side does not speak the store's protocol, or sends too large "
+                f"a value"
+            ) from None
 
-    def _check_mac(self, signer: Signer, frame: memoryview, mac: memoryview) -> None:
-        with frame, mac:
-            if not hmac.compare_digest(signer.next_mac(frame), mac):
+    def _check(self, frame: memoryview, signature: memoryview) -> None:
+        assert self._signer is not None
+        with frame, signature:
+            if not hmac.compare_digest(self._signer.next_mac(frame), signature):
                 raise StoreError(
                     "a frame has the wrong MAC: it was changed, left out or put in on its way, by "
                     "somebody who stands between the two sides"
@@ -152,7 +138,7 @@ def encode(message: object, limit: int = MAX_FRAME) -> bytes:
             f"a message of {len(payload)} bytes exceeds the store's limit of {limit}. "
             f"Split the value, or list a narrower prefix."
         )
-    return len(payload).to_bytes(_HEADER, "big") + bytes(payload)
+    return frame(payload)
 
 
 def decode(payload: bytes) -> object:
@@ -310,8 +296,12 @@ def decode_event(body: object) -> Event:
 
 
 def decode_result(op: str, body: Any) -> Any:
-    """What the Store port's method returns. StoreError when the body does not fit it."""
+    """What the Store port's method returns; of a watch, an event. StoreError when the body does not
+    fit it.
+    """
     match op:
+        case "watch":
+            return decode_event(body)
         case "get":
             return None if body is None else decode_entry(body)
         case "list":

@@ -87,7 +87,7 @@ class Agent:
         self._tell = Announcer(config, self.pump.say, self._telemetry.record, self._keep_finding)
         self._dead_man = DeadManTimer(self._group, config.agent_timeout, self._on_renewal)
         self._keeper_watch = KeeperWatch(self.keeper, config.agent_timeout, self._tell.say)
-        tells_others, clock = config.rendezvous is not None, self.rendezvous.common_clock
+        clock, tells_others = self.rendezvous.common_clock, not config.is_alone
         self._diagnosis = Diagnosis(config.output, self.folder, tells_others, clock)
         self._found = Findings()
         timers, say = self.spec.timer_file, self._tell.say
@@ -349,7 +349,7 @@ class Agent:
             self._telemetry.count_failure(self._found)
 
     def _leave(self, leave: protocol.Leave) -> None:
-        if self.config.rendezvous and not self._group.alive():
+        if not self.config.is_alone and not self._group.alive():
             self._tell.say(f"got {signal_name(leave.signo)}: leaving the job")
         reason = f"{os.uname().nodename} got {signal_name(leave.signo)}"
         self.rendezvous.leave(leave.outcome, leave.code, reason)

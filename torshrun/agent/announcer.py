@@ -118,7 +118,7 @@ class Announcer:
         self._own_finding = None
         self._node_rank, self._num_nodes = place.node_rank, place.num_nodes
         self._most_nodes = max(self._most_nodes, place.num_nodes)
-        if self._config.rendezvous is not None:
+        if not self._config.is_alone:
             self.say(
                 f"round {place.round}: node {place.node_rank} of {place.num_nodes}, "
                 f"{place.world_size} workers in all"
@@ -129,7 +129,7 @@ class Announcer:
         self.emit("standing_by", reason=reason)
 
     def decided(self, event: RoundClosing | JobOver) -> None:
-        alone = self._config.rendezvous is None
+        alone = self._config.is_alone
         if isinstance(event, JobOver):
             verdict = event.verdict
             self.found_by_all(verdict.finding)
@@ -319,7 +319,7 @@ class Announcer:
                 f"{', '.join(report.unkillable)}. In state D they wait for the kernel (a device, "
                 f"a network file system)."
             )
-        alone = self._config.rendezvous is None
+        alone = self._config.is_alone
         text = describe(found.explained, self._outlook(report), is_partial=not alone)
         self._say(text)
         if cause is not None:

@@ -22,7 +22,7 @@ from torshrun.health.waits import Wait, wait_of
 from torshrun.procfs import UNREAD, blocked_writers, ended_badly, rank_of, read_stat, read_text
 from torshrun.safe_files import Folder
 from torshrun.signals import exit_code, signal_name
-from torshrun.text import printable
+from torshrun.text import format_ranks, printable
 from torshrun.workers.group import Worker, WorkerGroup
 
 if TYPE_CHECKING:  # at the start it would take time
@@ -88,7 +88,7 @@ class Findings:
             return ""
         if cause.rank not in finding.ranks or finding.certainty == "undecided":
             return finding.summary
-        return f"rank {cause.rank}: {how(cause)} ({finding.reading.kind})"
+        return f"{format_ranks(finding.ranks)}: {how(cause)} ({finding.reading.kind})"
 
 
 class Moment(NamedTuple):

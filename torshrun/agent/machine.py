@@ -127,7 +127,7 @@ def _finish(attempt: Attempt, code: int, outcome: base.Outcome, *before: Instruc
 
 
 def _on_keeper_lost(config: LaunchConfig, state: State) -> Step:
-    done = isinstance(state, Stopping) and state.cause == "done" and config.rendezvous is None
+    done = isinstance(state, Stopping) and state.cause == "done" and config.is_alone
     code = 0 if done else exit_codes.LOST
     return _finish(state.attempt, code, "succeeded" if done else "lost")
 
@@ -321,7 +321,7 @@ def _stopping(config: LaunchConfig, state: Stopping, event: Event) -> Step:
     told: tuple[Instruction, ...] = (protocol.TellRendezvous(report),)
     if state.cause == "done" and state.stopped_by:
         told = (*told, protocol.Leave(*_end_of_stop(state.stopped_by), state.stopped_by))
-    if config.rendezvous:
+    if not config.is_alone:
         told = (*told, *_tell_failure(waiting, "undecided"))
         waiting = replace(waiting, told=True, settled=state.decided is not None)
     return waiting, told
@@ -344,7 +344,7 @@ def _what_became(
         return "succeeded", 0
     if state.cause == "hang":
         return "hung", exit_codes.HUNG
-    if state.cause == "no start" or (state.cause == "dead man" and config.rendezvous is None):
+    if state.cause == "no start" or (state.cause == "dead man" and config.is_alone):
         return "lost", state.code
     if state.cause != "failure":
         return "stopped", 0

@@ -1,5 +1,5 @@
 """Lines of source below the frames of a stack that names only their numbers, with the clean-up, or
-the loop that waits for a file, that they belong to.
+the loop that waits for a file or for all ranks, that they belong to.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ FILE_BYTES = 1 << 20
 """Longer ones are read up to there."""
 _BLOCK = re.compile(r"(finally|except)\b.*:")
 _WITH = re.compile(r"\s*(?:async )?with\b")
-_LOOP = re.compile(r"while not .*\b(?:exists|is_file|is_dir|isfile|isdir)\(.*:")
+_LOOP = re.compile(
+    r"while (?:not .*\b(?:exists|is_file|is_dir|isfile|isdir)\(|"
+    r"(?:not )?.*[<>=].*(?i:world|n_?proc|n_?ranks|num_proc|num_ranks)).*:"
+)
 _REPEATS = re.compile(r"(?:while|(?:async )?for)\b.*")
 _IF = re.compile(r"(?:if|elif)\b.*:")
 _OUTERMOST = re.compile(r"(?:async )?def |class ")
@@ -90,8 +93,8 @@ def _is_open(path: str) -> bool:
 
 def _clean_up(source: Sequence[str]) -> str:
     """Whether the last of these lines of Python belongs to an except, perhaps of a loop, or to a
-    finally, or to a loop that waits for a file, as a comment; "" if not. Told by the
-    indentation alone: what comes from a worker is not parsed.
+    finally, or to a loop that waits for a file or counts ranks, as a comment; "" if not. Told by
+    the indentation alone: what comes from a worker is not parsed.
     """
     depth = _depth(source[-1]) + 1  # the block may stand in one line
     for place, line in [*enumerate(source)][::-1]:

@@ -238,3 +238,8 @@ class LaunchConfig:
     scratch_place: str = "/tmp"
     """Where the temporary directory is made: TMPDIR, or in another job's worker that job's own."""
     output: OutputConfig = OutputConfig()
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether this node is the whole job, so that no other one has a say in what follows."""
+        return self.rendezvous is None

@@ -6,7 +6,15 @@ import re
 
 from torshrun.failure.blame import Blame, from_words
 from torshrun.failure.exits import Exit
-from torshrun.failure.last_words import find_thread_error, stderr_lines
+from torshrun.failure.last_words import (
+    before_trace,
+    find_thread_error,
+    find_trace,
+    last_words,
+    outside_traces,
+    stderr_lines,
+)
+from torshrun.failure.numbers import Numbers, numbers_in
 from torshrun.text import printable_lines
 
 MOST_LINES = 200
@@ -39,6 +47,11 @@ def warning(exit_: Exit) -> str:
     return found[0].decode(errors="replace")[:_TOLD_CHARS] if found else ""
 
 
+def numbers(exit_: Exit) -> Numbers | None:
+    """What it wrote of its numbers, outside of tracebacks; None is nothing."""
+    return numbers_in(outside_traces(stderr_lines(exit_)))
+
+
 def muttered(exit_: Exit) -> Blame | None:
     """Whom one that was stopped had complained about in vain, as torch's store does."""
     if not _COMPLAINS.search(exit_.stderr):  # which is fast
@@ -53,6 +66,41 @@ def unmade(exit_: Exit) -> str:
     lines = [line[:_TOLD_CHARS] for line in stderr_lines(exit_)[-MOST_LINES:]]
     told = [line for line in lines if _FILE.search(line) and _is_not_made(line)]
     return "; ".join(told[-_MOST_TOLD:])
+
+
+def removed(exit_: Exit) -> str:
+    """Where it said last that it removes or moves files, with all of these, or their folders if
+    they are many; "" if it did not.
+    """
+    lines = [line[:_TOLD_CHARS] for line in outside_traces(stderr_lines(exit_))[-MOST_LINES:]]
+    told = [line for line in lines if _REMOVES.search(line) and _FILE.search(line)]
+    if not told:
+        return ""
+    named = dict.fromkeys(path for line in told[:-1] for path in PATH_IN_WORDS.findall(line))
+    paths = [path for path in named if "/" in path.strip("/") and path not in told[-1]]
+    if sum(map(len, paths)) > _TOLD_CHARS:
+        paths = [*dict.fromkeys(f"{path.rpartition('/')[0]}/" for path in paths)]
+    return "; ".join([told[-1], *([f"before: {', '.join(paths)}"] if paths else [])])
+
+
+PATH_IN_WORDS = re.compile(r"[\w./~-]*[\w/-]")
+
+
+_REMOVES = re.compile(
+    r"\b(?:delet|remov|unlink|prun|purg|evict|discard|clean|clear|eras|wip|dropp|renam|mov|rotat|"
+    r"replac|expir)(?:e|es|ed|ing|s)?\b",
+    re.IGNORECASE,
+)
+
+
+def logged(exit_: Exit) -> str:
+    """The last exception that it had handled and written, in one line; "" is none."""
+    lines, ended = stderr_lines(exit_), {*last_words(exit_).errors}
+    trace = find_trace(lines)
+    while trace and ended & {*trace.errors}:
+        lines = before_trace(lines)
+        trace = find_trace(lines)
+    return trace.errors[-1].split("\n")[0][:_TOLD_CHARS] if trace else ""
 
 
 def _is_not_made(line: str) -> bool:

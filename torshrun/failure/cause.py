@@ -8,7 +8,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from torshrun.failure.asides import muttered, thread_error, unmade, warning
+from torshrun.failure.asides import (
+    logged,
+    muttered,
+    numbers,
+    removed,
+    thread_error,
+    unmade,
+    warning,
+)
 from torshrun.failure.blame import Blame, from_words
 from torshrun.failure.by_signal import SIGNALS
 from torshrun.failure.exits import Exit, OomEvidence, how, where
@@ -29,6 +37,7 @@ from torshrun.failure.likeness import likeness
 from torshrun.failure.patterns import USAGE
 from torshrun.failure.signs import by_frames, by_words, crash_in, of_child
 from torshrun.failure.standing import Standing, from_stack, from_trace
+from torshrun.failure.tables import in_a_line
 from torshrun.failure.trails import NOTHING as NOTHING_RECORDED
 from torshrun.failure.trails import Concluded
 from torshrun.failure.witness import End, Witness
@@ -121,6 +130,7 @@ def witness(exit_: Exit, node: int = 0) -> Witness:
     words = last_words(exit_)
     said = _said(exit_, words)
     standing = _standing(exit_, words, end)
+    reading = diagnose(exit_)
     is_away = end == "stopped" and not (standing and standing.call)
     return Witness(
         rank=exit_.rank,
@@ -129,9 +139,9 @@ def witness(exit_: Exit, node: int = 0) -> Witness:
         how=how(exit_),
         where=where(exit_),
         at=_moment(exit_),
-        reading=diagnose(exit_),
+        reading=reading,
         is_unsure=_is_unsure(exit_),
-        said=said.strip().split("\n")[0][:_TOLD_CHARS],
+        said=in_a_line(said.strip()),
         alike=likeness(exit_, words),
         blame=_within(blamed(exit_), exit_.ranks) if end == "failed" else None,
         call=exit_.account.call,
@@ -140,6 +150,7 @@ def witness(exit_: Exit, node: int = 0) -> Witness:
         versions=", ".join(f"{name} {it}" for name, it in exit_.account.versions.items()),
         thread=thread_error(exit_) if end == "stopped" else "",
         warning=warning(exit_),
+        numbers=numbers(exit_) if reading.kind is Kind.NAN else None,
         looks_alone=bool(_ON_RANK.search(exit_.conditions)),
         child=exit_.child,
         handles=_handled(exit_) if end != "failed" else "",
@@ -148,6 +159,8 @@ def witness(exit_: Exit, node: int = 0) -> Witness:
         rival=exit_.rival,
         mutters=muttered(exit_) if end == "stopped" else None,
         unmade=unmade(exit_),
+        removed=removed(exit_),
+        logged=logged(exit_),
         is_frozen=exit_.state in ("T", "t"),
         is_deaf=exit_.state == "D",
         is_busy=is_away and exit_.state == "R" and not _pauses(exit_, standing),

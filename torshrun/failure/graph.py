@@ -14,7 +14,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from torsh_runtime.monitoring.flight import in_words, named
-from torshrun.failure import between_two, disagreement, held, meeting, nodes, own, unmade, waiting
+from torshrun.failure import (
+    between_two,
+    counted,
+    disagreement,
+    held,
+    meeting,
+    nodes,
+    own,
+    relayed,
+    unmade,
+    waiting,
+)
 from torshrun.failure.case import Case, call_of
 from torshrun.failure.finding import MOST_EVIDENCE, Certainty, Finding
 from torshrun.failure.kinds import Kind, of_ranks
@@ -138,8 +149,11 @@ def _no_progress(case: Case) -> Verdict:
 
 _JUDGES: Sequence[Callable[[Case], Verdict | None]] = (
     unmade.not_made,
+    unmade.taken_away,
     unmade.given_up,
     held.held,
+    counted.gave_up,
+    relayed.relayed,
     own.own_failure,
     _frozen,
     _astray,
@@ -147,6 +161,7 @@ _JUDGES: Sequence[Callable[[Case], Verdict | None]] = (
     disagreement.unread,
     waiting.cleaning,
     between_two.holding,
+    counted.still_count,
     unmade.unmade,
     unmade.unset,
     waiting.pointed_at,

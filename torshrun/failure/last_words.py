@@ -164,9 +164,13 @@ def _after(lines: Sequence[str], last: str) -> Sequence[str]:
 
 def _told(lines: Sequence[str]) -> list[str]:
     """The lines that are no part of tracebacks, and that no library writes aside."""
+    return [line for line in outside_traces(lines) if line.strip() and not _BESIDE.match(line)]
+
+
+def outside_traces(lines: Sequence[str]) -> list[str]:
+    """The lines that are no part of tracebacks."""
     traced = _traced(lines)
-    spoken = [line for n, line in enumerate(lines) if n not in traced]
-    return [line for line in spoken if line.strip() and not _BESIDE.match(line)]
+    return [line for n, line in enumerate(lines) if n not in traced]
 
 
 def _traced(lines: Sequence[str]) -> set[int]:
@@ -287,6 +291,12 @@ def find_trace(lines: Sequence[str]) -> Words | None:
             return _trace(lines, block)
         aside = aside or block
     return _trace(lines, aside) if aside else _syntax_error(lines)
+
+
+def before_trace(lines: Sequence[str]) -> list[str]:
+    """The lines before the last traceback."""
+    heads = [number for number, line in enumerate(lines) if _is_header(line)]
+    return [*lines[: heads[-1]]] if heads else []
 
 
 def find_stack(lines: Sequence[str], num_before: int) -> Words | None:

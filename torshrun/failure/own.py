@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from torshrun.failure.case import Case
 from torshrun.failure.held import is_held
 from torshrun.failure.kinds import Kind, Reading
+from torshrun.failure.numbers import first_of
 from torshrun.failure.tables import table_in
 from torshrun.failure.witness import Witness
 from torshrun.failure.wording import Verdict
@@ -170,14 +171,24 @@ def _spread(case: Case, alike: Sequence[Witness]) -> Verdict:
     """
     warned = [each for each in case.witnesses if each.warning]
     made = [each for each in warned if not _MAY_COME_OF_OTHERS.search(each.warning)]
-    origins = [each.rank for each in made or warned]
+    origins = [each.rank for each in made or warned] or _first_to_write(case)
     looks = case.witnesses if all(each.looks_alone for each in alike) else alike
     first = origins if len(origins) == 1 else [each.rank for each in looks]
     if len(case.witnesses) == 1:
         return Verdict(first, "certain", alike[0].reading)
+    if not origins and all(each.numbers and each.numbers.grows for each in case.witnesses):
+        reading = alike[0].reading
+        return Verdict((), "likely", reading._replace(why=f"{reading.why} {_DIVERGED}"))
     return Verdict(first, "likely" if len(first) == 1 else "undecided", alike[0].reading)
 
 
+def _first_to_write(case: Case) -> list[int]:
+    """Who wrote such a number where all others still wrote finite ones; [] if that is not known."""
+    found = first_of({each.rank: each.numbers for each in case.witnesses})
+    return [] if found is None else [found]
+
+
+_DIVERGED = "Before that it had grown many times over from step to step on all ranks: it diverges."
 _MAY_COME_OF_OTHERS = re.compile("invalid value")  # as the difference of two that are infinite
 
 

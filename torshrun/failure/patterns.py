@@ -340,6 +340,18 @@ PATTERNS = (
         "for unused ones (find_unused_parameters=True); TORCH_DISTRIBUTED_DEBUG=DETAIL names them.",
     ),
     Pattern(
+        Kind.MISMATCH,
+        r"\b(?:[Rr]anks|[Pp]rocesses|[Ww]orkers)\b.{0,40}\b(?:disagree|differ|have different|"
+        r"(?:save|use|are at|got|see) different|(?:do not|don't) (?:agree|match))|"
+        r"\b(?:differs?|disagrees?|inconsistent|(?:not|n't) (?:the same|equal|identical)|"
+        r"mismatch\w*|(?:another|different) \w+)\b.{0,40}\b"
+        r"(?:across|between|among|on all|on rank \d+ than on|from (?:that|those) (?:of|on)|from)\b"
+        r".{0,20}\b(?:ranks?|processes|workers)\b",
+        "Ranks have differently what all should have alike.",
+        "Its words say what. Have all ranks make it from the same values (a seed, a broadcast from "
+        "rank 0, the mean over all ranks), or keep each rank's own apart.",
+    ),
+    Pattern(
         Kind.USAGE,
         r"^(?:\w+\.)*CheckpointError: ",
         "A checkpoint or a commit could not be kept, or does not fit what is to take it up.",

@@ -11,8 +11,17 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 _NONE: Mapping[int, int] = MappingProxyType({})
-WAITS = ("a lock", "a lock file", "another process", "a file", "a connection", "compiled code")
+WAITS = (
+    "a lock",
+    "a lock file",
+    "another process",
+    "a task of its own threads",
+    "a file",
+    "a connection",
+    "compiled code",
+)
 A_FILE = "a file to appear"
+ALL_RANKS = "all ranks to come"
 KEYS = "store.wait"
 """The call of a rank that waits for keys of a store."""
 _MOST_LOCKS = 4
@@ -38,8 +47,8 @@ class Standing:
     """The clean-up that it was in, "finally", "except" or "except of a loop"; "" is none that is
     known."""
     waits_for: str = ""
-    """What it waited for there outside of any collective, by its code: A_FILE or one of WAITS; ""
-    is nothing that can be told."""
+    """What it waited for there outside of any collective, by its code: A_FILE, ALL_RANKS or one
+    of WAITS; "" is nothing that can be told."""
     locks: str = ""
     """Where threads of it waited for locks, if several did: "load (train.py:5): with CACHE:"."""
     last: str = ""
@@ -119,6 +128,12 @@ _SOURCE = re.compile(r"^ {4,}(?=[^ ~^])")
 _CLEANUP = re.compile(r"  # in (finally|except(?: of a loop)?)$")
 _LOOP = re.compile(r"^(.*)  # in (while .*)$")
 _FOR_FILE = re.compile(r"\bwhile not .*\b(?:exists|is_file|is_dir|isfile|isdir)\(")
+_FOR_RANKS = re.compile(
+    r"\bwhile (?:not )?.*[<>=].*\b(?:(?:get_)?world(?:_?size)?|n_?(?:procs?|ranks)|"
+    r"num_(?:procs|processes|ranks))\b",
+    re.IGNORECASE,
+)
+"""A loop that counts who has come, as a barrier that is made by hand."""
 _THREAD = re.compile(r"^(?:Current t|T)hread ", re.MULTILINE)
 _LIBRARY = re.compile(
     r"(?:^|/)(?:site|dist)-packages/|/lib/python\d|^<|(?:^|/)torsh_runtime/|/torshrun/workers/|"
@@ -160,13 +175,16 @@ _END = re.compile(r"\b(?<!group_)(?:src|dst)=([0-9]{1,7})\b")
 _RANKS = re.compile(r"\branks=\[[0-9, ]+\]")
 _GROUP = re.compile(r'\bgroup_name="([0-9]+)"')
 _TAG = re.compile(r"\btag\s*=\s*([0-9]{1,9})\b")
+_NEVER = re.compile(r"(?!)")
+_SEMAPHORE = re.compile(r"(?:^|/)threading\.py$")
 _AWAITED = (  # by the library that the innermost call is in, or by the program's own line
     (
         "a lock file",
         re.compile(r"(?:^|/)(?:torch/utils/file_baton\.py$|(?:filelock|portalocker|fasteners)/)"),
-        re.compile(r"(?!)"),
+        _NEVER,
     ),
     ("a lock", re.compile(r"^$"), _LOCK),
+    ("a task of its own threads", re.compile(r"(?:^|/)concurrent/futures/\w+\.py$"), _NEVER),
     (
         "another process",
         re.compile(
@@ -280,12 +298,26 @@ def _awaited(frames: Sequence[_Frame], own: _Frame) -> str:
     within = frames[::-1][: frames[::-1].index(own)]
     if _FOR_FILE.search(own.source):
         return A_FILE
+    if _FOR_RANKS.search(own.source):
+        return ALL_RANKS
+    if _is_permit(within) and _LOCK.search(own.source):
+        return "a lock"
     for what, library, line in _AWAITED:
         if any(library.search(frame.path) for frame in within):
             return what
         if not within and line.search(own.source):
             return what
     return ""
+
+
+def _is_permit(within: Sequence[_Frame]) -> bool:
+    """Whether the innermost calls are those of a lock that Python's library makes of another: a
+    semaphore or a condition.
+    """
+    names = {frame.function.rpartition(".")[2] for frame in within}
+    return bool(names & {"acquire", "__enter__"}) and all(
+        _SEMAPHORE.search(frame.path) for frame in within
+    )
 
 
 def _call(frames: Sequence[_Frame]) -> tuple[str, str] | None:

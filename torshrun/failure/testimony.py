@@ -19,6 +19,7 @@ from typing import Any, TypeVar, get_args
 from torshrun.failure.blame import Blame, How
 from torshrun.failure.finding import MOST_EVIDENCE, Certainty, Finding
 from torshrun.failure.kinds import Kind, Reading
+from torshrun.failure.numbers import Numbers
 from torshrun.failure.standing import Standing
 from torshrun.failure.trails import Trails
 from torshrun.failure.trails import decode as read_trails
@@ -86,6 +87,7 @@ def _plain(witness: Witness) -> Mapping[str, Any]:
         "versions": witness.versions,
         "thread": witness.thread,
         "warning": witness.warning,
+        "numbers": _numbers(witness.numbers) if witness.numbers else None,
         "alone": witness.looks_alone,
         "child": witness.child,
         "handles": witness.handles,
@@ -94,6 +96,8 @@ def _plain(witness: Witness) -> Mapping[str, Any]:
         "rival": witness.rival + 1,
         "mutters": _blame(witness.mutters) if witness.mutters else None,
         "unmade": witness.unmade,
+        "removed": witness.removed,
+        "logged": witness.logged,
         "frozen": witness.is_frozen,
         "deaf": witness.is_deaf,
         "busy": witness.is_busy,
@@ -107,6 +111,11 @@ def _blame(blame: Blame) -> Mapping[str, Any]:
     facts = {"how": blame.how, "ranks": list(blame.ranks), "op": blame.op, "calls": calls}
     sizes = {"came": blame.came, "room": blame.room}
     return _kept({**facts, "text": blame.text, "weak": blame.weak, **sizes})
+
+
+def _numbers(numbers: Numbers) -> Mapping[str, Any]:
+    facts = {"form": numbers.form, "finite": numbers.finite, "line": numbers.line}
+    return _kept({**facts, "grows": numbers.grows})
 
 
 def _standing(at: Standing) -> Mapping[str, Any]:
@@ -172,6 +181,7 @@ def _witnesses(facts: object, ranks: range, node: int) -> Iterable[Witness]:
         named = _among(_text(facts, "ranks"), ranks)
         end, kind = _one_of(End, facts["end"]), Kind(facts["kind"])
         blame, standing, mutters = map(facts.get, ("blame", "standing", "mutters"))
+        numbers = facts.get("numbers")
         for rank in named:
             yield Witness(
                 rank=rank,
@@ -190,6 +200,7 @@ def _witnesses(facts: object, ranks: range, node: int) -> Iterable[Witness]:
                 versions=_text(facts, "versions"),
                 thread=_text(facts, "thread"),
                 warning=_text(facts, "warning"),
+                numbers=None if numbers is None else _read_numbers(numbers),
                 looks_alone=facts.get("alone") is True,
                 child=_text(facts, "child"),
                 handles=_text(facts, "handles"),
@@ -198,6 +209,8 @@ def _witnesses(facts: object, ranks: range, node: int) -> Iterable[Witness]:
                 rival=_count(facts.get("rival", 0)) - 1,
                 mutters=None if mutters is None else _read_blame(mutters),
                 unmade=_text(facts, "unmade"),
+                removed=_text(facts, "removed"),
+                logged=_text(facts, "logged"),
                 is_frozen=facts.get("frozen") is True,
                 is_deaf=facts.get("deaf") is True,
                 is_busy=facts.get("busy") is True,
@@ -228,6 +241,15 @@ def _read_blame(facts: Mapping[str, Any]) -> Blame:
         weak=facts.get("weak") is True,
         came=_count(facts.get("came", 0)),
         room=_count(facts.get("room", 0)),
+    )
+
+
+def _read_numbers(facts: Mapping[str, Any]) -> Numbers:
+    return Numbers(
+        form=_text(facts, "form"),
+        finite=_count(facts.get("finite", 0)),
+        line=_text(facts, "line"),
+        grows=facts.get("grows") is True,
     )
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from torshrun.failure.asides import PATH_IN_WORDS
 from torshrun.failure.case import Case, call_of
 from torshrun.failure.finding import Certainty
 from torshrun.failure.kinds import Kind, Reading
 from torshrun.failure.signs import by_words
 from torshrun.failure.standing import A_FILE, KEYS
 from torshrun.failure.witness import Witness
-from torshrun.failure.wording import Verdict, where_it_waits
+from torshrun.failure.wording import Verdict, does, where_it_waits
 from torshrun.text import format_ranks
 
 
@@ -33,9 +34,22 @@ def unmade(case: Case) -> Verdict | None:
     apart = [each for each in others if not call_of(each)] or others * is_key
     if not apart:
         makers = [each for each in others if each.unmade]
-        return _of_makers(makers, why) if makers else None
-    why += f" Meanwhile {'; '.join(map(_does, apart[:_MOST_SHOWN]))}."
+        return _of_makers(makers, why) if makers else _kept_from_it(others, why)
+    why += f" Meanwhile {'; '.join(map(does, apart[:_MOST_SHOWN]))}."
     return Verdict([each.rank for each in apart], "likely", _absent(apart, why, _MAKE))
+
+
+def _kept_from_it(others: Sequence[Witness], lack: str) -> Verdict | None:
+    """Who alone had handled an exception, of ranks that went on without what the others lack."""
+    handled = [each for each in others if each.logged]
+    if len(handled) != 1:
+        return None
+    first = handled[0]
+    known = by_words([first.logged], "")
+    why = f"{lack} Before, rank {first.rank} had handled an exception ({first.logged}), and went "
+    why += f"on: {does(first)}. Most likely that kept it from making it."
+    kind = known.kind if known else Kind.EXCEPTION
+    return Verdict({first.rank}, "likely", Reading(kind, why, _TELL))
 
 
 _MOST_SHOWN = 4
@@ -78,15 +92,6 @@ _LET_IT_OUT = (
 )
 
 
-def _does(witness: Witness) -> str:
-    """ "rank 0 stood in no collective, at t.py:6: time.sleep(60)"."""
-    if witness.end == "done":
-        return f"rank {witness.rank} had ended with {witness.how}"
-    if witness.standing:
-        return f"rank {witness.rank} stood {witness.standing}"
-    return f"rank {witness.rank} stood at a place that is not known"
-
-
 def unset(case: Case) -> Verdict | None:
     """Ranks whose store did not have keys of the program's own in time: if all others were in
     collectives, whoever asks may have asked for the wrong ones.
@@ -99,9 +104,12 @@ def unset(case: Case) -> Verdict | None:
     why = (
         f"{format_ranks(keys)} waited in vain for '{keys[first]}' in the store, which no rank had "
     )
-    why += f"set. Meanwhile {'; '.join(map(_does, (apart or others)[:_MOST_SHOWN]))}."
+    why += f"set. Meanwhile {'; '.join(map(does, (apart or others)[:_MOST_SHOWN]))}."
     if apart:
         return Verdict([each.rank for each in apart], "likely", Reading(Kind.MISSING, why, _MAKE))
+    handled = _kept_from_it(others, why)
+    if handled:
+        return handled
     ranks = [each.rank for each in case.witnesses]
     return Verdict(ranks, "undecided", Reading(Kind.STORE, why, f"{_SAME_KEY} {_MAKE}"))
 
@@ -127,6 +135,40 @@ def not_made(case: Case) -> Verdict | None:
         if not each.is_own and any(_is_named(name, each.unmade) for name in common)
     ]
     return _of_makers(makers, f"Meanwhile {_ranks(own)} did not find it.") if makers else None
+
+
+def taken_away(case: Case) -> Verdict | None:
+    """Who said that it removes what others then did not find: it may have been too early, or they
+    too late.
+    """
+    missing = [each for each in case.own if each.reading.kind is Kind.NO_FILE]
+    if not missing or len(missing) < len(case.own):
+        return None
+    paths = {path for each in missing for path in _PATH.findall(each.said)}
+    removers = [
+        each
+        for each in case.witnesses
+        if each not in missing and any(_takes(each.removed, path) for path in paths)
+    ]
+    if not removers:
+        return None
+    first = removers[0]
+    why = f"{missing[0].reading.why} Before, rank {first.rank} had said: {first.removed}."
+    ranks = {each.rank for each in (*missing, *removers)}
+    return Verdict(ranks, "undecided", Reading(Kind.NO_FILE, why, _AGREE))
+
+
+_PATH = re.compile(r"(?<=')[^'\n]*[./][^'\n]*(?=')")
+_AGREE = (
+    "No rank may remove or move a file that another one has still to read: have all come to a "
+    "barrier between the two, or keep one more."
+)
+
+
+def _takes(said: str, path: str) -> bool:
+    """Whether these words name that file, or a folder of several parts that it lies in."""
+    named = [each for each in PATH_IN_WORDS.findall(said) if "/" in each or "." in each]
+    return any(f"/{path}/".find(f"/{each.strip('./~')}/") >= 0 for each in named)
 
 
 def _of_makers(makers: Sequence[Witness], lack: str) -> Verdict:
@@ -170,7 +212,7 @@ def given_up(case: Case) -> Verdict | None:
     if {_place(each) for each in own} & {_place(each) for each in still}:
         return None
     why = f"{format_ranks([each.rank for each in own])} gave up waiting ({own[0].said}), while "
-    why += f"{'; '.join(map(_does, still[:_MOST_SHOWN]))}: most likely for what is done there."
+    why += f"{'; '.join(map(does, still[:_MOST_SHOWN]))}: most likely for what is done there."
     return Verdict([each.rank for each in still], "likely", _absent(still, why, _LONGER))
 
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 from torshrun.failure.blame import Blame
 from torshrun.failure.kinds import NO_READING, Kind, Reading
+from torshrun.failure.numbers import Numbers
 from torshrun.failure.standing import Standing
 
 End = Literal["failed", "done", "stopped"]
@@ -52,6 +53,8 @@ class Witness:
     """The error that had ended a thread of it before it was asked to stop; "" is none."""
     warning: str = ""
     """A warning of numbers that are none, which it had written; "" is none."""
+    numbers: Numbers | None = None
+    """What it wrote of its numbers, if it failed because of one that is none; None is nothing."""
     looks_alone: bool = False
     """Whether its error is about what only this rank looks at, by a condition on the rank."""
     child: str = ""
@@ -70,6 +73,10 @@ class Witness:
     """Whom it complained about while it still ran; None: nobody."""
     unmade: str = ""
     """Where it said that it could not make a file; "" if it did not."""
+    removed: str = ""
+    """Where it said that it removes or moves files, or cleans up; "" if it did not."""
+    logged: str = ""
+    """The last exception that it had handled and written, in one line; "" is none."""
     is_frozen: bool = False
     """Whether its process stood still by a signal or a debugger."""
     is_deaf: bool = False

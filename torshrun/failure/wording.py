@@ -102,6 +102,15 @@ def full_call(witness: Witness) -> str:
     return (standing.full if standing else "") or call_of(witness)
 
 
+def does(witness: Witness) -> str:
+    """Tell where it stood, or how it ended: "rank 0 stood in barrier, at train.py:6"."""
+    if witness.end == "done":
+        return f"rank {witness.rank} had ended with {witness.how}"
+    if witness.standing:
+        return f"rank {witness.rank} stood {witness.standing}"
+    return f"rank {witness.rank} stood at a place that is not known"
+
+
 def listed(calls: Mapping[int, str]) -> str:
     """ "rank 0 called f(), ranks 1-2 called g()"."""
     groups: dict[str, list[int]] = defaultdict(list)
@@ -149,6 +158,8 @@ def _testimony(witness: Witness, verdict: Verdict) -> Iterable[str]:
         yield ": ".join(filter(None, (witness.how, witness.said)))
     if witness.warning and verdict.reading.kind is Kind.NAN:
         yield witness.warning
+    if witness.numbers and witness.numbers.line:
+        yield f"wrote {witness.numbers.line}"
     if witness.call and is_mismatch:
         yield f"last called {witness.call}"
 

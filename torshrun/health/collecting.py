@@ -38,7 +38,7 @@ from torshrun.health.ring import Ring
 
 MOST_BYTES = 64 << 20
 """What a collector keeps of a trace at most."""
-_LOOK = struct.Struct("=8Q")
+_LOOK = struct.Struct(f"={FIRST_ENTRY}Q")
 _VALUE = struct.Struct("=d")
 _ENTRY, _NOTE = 8 * ENTRY_WORDS, 8 * NOTE_WORDS
 _SOME = 256
@@ -254,8 +254,8 @@ class _Followed:
     def look(self) -> int:
         """Look how many operations and notes there are; how many more there are than before."""
         header = os.pread(self._descriptor, _LOOK.size, self._base).ljust(_LOOK.size, b"\0")
-        words: tuple[int, ...] = _LOOK.unpack(header)
-        begun, looks, *_, notes_begun, names = words
+        head = layout.Head(*_LOOK.unpack(header))
+        begun, notes_begun, names = head.begun, head.notes_begun, head.names_taken
         entries, notes = self._entries, self._notes
         if begun < entries.begun or notes_begun < notes.begun - NOTES // 2:
             self._before = self.take(is_last=True)
@@ -267,7 +267,7 @@ class _Followed:
             first, count = FIRST_NAME + self._names_known * NAME_WORDS, names - self._names_known
             self._names += self._read_words(first, count * NAME_WORDS)
             self._names_known = names
-        if not looks % 2:
+        if not head.looks % 2:
             self._header = header
         return min(more, ENTRIES)
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from torsh_runtime import status
+from torsh_runtime.enumerations import DTYPES, OPERATIONS, REDUCTIONS
 from torshrun.text import printable
 
 _TRIES = 8  # how often a record is read that its worker goes on changing
-_RECORD_WORDS = 8
 _MOST_RANKS = 1 << 24
 _MOST_PAGES = 1 << 14
 _MOST_TAGS = 1 << 32
@@ -179,7 +179,7 @@ def _read_page(words: memoryview, later: memoryview, page: int) -> WorkerStatus:
     waits = Awaited(awaited - 1, doing) if 0 < awaited <= _MOST_RANKS else None
     first, size = begin + status.FIRST_RECORD, status.RECORD_WORDS
     records = [
-        (words[start : start + _RECORD_WORDS].tolist(), start)
+        (status.Record(*words[start : start + status.AXIS]), start)
         for start in range(first, first + status.RECORDS * size, size)
         if words[start]
     ]
@@ -203,19 +203,19 @@ def _text(words: memoryview, word: int) -> str:
     return printable(found.decode(errors="replace"))
 
 
-def _collective(record: list[int], turn_later: int, axis: str) -> Collective:
-    turn, call, count, group, rounds, *_ = record
+def _collective(record: status.Record, turn_later: int, axis: str) -> Collective:
+    turn, call = record.turn, record.call
     root = call >> 32
     return Collective(
-        group=group & 0xFFFFFFFF,
-        ranks=group >> 32,
+        group=record.group & 0xFFFFFFFF,
+        ranks=record.group >> 32,
         sequence=turn >> 2,
         active=turn % 4 == status.INSIDE,
-        rounds=rounds,
-        operation=_name(status.OPERATIONS, call & 0xFF, "operation"),
-        dtype=_name(status.DTYPES, call >> 8 & 0xFF, "dtype"),
-        reduction=_name(status.REDUCTIONS, call >> 16 & 0xFF, "reduction"),
-        count=count,
+        rounds=record.rounds,
+        operation=_name(OPERATIONS, call & 0xFF, "operation"),
+        dtype=_name(DTYPES, call >> 8 & 0xFF, "dtype"),
+        reduction=_name(REDUCTIONS, call >> 16 & 0xFF, "reduction"),
+        count=record.count_,
         root=root - (1 << 32) if root >> 31 else root,
         whole=turn == turn_later and turn % 4 != status.WRITING,
         axis=axis,
@@ -223,10 +223,10 @@ def _collective(record: list[int], turn_later: int, axis: str) -> Collective:
     )
 
 
-def _message(record: list[int]) -> Awaited | None:
+def _message(record: status.Record) -> Awaited | None:
     """A message that the worker waits for; None if for none."""
-    *_, message, tag, instead = record
-    rank, operation = message >> 32, _name(status.OPERATIONS, message & 0xFF, "operation")
+    message, tag, instead = record.message, record.tag, record.instead
+    rank, operation = message >> 32, _name(OPERATIONS, message & 0xFF, "operation")
     if operation not in ("send", "recv") or rank >= _MOST_RANKS:
         return None
     tagged = f", tag={tag}" if message & status.HAS_TAG else ", tag=any"

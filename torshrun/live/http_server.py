@@ -12,13 +12,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from torsh_runtime.connections.acceptor import CpuBudget
+from torsh_runtime.connections.conversations import Conversation, Conversations, receive_some, send
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.store.door import Allowance
-from torsh_runtime.store.talks import Conversation, Talks, receive_some, send
 from torshrun.config.job import Address
 
 MOST_VISITS = 64
-"""Connections from this host that are open at a time, and those from others (see Talks)."""
+"""Connections from this host that are open at a time, and those from others (see Conversations)."""
 VISIT_SECONDS = 5.0
 """How long a connection may take in all."""
 LONGEST_REQUEST = 16384
@@ -45,7 +45,7 @@ class HttpServer:
         """
         self._listener = listen(host.removeprefix("[").removesuffix("]"), port)
         self._respond = respond
-        self._visits = Talks(VISIT_SECONDS, MOST_VISITS)
+        self._visits = Conversations(VISIT_SECONDS, MOST_VISITS)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="torsh-http", daemon=True)
 
@@ -69,7 +69,7 @@ class HttpServer:
         self._listener.close()
 
     def _run(self) -> None:
-        allowance = Allowance()
+        budget = CpuBudget()
         with self._visits as visits:
             visits.listen(self._listener, self._serve)
             while not self._closing.is_set():
@@ -80,7 +80,7 @@ class HttpServer:
                 except OSError:  # the process has no descriptor left, and none of them is ours
                     pause = _PAUSE
                 spent = time.thread_time() - began
-                self._closing.wait(max(pause, allowance.pause(spent, time.monotonic())))
+                self._closing.wait(max(pause, budget.pause(spent, time.monotonic())))
 
     def _serve(self, connection: socket.socket) -> Conversation:
         request = b""

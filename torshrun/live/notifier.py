@@ -71,10 +71,14 @@ class Notifier:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
+        if self._is_over:  # since close() killed what ran before
+            self._kill()
         try:
             self._running.communicate(event.to_json(), RUN_SECONDS)
         except subprocess.TimeoutExpired:
             self._kill()
+            with suppress(subprocess.TimeoutExpired):
+                self._running.wait(CLOSE_SECONDS)  # else it stays a zombie
             self._complain_once(f"it has not ended within {RUN_SECONDS:g} s, and was killed")
         if self._running.returncode and not self._is_over:
             code = self._running.returncode
@@ -82,7 +86,7 @@ class Notifier:
             self._complain_once(f"it has {how}")
 
     def _kill(self) -> None:
-        if self._running:
+        if self._running and self._running.returncode is None:
             with suppress(OSError):
                 os.killpg(self._running.pid, signal.SIGKILL)
 

@@ -1,15 +1,16 @@
 """Encodes the messages between torshrun and a host that it started, over ssh's stdin and stdout.
 
-A frame is its kind (one byte), the length of its content (4 bytes, big-endian), and the content.
-The output of the host begins with MARK: whatever its shell has printed before is ignored.
+Frames (torsh_runtime/framing.py) have a kind of one byte. The output of the host begins with MARK:
+whatever its shell has printed before is ignored.
 """
 
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Iterator
 from typing import Any, Final
+
+from torsh_runtime import framing
 
 MARK: Final = b"\0torshrun over ssh, 1\n"
 
@@ -30,13 +31,11 @@ STDERR: Final = b"R"
 EXIT: Final = b"X"
 """The host's last frame, JSON: the agent's exit code, and whether the agent had begun."""
 
-LARGEST = 16 << 20
-"""The most bytes in a frame. A command line and an environment are smaller."""
-_HEAD = struct.Struct(">cI")
+_KIND_BYTES = 1
 
 
 def frame(kind: bytes, content: bytes = b"") -> bytes:
-    return _HEAD.pack(kind, len(content)) + content
+    return framing.frame(content, kind)
 
 
 def message(kind: bytes, facts: Any) -> bytes:
@@ -51,21 +50,13 @@ class Frames:
     """Splits a stream of bytes into frames. Pure."""
 
     def __init__(self) -> None:
-        self._data = bytearray()
+        self._frames = framing.Frames(kind_bytes=_KIND_BYTES)
 
     def feed(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Yield the kind and content of each complete frame.
 
-        Raises ValueError for a frame that is too long.
+        Raises DamagedFrame for a frame that is too long.
         """
-        self._data += data
-        while len(self._data) >= _HEAD.size:
-            kind, length = _HEAD.unpack_from(self._data)
-            if length > LARGEST:
-                raise ValueError(f"a frame of {length} bytes")
-            end = _HEAD.size + length
-            if len(self._data) < end:
-                return
-            content = bytes(self._data[_HEAD.size : end])
-            del self._data[:end]
-            yield kind, content
+        self._frames.feed(data)
+        while (taken := self._frames.take()) is not None:
+            yield taken[:_KIND_BYTES], taken[_KIND_BYTES:]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torsh_runtime.errors import TorshError
+from torsh_runtime.framing import DamagedFrame
 from torshrun.ssh import frames
 from torshrun.ssh.hostfile import Host
 from torshrun.ssh.reasons import explain
@@ -192,7 +193,7 @@ class Link:
     def _take(self, data: bytes) -> None:
         try:
             self._ready.extend(self._frames.feed(data))
-        except ValueError as error:
+        except DamagedFrame as error:
             raise HostLost(f"{_STRANGE}: {error}") from None
 
     async def _show(self, kind: bytes, content: bytes) -> None:

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Iterator
 from queue import Empty, SimpleQueue
 
+from torsh_runtime.framing import DamagedFrame
 from torshrun.ssh import frames
 
 PASSED_ON = frozenset(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP}
@@ -136,7 +137,7 @@ class Wire:
             messages = list(self._frames.feed(data))
         except BlockingIOError:
             return
-        except (OSError, ValueError):  # nothing intelligible comes after that
+        except (OSError, DamagedFrame):  # nothing intelligible comes after that
             data, messages = b"", []
         if not data:
             self._lose()

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import torshrun.keeper
 from torsh_runtime.errors import BackendUnavailable, ConfigError
+from torsh_runtime.framing import MACHINE_ORDER, Frames, frame
 from torshrun.workers.processes import kill, named, wait_for
 from torshrun.workers.spec import encoded, encoded_environment
 
@@ -26,7 +27,6 @@ ALL = 0xFFFFFFFF
 PING, LEFTOVERS = 1, 2
 """Why it is asked who is left: the tags of ask_left()."""
 
-_LENGTH = struct.Struct("=I")
 _TWO = struct.Struct("=II")
 _INSIDE = struct.Struct("=iib")
 _STAGES = {
@@ -126,7 +126,7 @@ class Keeper:
         self.given_up = ""
         """Why this process has killed it; "" if it has not."""
         self._socket = connection
-        self._incoming = bytearray()
+        self._incoming = Frames(order=MACHINE_ORDER)
         self._outgoing: deque[tuple[bytes, list[int]]] = deque()
         self._lost = False
 
@@ -245,7 +245,7 @@ class Keeper:
         if self._lost:
             return []
         self._lost = not self._read()
-        reports = [_decode(frame) for frame in iter(self._next_frame, b"")]
+        reports = [_decode(taken) for taken in iter(self._incoming.take, None)]
         return [*reports, Lost()] if self._lost else reports
 
     def close(self, timeout: float) -> bool:
@@ -267,10 +267,10 @@ class Keeper:
         """The process that was started makes way for a child of this one in the namespace."""
         self._socket.settimeout(_START_BOUND)
         with suppress(OSError):
-            while not (frame := self._next_frame()) and (data := self._socket.recv(65536)):
-                self._incoming += data
+            while not (taken := self._incoming.take()) and (data := self._socket.recv(65536)):
+                self._incoming.feed(data)
         self._socket.setblocking(False)
-        pid, error, stage = _INSIDE.unpack(frame[1:]) if frame else (0, errno.EPIPE, ord("?"))
+        pid, error, stage = _INSIDE.unpack(taken[1:]) if taken else (0, errno.EPIPE, ord("?"))
         if pid:
             wait_for(self.pid, _START_BOUND)
             self.pid = pid
@@ -280,35 +280,24 @@ class Keeper:
 
             raise ConfigError(explain(chr(stage), error))
 
-    def _send(self, frame: bytes, fds: Sequence[int] = ()) -> None:
+    def _send(self, request: bytes, fds: Sequence[int] = ()) -> None:
         copies = [os.dup(fd) for fd in fds]
-        self._outgoing.append((_LENGTH.pack(len(frame)) + frame, copies))
+        self._outgoing.append((frame(request, order=MACHINE_ORDER), copies))
         self.flush()
 
     def _read(self) -> bool:
         try:
             while data := self._socket.recv(65536):
-                self._incoming += data
+                self._incoming.feed(data)
         except BlockingIOError:
             return True
         except OSError:
             return False
         return False
 
-    def _next_frame(self) -> bytes:
-        """The next whole frame; nothing if there is none yet."""
-        if len(self._incoming) < _LENGTH.size:
-            return b""
-        end = _LENGTH.size + _LENGTH.unpack_from(self._incoming)[0]
-        if len(self._incoming) < end:
-            return b""
-        frame = bytes(self._incoming[_LENGTH.size : end])
-        del self._incoming[:end]
-        return frame
 
-
-def _decode(frame: bytes) -> Report:
-    kind, body = frame[:1], frame[1:]
+def _decode(taken: bytes) -> Report:
+    kind, body = taken[:1], taken[1:]
     if kind == b"p":
         return Spawned(*struct.unpack("=Ii", body))
     if kind == b"f":

@@ -14,9 +14,9 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-_LENGTH = struct.Struct("=I")
+from torsh_runtime.framing import Frames, frame
+
 _CREDENTIALS = struct.Struct("=3i")
-_LONGEST = 16 << 20
 _PIECE = 1 << 16
 _BUFFER = 1 << 20
 """Bytes that are asked for as a socket's buffer: a whole environment goes at once."""
@@ -42,7 +42,7 @@ class Parked:
         self.is_claimed = False
         """Whether the keeper has been told of it, and so tells of its end."""
         self._loop, self._hear, self._lose = loop, hear, lose
-        self._incoming = bytearray()
+        self._incoming = Frames()
         self._mine, self.end = socket.socketpair()
         """`end` is for the process."""
         self._mine.setblocking(False)
@@ -54,8 +54,7 @@ class Parked:
 
     def send(self, facts: Mapping[str, Any], descriptors: Sequence[int] = ()) -> bool:
         """Whether all of it went; if not, the process is of no use any more."""
-        data = json.dumps(facts).encode()
-        data = _LENGTH.pack(len(data)) + data
+        data = frame(json.dumps(facts).encode())
         try:
             return socket.send_fds(self._mine, [data], descriptors) == len(data)
         except OSError:
@@ -78,8 +77,8 @@ class Parked:
         """
         try:
             self._take_in()
-            while frame := self._next_frame():
-                message = json.loads(frame)
+            while (said := self._incoming.take()) is not None:
+                message = json.loads(said)
                 yield message if isinstance(message, dict) else {}
         except BlockingIOError:
             return
@@ -93,20 +92,7 @@ class Parked:
         data, ancillary, _, _ = self._mine.recvmsg(_PIECE, room, socket.MSG_DONTWAIT)
         if not data:
             raise EOFError
-        self._incoming += data
+        self._incoming.feed(data)
         for level, kind, carried in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
                 self.pid = _CREDENTIALS.unpack(carried)[0]
-
-    def _next_frame(self) -> bytes:
-        if len(self._incoming) < _LENGTH.size:
-            return b""
-        (length,) = _LENGTH.unpack_from(self._incoming)
-        if not 0 < length <= _LONGEST:
-            raise ValueError
-        end = _LENGTH.size + length
-        if len(self._incoming) < end:
-            return b""
-        frame = bytes(self._incoming[_LENGTH.size : end])
-        del self._incoming[:end]
-        return frame

@@ -50,7 +50,7 @@ class Standbys:
             for rank in range(config.nproc_per_node)
         ]
         """By local rank."""
-        may_restart = config.max_restarts > 0 or config.rendezvous is not None
+        may_restart = config.max_restarts > 0 or not config.is_alone
         asked = config.nproc_per_node if config.standbys == "auto" else config.standbys
         self._ahead = Counter(self._importers[:asked] if may_restart else [])
         self._records = may_restart and config.preload == "auto"

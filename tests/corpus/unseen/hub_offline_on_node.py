@@ -2,7 +2,7 @@
 
 nnodes: 2
 nproc: 1
-culprit: 1 | node 1
+culprit: node 1  # or its rank
 kind: exception | file | network
 hint: LocalEntryNotFoundError|offline|cache|config.json
 needs: torch

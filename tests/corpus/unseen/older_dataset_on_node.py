@@ -2,7 +2,7 @@
 
 nnodes: 2
 nproc: 2
-culprit: 2 3 | node 1
+culprit: node 1  # or its ranks
 kind: early_exit | missing
 hint: ended|exit code 0|left|early|finished
 needs: torch

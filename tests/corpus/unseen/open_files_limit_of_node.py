@@ -2,7 +2,7 @@
 
 nnodes: 2
 nproc: 2
-culprit: 2 3 | node 1
+culprit: node 1  # or its ranks
 kind: limit | exception
 hint: OSError|too many open files|EMFILE
 needs: torch

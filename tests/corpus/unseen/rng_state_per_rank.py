@@ -1,7 +1,7 @@
 """The checkpoint was made by two ranks, and four resume: two find no state of their generator.
 
 nproc: 4
-culprit: 2 3 | none
+culprit: 2 3  # or nobody: their number has changed
 kind: file | exception
 hint: FileNotFoundError|rng_state
 needs: torch

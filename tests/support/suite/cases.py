@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from torsh_runtime.backends.base import Backend
-from torsh_runtime.status import DTYPES as ALL_DTYPES
+from torsh_runtime.enumerations import DTYPES as ALL_DTYPES
 
 Array = Any
 Body = Callable[[Backend], None]

@@ -2,7 +2,7 @@ import pytest
 
 pytest.importorskip("torsh_runtime.backends.native._native")
 from benchmarks.kernels import MOST_MEMCPYS, Figure, checks, parse
-from torsh_runtime.status import DTYPES
+from torsh_runtime.enumerations import DTYPES
 
 
 def figure(dtype: str, operation: str, memcpys: float) -> Figure:

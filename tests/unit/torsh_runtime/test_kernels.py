@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from torsh_runtime.backends.native.compiled import _native
-from torsh_runtime.status import DTYPES, REDUCTIONS
+from torsh_runtime.enumerations import DTYPES, REDUCTIONS
 
 Array = np.ndarray[Any, Any]
 

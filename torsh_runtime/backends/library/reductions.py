@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torsh_runtime.backends.base import PremulSum, Reduce, ReduceOp
-from torsh_runtime.status import DTYPES
+from torsh_runtime.enumerations import DTYPES
 
 Array = NDArray[Any]
 

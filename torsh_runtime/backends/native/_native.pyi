@@ -9,6 +9,8 @@ from torsh_runtime.backends.work import Work
 MAX_LOCAL_RANKS: int
 ANY_SOURCE: int
 MOST_SLOTS: int
+NUMBERING: str
+"""The fingerprint of the enumerations that it is built with (cmake/enumerations.py)."""
 
 def maps_lazily() -> bool: ...
 def segment_bytes(ranks: int, tuning: Tuning) -> int: ...
@@ -26,9 +28,6 @@ def reduce(
 def vector_level() -> int:
     """For which instructions the kernels are compiled that run here: 0 every processor's, 1 those
     of x86-64-v3, 2 of x86-64-v4."""
-
-def enumerations() -> dict[str, dict[str, int]]:
-    """The core's numbers of operations, dtypes, reductions, failures and strategies, by name."""
 
 def least_block(ranks: int) -> int: ...
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
+from torsh_runtime.enumerations import DTYPES, OF_LIST, OPERATIONS, REDUCTIONS, FailureKind
 from torsh_runtime.errors import (
     CommAborted,
     CommError,
@@ -16,36 +16,19 @@ from torsh_runtime.errors import (
     PeerLost,
     named_operation,
 )
-from torsh_runtime.status import DTYPES, OPERATIONS, REDUCTIONS
 
-_OF_LIST = -2
-"""The root of a call with a list of arrays, as csrc/common/types.hpp has it."""
 _REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 _ROOTED = {"broadcast": "src", "scatter": "src", "reduce": "dst", "gather": "dst"}
 
 
-class Kind(IntEnum):
-    """FailureKind of csrc/common/failure.hpp."""
-
-    PEER_LOST = 1
-    PEER_LEFT = 2
-    TIMEOUT = 3
-    MISMATCH = 4
-    ABORTED = 5
-    CLOSED = 6
-    BUSY = 7
-    NESTED = 8
-    FORKED = 9
-
-
 _REFUSALS = {
-    Kind.CLOSED: "the process group is closed; make a new one",
-    Kind.BUSY: "another thread of this process has used the group for over {seconds:g} s, so this "
-    "operation was not begun; give each thread a group of its own",
-    Kind.NESTED: "a signal handler called a collective while it had interrupted another one of "
-    "the same group; set a flag in the handler instead",
-    Kind.FORKED: "this process is a fork of a rank and no rank itself; call collectives in the "
-    "parent, or start the child by exec and give it a group of its own",
+    FailureKind.CLOSED: "the process group is closed; make a new one",
+    FailureKind.BUSY: "another thread of this process has used the group for over {seconds:g} s, "
+    "so this operation was not begun; give each thread a group of its own",
+    FailureKind.NESTED: "a signal handler called a collective while it had interrupted another one "
+    "of the same group; set a flag in the handler instead",
+    FailureKind.FORKED: "this process is a fork of a rank and no rank itself; call collectives in "
+    "the parent, or start the child by exec and give it a group of its own",
 }
 
 
@@ -119,28 +102,28 @@ def _error(
     own: tuple[Any, ...],
     other: tuple[Any, ...],
 ) -> CommError:
-    op = OPERATIONS[operation]
+    op: str = OPERATIONS[operation]
     if op == "barrier" and not sequence:  # the ranks' first meeting; messages have no sequence
         op = "init_process_group"
     match kind:
-        case Kind.PEER_LOST:
+        case FailureKind.PEER_LOST:
             return PeerLost(rank, op, sequence, "", *peers.in_job(rank))
-        case Kind.PEER_LEFT:
+        case FailureKind.PEER_LEFT:
             return PeerLost(rank, op, sequence, "it has left the group", *peers.in_job(rank))
-        case Kind.TIMEOUT:
+        case FailureKind.TIMEOUT:
             detail = peers.named(missing, f"{peers.along} ({{}})")
             detail += _stopped(peers.processes, missing)
             return CommTimeout(op, sequence, seconds, missing, detail)
-        case Kind.MISMATCH:
+        case FailureKind.MISMATCH:
             detail = peers.named([reporter, rank], f"{peers.along} ({{}})")
             return CommMismatch(sequence, reporter, _call(own), rank, _call(other), detail)
-        case Kind.ABORTED:
+        case FailureKind.ABORTED:
             return CommAborted(
                 f"rank {rank} aborted the group during {named_operation(op, sequence)}"
                 f"{peers.named([rank], ' ({})')}. Destroy the process group and make a new one."
             )
         case _:
-            return CommAborted(_REFUSALS[Kind(kind)].format(seconds=seconds))
+            return CommAborted(_REFUSALS[FailureKind(kind)].format(seconds=seconds))
 
 
 def _stopped(processes: Mapping[int, int], ranks: Sequence[int]) -> str:
@@ -166,7 +149,7 @@ def _call(call: tuple[Any, ...]) -> str:
     if name == "barrier":
         return "barrier()"
     text = f"{DTYPES[dtype]}[{', '.join(map(str, shape))}]"
-    if root == _OF_LIST:
+    if root == OF_LIST:
         text = _of_list(DTYPES[dtype], dims, shape)
     if name in _REDUCING:
         text += f", {REDUCTIONS[op]}"

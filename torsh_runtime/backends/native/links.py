@@ -33,20 +33,20 @@ from typing import NamedTuple
 import msgpack
 
 from torsh_runtime.backends.native.network import MAX_STREAMS, Network, listen
-from torsh_runtime.errors import CommError, CommTimeout, ConfigError, PeerLost
-from torsh_runtime.store.keys import derive
-from torsh_runtime.store.peer import foreign_uid, user
-from torsh_runtime.store.talks import (
+from torsh_runtime.connections.conversations import (
     Conversation,
+    Conversations,
     Outcome,
     Refused,
-    Talks,
     check_user,
     connect,
     hang_up,
     receive,
     send,
 )
+from torsh_runtime.connections.peer import foreign_uid, user
+from torsh_runtime.errors import CommError, CommTimeout, ConfigError, PeerLost
+from torsh_runtime.store.keys import derive
 from torsh_runtime.store.wire import NONCE_BYTES, is_proof, proof
 
 MAGIC = b"torshlk1"
@@ -172,10 +172,12 @@ def connect_all(
     """
     lanes = sum(contact.streams + 1 for contact in contacts.values())
     _allow_descriptors(lanes + _SPARE_DESCRIPTORS)
-    with Talks() as talks:
-        gathering = _Gathering(rank, doors.contact, contacts, keys, talks, timeout, look_around)
+    with Conversations() as conversations:
+        gathering = _Gathering(
+            rank, doors.contact, contacts, keys, conversations, timeout, look_around
+        )
         for listener in doors.listeners:
-            talks.listen(listener, gathering.admit)
+            conversations.listen(listener, gathering.admit)
         gathering.complete()
         return gathering.hand_over()
 
@@ -213,7 +215,7 @@ class _Gathering:
         own: Contact,
         contacts: Mapping[int, Contact],
         keys: Keys,
-        talks: Talks,
+        conversations: Conversations,
         timeout: float,
         look_around: Callable[[], None],
     ) -> None:
@@ -222,7 +224,7 @@ class _Gathering:
         self._own = own
         self._contacts = contacts
         self._keys = keys
-        self._talks = talks
+        self._conversations = conversations
         self._timeout = timeout
         self._deadline = now + timeout
         self._look_around = look_around
@@ -259,13 +261,13 @@ class _Gathering:
                 self._look_around()
                 looked = now
             self._begin_due(now)
-            for outcome in self._talks.turn(self._pause(now)):
+            for outcome in self._conversations.turn(self._pause(now)):
                 self._note(outcome)
 
     def hand_over(self) -> dict[int, tuple[int, ...]]:
         """The links, which are the caller's from now on."""
         for sock in self._links.values():
-            self._talks.end(sock)
+            self._conversations.end(sock)
         return {
             peer: tuple(self._links[lane].detach() for lane in self._lanes(peer))
             for peer in sorted(self._contacts)
@@ -326,7 +328,7 @@ class _Gathering:
     def _begin(
         self, sock: socket.socket, script: Conversation, deadline: float, label: object
     ) -> None:
-        outcome = self._talks.begin(sock, script, deadline, label)
+        outcome = self._conversations.begin(sock, script, deadline, label)
         if outcome is not None:
             self._note(outcome)
 

@@ -22,10 +22,10 @@ from contextlib import suppress
 from typing import Self
 
 from torsh_runtime.backends.native.place import TOKEN_BYTES, Place
+from torsh_runtime.connections.conversations import Conversation, Conversations, Refused, check_user
+from torsh_runtime.connections.peer import foreign_uid, pid_of_peer, user
 from torsh_runtime.errors import BackendUnavailable, CommError, CommTimeout, PeerLost
 from torsh_runtime.store.keys import KEY_BYTES, derive
-from torsh_runtime.store.peer import foreign_uid, pid_of_peer, user
-from torsh_runtime.store.talks import Conversation, Refused, Talks, check_user
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _RANK_BYTES = 8
@@ -127,12 +127,12 @@ def _hand_out(
     offer: Offer, descriptor: int, proofs: _Proofs, deadline: float, timeout: float
 ) -> None:
     waiting, look_around_at = set(proofs.places) - {proofs.first}, 0.0
-    with Talks() as talks:
-        talks.listen(offer.listener, lambda sock: _hand_over(sock, proofs, descriptor))
+    with Conversations() as conversations:
+        conversations.listen(offer.listener, lambda sock: _hand_over(sock, proofs, descriptor))
         while waiting:
             if time.monotonic() > deadline:
                 raise CommTimeout("init_process_group", 0, timeout, sorted(waiting))
-            for outcome in talks.turn(_LOOK_AROUND):
+            for outcome in conversations.turn(_LOOK_AROUND):
                 outcome.sock.close()
                 waiting.discard(outcome.result)
             if time.monotonic() >= look_around_at:  # even while strangers come all the time

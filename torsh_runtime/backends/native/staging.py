@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from torsh_runtime.arrays import is_known, stage
 from torsh_runtime.backends.native.compiled import _native
-from torsh_runtime.status import DTYPES
+from torsh_runtime.enumerations import DTYPES
 
 _BFLOAT16 = DTYPES.index("bfloat16")
 _UINT8 = DTYPES.index("uint8")

@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Protocol, TypeVar, cast
 
 from torsh_runtime.backends.base import BackendType
 from torsh_runtime.backends.library.news import Call, Cause, News
 from torsh_runtime.backends.library.steps import Steps
+from torsh_runtime.backends.nccl.library import Communicator, Cuda, Device, Nccl
 from torsh_runtime.backends.nccl.operations import NcclOperations
 from torsh_runtime.backends.nccl.streams import Launch
 from torsh_runtime.backends.work import Work
@@ -35,6 +36,9 @@ _FAREWELL = 5.0
 """Seconds that closing waits for operations to end and for peers on the node to close, too."""
 _ABORT = 0.25
 """Seconds that are waited for NCCL to give up."""
+
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -68,7 +72,7 @@ class NcclBackend(NcclOperations):
 
     type = BackendType.NCCL
 
-    def __init__(self, nccl: Any, cuda: Any, communicator: Any, news: News) -> None:
+    def __init__(self, nccl: Nccl, cuda: Cuda, communicator: Communicator, news: News) -> None:
         super().__init__(nccl, cuda, communicator, news)
         self._companion: Companion | None = None
         self._beginning: _Beginning | None = None
@@ -92,7 +96,7 @@ class NcclBackend(NcclOperations):
         own = _library_call(nccl.get_unique_id) if rank == 0 else b""
         meeting = nccl.UniqueId.from_bytes(news.meet(timeout, bytes(own))[0])
 
-        def initialise() -> Any:
+        def initialise() -> Communicator:
             device.set_current()
             return nccl.Communicator.init(world_size, rank, meeting)
 
@@ -209,10 +213,11 @@ class NcclBackend(NcclOperations):
             self._own.stream.close()
 
 
-def _load() -> tuple[Any, Any, Any]:
+def _load() -> tuple[Nccl, Cuda, Device]:
     """nccl4py, CUDA's own bindings, and the current device, which is made ready."""
     try:
-        nccl, cuda = import_module("nccl.core"), import_module("cuda.core")
+        nccl: Nccl = cast(Nccl, import_module("nccl.core"))
+        cuda: Cuda = cast(Cuda, import_module("cuda.core"))
     except (ImportError, RuntimeError) as error:
         raise _unavailable(str(error)) from None
     device = _library_call(cuda.Device)
@@ -220,7 +225,7 @@ def _load() -> tuple[Any, Any, Any]:
     return nccl, cuda, device
 
 
-def _library_call(call: Callable[[], Any]) -> Any:
+def _library_call(call: Callable[[], T]) -> T:
     """Its result; BackendUnavailable if it fails, as it does without a driver or a GPU."""
     try:
         return call()
@@ -236,25 +241,25 @@ def _unavailable(why: str) -> BackendUnavailable:
     )
 
 
-def _within(work: Callable[[], Any], seconds: float, timeout: float) -> Any:
+def _within(work: Callable[[], T], seconds: float, timeout: float) -> T:
     """The result of work that blocks; CommTimeout when it takes longer than it may."""
-    outcome: list[Any] = []
+    outcome: list[T | Exception] = []
 
     def run() -> None:
         try:
-            outcome.append((work(), None))
+            outcome.append(work())
         except Exception as error:
-            outcome.append((None, error))
+            outcome.append(error)
 
     thread = threading.Thread(target=run, name="torsh-nccl-connect", daemon=True)
     thread.start()
     thread.join(max(seconds, 0.0))
     if not outcome:
         raise CommTimeout("init_process_group", 0, timeout, (), ": NCCL is still connecting")
-    result, error = outcome[0]
-    if error is not None:
+    result = outcome[0]
+    if isinstance(result, Exception):
         raise CommError(
-            f"NCCL could not connect: {error}. Each rank needs a GPU of its own, made current "
+            f"NCCL could not connect: {result}. Each rank needs a GPU of its own, made current "
             f"before; NCCL_DEBUG=WARN says more."
-        ) from error
+        ) from result
     return result

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 import numpy as np
 
 from torsh_runtime.backends.library.operands import Parts
+from torsh_runtime.enumerations import DTYPES
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.status import DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,6 +15,7 @@ from torsh_runtime.backends.library.operands import Parts, check_peer, check_ran
 from torsh_runtime.backends.library.steps import Steps
 from torsh_runtime.backends.library.stepwise import StepwiseBackend
 from torsh_runtime.backends.nccl.device import Operand, loaded_framework, memories
+from torsh_runtime.backends.nccl.library import Communicator, Cuda, Nccl, Stream
 from torsh_runtime.backends.nccl.reductions import Reduction
 from torsh_runtime.backends.nccl.streams import Launch, OwnStream, Recorded, StreamWork
 from torsh_runtime.backends.operation import OBJECTS, Op
@@ -30,14 +31,14 @@ class NcclOperations(StepwiseBackend):
 
     _work = StreamWork
 
-    def __init__(self, nccl: Any, cuda: Any, communicator: Any, news: News) -> None:
+    def __init__(self, nccl: Nccl, cuda: Cuda, communicator: Communicator, news: News) -> None:
         """`nccl` and `cuda` are nccl4py's and cuda-core's modules; the communicator's device is
         the current one."""
         super().__init__(communicator.rank, communicator.nranks, news)
         self._nccl = nccl
         self._cuda = cuda
         self._communicator = communicator
-        self._device: int = communicator.device.device_id
+        self._device = communicator.device.device_id
         self._own = OwnStream(cuda, self._device)
         self._together: Launch | None = None
 
@@ -61,14 +62,14 @@ class NcclOperations(StepwiseBackend):
         values = Operand(op.output)
         if op.kind == "broadcast":
 
-            def begin(nccl: Any, stream: Any) -> None:
+            def begin(nccl: Communicator, stream: Stream) -> None:
                 nccl.broadcast(values.bytes, values.bytes, op.root, stream=stream)
 
             return self._steps([values], begin, _copying([values]))
         reduction = self._reduction(values, op)
         wire = reduction.wire(values)
 
-        def reduce(nccl: Any, stream: Any) -> None:
+        def reduce(nccl: Communicator, stream: Stream) -> None:
             with reduction.op(nccl) as how:
                 if op.kind == "reduce":
                     nccl.reduce(wire, wire, how, root=op.root, stream=stream)
@@ -94,7 +95,7 @@ class NcclOperations(StepwiseBackend):
         return self._exchange(sources, targets)
 
     def _all_gather_steps(self, target: Operand, source: Operand) -> Steps:
-        def begin(nccl: Any, stream: Any) -> None:
+        def begin(nccl: Communicator, stream: Stream) -> None:
             nccl.allgather(source.bytes, target.bytes, stream=stream)
 
         return self._steps([source, target], begin, _copying([target]))
@@ -103,7 +104,7 @@ class NcclOperations(StepwiseBackend):
         reduction = self._reduction(target, op)
         wires, room = [reduction.wire(each) for each in sources.arrays], reduction.wire(target)
 
-        def begin(nccl: Any, stream: Any) -> None:
+        def begin(nccl: Communicator, stream: Stream) -> None:
             with reduction.op(nccl) as how:
                 if not sources.listed:
                     nccl.reduce_scatter(wires[0], room, how, stream=stream)
@@ -119,21 +120,22 @@ class NcclOperations(StepwiseBackend):
         sends = op.kind == "send"
         if op.peer is None:
             raise ValueError("NCCL cannot receive from anyone: say from which rank (src)")
-        check_peer("dst" if sends else "src", op.peer, self._rank, self._world_size)
+        peer = op.peer
+        check_peer("dst" if sends else "src", peer, self._rank, self._world_size)
         _check_no_tag(op.tag)
         message = Operand(op.input if sends else op.output)
 
-        def begin(nccl: Any, stream: Any) -> None:
-            (nccl.send if sends else nccl.recv)(message.bytes, op.peer, stream=stream)
+        def begin(nccl: Communicator, stream: Stream) -> None:
+            (nccl.send if sends else nccl.recv)(message.bytes, peer, stream=stream)
 
         if sends:
             return self._steps([message], begin)
-        return self._steps([message], begin, _copying([message]), op.peer)
+        return self._steps([message], begin, _copying([message]), peer)
 
     def _barrier_steps(self) -> Steps:
         token = Operand(loaded_framework().uploaded(np.zeros(1, np.uint8), self._device))
 
-        def begin(nccl: Any, stream: Any) -> None:
+        def begin(nccl: Communicator, stream: Stream) -> None:
             nccl.allreduce(token.bytes, token.bytes, self._nccl.SUM, stream=stream)
 
         return self._steps([token], begin)
@@ -148,7 +150,7 @@ class NcclOperations(StepwiseBackend):
     def _steps(
         self,
         operands: Sequence[Operand],
-        begin: Callable[[Any, Any], None],
+        begin: Callable[[Communicator, Stream], None],
         finish: Callable[[], None] | None = None,
         source: int | None = None,
     ) -> Steps:
@@ -171,7 +173,7 @@ class NcclOperations(StepwiseBackend):
     def _exchange(self, outgoing: Parts[Operand], incoming: Parts[Operand]) -> Steps:
         """Send each rank its part, and receive one from it."""
 
-        def begin(nccl: Any, stream: Any) -> None:
+        def begin(nccl: Communicator, stream: Stream) -> None:
             for rank, memory in memories(outgoing):
                 nccl.send(memory, rank, stream=stream)
             for rank, memory in memories(incoming):

@@ -7,10 +7,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from torsh_runtime.backends.base import PremulSum, Reduce, ReduceOp
 from torsh_runtime.backends.library.reductions import check_reducible
 from torsh_runtime.backends.nccl.device import Operand
+from torsh_runtime.backends.nccl.library import Communicator, Nccl
 
 _BITWISE = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
 _NAMES = {ReduceOp.PRODUCT: "PROD"}
@@ -26,7 +28,7 @@ _CONVERTED = {"int16": "int32", "uint16": "int32"}
 class Reduction:
     """One reduction of one dtype."""
 
-    def __init__(self, nccl: Any, dtype: str, op: Reduce, ranks: int) -> None:
+    def __init__(self, nccl: Nccl, dtype: str, op: Reduce, ranks: int) -> None:
         """TypeError for what is not defined, or NCCL has not; ValueError for a factor that is no
         number."""
         kind = check_reducible(dtype, op)
@@ -46,7 +48,7 @@ class Reduction:
             self._kind = _BOOLEAN[kind]
 
     @contextmanager
-    def op(self, communicator: Any) -> Iterator[Any]:
+    def op(self, communicator: Communicator) -> Iterator[Any]:
         """NCCL's own name of the operation, for the calls made within the block."""
         if self._factor is None:
             yield getattr(self._nccl, _NAMES.get(self._kind, self._kind.name))
@@ -84,7 +86,7 @@ class Reduction:
         values.finish()
 
 
-def _scalar(factor: float, dtype: str) -> Any:
+def _scalar(factor: float, dtype: str) -> NDArray[Any]:
     """The factor in host memory as elements of this dtype lie there, an array of one."""
     if not isinstance(factor, (int, float, np.integer, np.floating)):
         raise TypeError(f"the factor of PremulSum must be a number, not {factor!r}")

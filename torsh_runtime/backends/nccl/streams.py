@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
-from typing import Any
 
 from torsh_runtime.backends.library.steps import StepWork
 from torsh_runtime.backends.nccl.device import Operand, callers_streams, on_device, on_stream
+from torsh_runtime.backends.nccl.library import Cuda, Event, Stream
 
 _PAUSE = 0.0005
 """Seconds between two tests of an event by who waits for it on the processor."""
@@ -35,11 +35,11 @@ class OwnStream:
     then, and these wait for it only when they are told to.
     """
 
-    def __init__(self, cuda: Any, device: int) -> None:
+    def __init__(self, cuda: Cuda, device: int) -> None:
         """`cuda` is cuda-core's module; `device`, the number of the current one."""
         self._cuda = cuda
         self._device = device
-        self._callers: dict[int, Any] = {}
+        self._callers: dict[int, Stream] = {}
         self.stream = cuda.Device(device).create_stream()
 
     def follow(self, operands: Sequence[Operand]) -> None:
@@ -48,18 +48,18 @@ class OwnStream:
             for handle in callers_streams(operands, self._device):
                 self.stream.wait(self._caller(handle).record())
 
-    def lead(self, operands: Sequence[Operand], event: Any) -> None:
+    def lead(self, operands: Sequence[Operand], event: Event) -> None:
         """What those current streams get next waits for the event."""
         with self.current(operands):
             for handle in callers_streams(operands, self._device):
                 self._caller(handle).wait(event)
 
-    def _caller(self, handle: int) -> Any:
+    def _caller(self, handle: int) -> Stream:
         if handle not in self._callers:
             self._callers[handle] = self._cuda.Stream.from_handle(handle)
         return self._callers[handle]
 
-    def record(self, operands: Sequence[Operand]) -> Any:
+    def record(self, operands: Sequence[Operand]) -> Event:
         """An event behind everything that the stream has been given so far."""
         with self.current(operands):
             return self.stream.record()
@@ -89,7 +89,7 @@ class Recorded:
         self._event = own.record(operands)
 
     def test(self) -> bool:
-        done = bool(self._event.is_done)
+        done = self._event.is_done
         self._check()  # after it: a stream goes on when NCCL has given up
         return done
 

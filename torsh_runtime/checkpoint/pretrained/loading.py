@@ -13,7 +13,8 @@ from torsh_runtime.checkpoint.pretrained.conventions import opened_model, weight
 from torsh_runtime.checkpoint.pretrained.lazy import Lazy
 from torsh_runtime.checkpoint.pretrained.sources import WeightFiles
 from torsh_runtime.checkpoint.ranks import Ranks
-from torsh_runtime.errors import ConfigError
+from torsh_runtime.comm.agreement import Attempt
+from torsh_runtime.errors import CheckpointError, ConfigError
 from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.modules import adapter_class
 from torsh_runtime.parallel.layouts import coordinates_by_id, layouts_by_id, piece_of
@@ -65,17 +66,14 @@ def from_pretrained(
 @contextmanager
 def _same_on_all(ranks: Ranks) -> Iterator[None]:
     """A block whose errors are errors on all ranks."""
-    error: Exception | None = None
-    try:
+    with Attempt() as attempt:  # also of the model's own code
         yield
-    except Exception as reason:  # also of the model's own code
-        error = reason
-    told = ranks.texts("" if error is None else f"{type(error).__name__}: {error}")
-    if error is not None:
-        raise error
-    for rank, each in enumerate(told):
-        if each:
-            raise ConfigError(f"from_pretrained(): rank {rank}: {each}")
+    try:
+        ranks.agree("from_pretrained()", attempt.error)
+    except CheckpointError as error:
+        if attempt.error is not None:
+            raise attempt.error from None
+        raise ConfigError(f"{error}") from None
 
 
 def _without_memory(model: Any) -> dict[int, Lazy]:

@@ -8,7 +8,6 @@
 #include <algorithm>
 
 #include "bindings/arrays.hpp"
-#include "bindings/enumerations.hpp"
 #include "bindings/ndarray.hpp"
 #include "bindings/rank.hpp"
 #include "bindings/recorder.hpp"
@@ -155,8 +154,10 @@ NB_MODULE(_native, m) {
   m.def("least_block", &torsh::shm::least_block);
   m.def("is_reducible", [](int dtype, int op) { return torsh::is_reducible(dtype_of(dtype), op_of(op)); });
   m.def("reduce", &reduce);
+  m.attr("NUMBERING") =
+#include "bindings/numbering.inc"  // of the enumerations that it is built with
+      ;
   m.def("vector_level", [] { return static_cast<int>(torsh::kernels::own_level()); });
-  m.def("enumerations", &torsh::python::enumerations);
 
   nb::class_<Typed>(m, "Typed")
       .def("__init__",

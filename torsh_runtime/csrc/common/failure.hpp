@@ -9,20 +9,6 @@
 
 namespace torsh {
 
-enum class FailureKind : std::uint32_t {
-  none,
-  peer_lost,  // its process has ended
-  peer_left,  // it has closed the group
-  timeout,
-  mismatch,
-  aborted,
-  // The rest concerns the caller alone; the group itself may be sound.
-  closed,  // by this process
-  busy,    // another thread of this process has not given it back in time
-  nested,  // called from a signal handler that interrupted an operation
-  forked,  // this process is a fork of the rank's
-};
-
 struct Failure : std::exception {
   FailureKind kind = FailureKind::none;
   int rank = -1;        // the culprit: lost, aborting or disagreeing

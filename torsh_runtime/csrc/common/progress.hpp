@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 
@@ -36,6 +37,10 @@ class Progress {
 
  private:
   enum : std::uint64_t { writing = 1, inside = 2, left = 3, has_tag = 1 << 8, has_instead = 1 << 9 };
+
+  static constexpr void compare() {
+#include "common/progress_layout.inc"  // made of torsh_runtime/status.py
+  }
 
   std::atomic<std::uint64_t> turn_{}, call_{}, count_{}, group_{}, rounds_{}, message_{}, tag_{}, instead_{};
 };

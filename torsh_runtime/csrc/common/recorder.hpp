@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <bit>
+#include <cstddef>
 #include <cstdint>
 
 #include "common/prefetch.hpp"
@@ -16,13 +17,6 @@ namespace torsh {
 using Word = std::atomic<std::uint64_t>;
 static_assert(Word::is_always_lock_free);
 
-// What is noted beside the operations of OpKind, behind them: a wait for one that goes on by itself, and the launch
-// of several together.
-constexpr std::uint64_t noted_wait = 11, noted_batch = 12;
-
-// In the order of PATHS in layout.py.
-enum class Path : std::uint8_t { unknown, shared_memory, network, both, nccl, mpi, gloo };
-
 struct alignas(64) Entry {
   Word mark, call, count, group, place, entered, came, left;
 };
@@ -30,7 +24,7 @@ static_assert(sizeof(Entry) == 64);
 
 // Of all operations of one group: their number, bytes and times by kind and size, and how many took how long.
 struct Tally {
-  static constexpr std::size_t kinds = 13, sizes = 32, durations = 32;
+  static constexpr std::size_t kinds = num_noted, sizes = 32, durations = 32;
   struct Cell {
     Word calls, bytes, ticks, waited;
   };
@@ -90,6 +84,8 @@ struct Recording {
     looks.store(seen + 2, std::memory_order_release);
   }
 };
+
+#include "common/recorder_layout.inc"  // made of torsh_runtime/monitoring/layout.py
 
 // What is known of an operation when it begins.
 struct Beginning {

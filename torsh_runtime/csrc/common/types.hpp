@@ -1,4 +1,4 @@
-// Element types, reductions and the description of one collective call.
+// The description of one collective call.
 #pragma once
 
 #include <array>
@@ -7,44 +7,9 @@
 #include <cstdint>
 #include <span>
 
+#include "common/enumerations.hpp"  // made of torsh_runtime/enumerations.py
+
 namespace torsh {
-
-// torsh_runtime/status.py has the same numbers, and a test holds the two together (bindings/enumerations.cpp).
-enum class DType : std::uint8_t {
-  boolean,
-  int8,
-  int16,
-  int32,
-  int64,
-  uint8,
-  uint16,
-  uint32,
-  uint64,
-  float16,
-  bfloat16,
-  float32,
-  float64,
-  complex64,
-  complex128,
-};
-constexpr std::size_t num_dtypes = 15;
-
-enum class ReduceOp : std::uint8_t { sum, avg, product, min, max, band, bor, bxor, premul_sum };
-constexpr std::size_t num_reduce_ops = 9;
-
-enum class OpKind : std::uint8_t {
-  all_reduce,
-  reduce,
-  broadcast,
-  all_gather,
-  gather,
-  scatter,
-  reduce_scatter,
-  all_to_all,
-  barrier,
-  send,
-  recv,
-};
 
 // The integer type of so many bytes, a power of two, of the kind of int8 or uint8.
 constexpr DType sized(DType byte, std::size_t size) {
@@ -52,8 +17,7 @@ constexpr DType sized(DType byte, std::size_t size) {
 }
 
 constexpr std::size_t size_of(DType type) {
-  constexpr std::array<std::uint8_t, num_dtypes> sizes{1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8, 8, 16};
-  return sizes[static_cast<std::size_t>(type)];
+  return item_bytes[static_cast<std::size_t>(type)];
 }
 
 // A contiguous buffer, in bytes.
@@ -67,7 +31,7 @@ using Pieces = std::span<const Piece>;
 // What one rank asked for; ranks compare these to find out that they disagree.
 struct Call {
   static constexpr std::size_t max_dims = 6;
-  static constexpr std::int32_t of_list = -2;  // in `root`: a list of arrays, which has no root
+  static constexpr std::int32_t of_list = of_list_root;  // in `root`: a list of arrays, which has no root
 
   OpKind kind{};
   DType dtype{};

@@ -14,7 +14,7 @@ namespace {
 constexpr std::size_t least_mapped = 64 << 10;
 constexpr std::size_t huge_page = 2 << 20;
 constexpr std::size_t most_kept = 128 << 20;
-constexpr std::align_val_t alignment{64};
+constexpr std::align_val_t block_alignment{64};
 
 // Sizes of a few steps for each power of two, so that blocks fit again.
 std::size_t rounded(std::size_t bytes) { return round_up(bytes, std::max(std::bit_floor(bytes) / 8, least_page)); }
@@ -42,8 +42,8 @@ Blocks::~Blocks() {
 
 BlockPtr Blocks::take(std::size_t bytes) {
   if (bytes < least_mapped) {
-    auto* const small = static_cast<std::byte*>(::operator new(std::max<std::size_t>(bytes, 1), alignment));
-    return {small, [](std::byte* block) { ::operator delete(block, alignment); }};
+    auto* const small = static_cast<std::byte*>(::operator new(std::max<std::size_t>(bytes, 1), block_alignment));
+    return {small, [](std::byte* block) { ::operator delete(block, block_alignment); }};
   }
   const std::size_t size = rounded(bytes);
   std::byte* block = reused(size);

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from torsh_runtime.comm.agreement import check_same, texts_of_all
+from torsh_runtime.comm.agreement import Attempt, agree
 from torsh_runtime.comm.default import has_default_group
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
@@ -73,20 +73,13 @@ def _agreed_config(
 ) -> DeepSpeedConfig:
     """The configuration, the same on all ranks. ConfigError on all of them if one cannot have it,
     or if they differ."""
-    error: ConfigError | None = None
     config = DeepSpeedConfig({})
-    try:
+    with Attempt() as attempt:
         config = _read(source, auto)
         _check(config, group.world_size, model, optimizer, lr_scheduler)
-    except ConfigError as reason:
-        error = reason
-    for rank, problem in enumerate(texts_of_all(group, str(error or ""))):
-        if problem and error is None:
-            raise ConfigError(f"rank {group.ranks[rank]} cannot begin: {problem}")
-    if error is not None:
-        raise error
     told = json.dumps(config.values, sort_keys=True)
-    check_same(group, "DeepSpeed configurations", told)
+    advice = "Give all ranks the same DeepSpeed configuration"
+    agree(group, "initialize()", told, attempt.error, advice)
     return config
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torsh_runtime.checkpoint import Checkpointer
-from torsh_runtime.comm.agreement import by_rank, texts_of_all
+from torsh_runtime.comm.agreement import agree, by_rank, texts_of_all
 from torsh_runtime.errors import CheckpointError, ConfigError, disagreement
 
 if TYPE_CHECKING:
@@ -123,6 +123,5 @@ def _noted(engine: DeepSpeedEngine, directory: Path) -> str:
 
 def _raise_of_first(engine: DeepSpeedEngine, what: str, problem: str) -> None:
     """CheckpointError on all ranks if rank 0 has a problem."""
-    first = texts_of_all(engine.process_group, problem)[0]
-    if first:
-        raise CheckpointError(f"{what}, by rank 0: {first}")
+    error = CheckpointError(f"{what}: {problem}") if problem else None
+    agree(engine.process_group, "a checkpoint", problem=error, error=CheckpointError)

@@ -18,6 +18,7 @@ from torsh_runtime.backends.configuring import (
     check_first,
     check_plan,
 )
+from torsh_runtime.backends.intercepting import seen
 from torsh_runtime.errors import ConfigError, StoreError
 from torsh_runtime.integrations.torch.store import TorchStore
 from torsh_runtime.monitoring.calls import own_calls
@@ -117,7 +118,7 @@ class Configurable:
 
     def show_calls(self) -> None:
         """Who looks at all calls of this process has changed."""
-        self._torsh: Backend = own_calls().seen(self._own)
+        self._torsh: Backend = seen(self._own)
 
     def abort(self) -> None:
         """End all ranks' pending and later operations with CommAborted. From any thread; a

@@ -13,7 +13,7 @@ from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from torsh_runtime.backends.base import ReduceOp
-from torsh_runtime.comm.agreement import texts_of_all
+from torsh_runtime.comm.agreement import agree_in_turn
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.integrations.torch.alike import Alike
@@ -127,10 +127,8 @@ def _check_elementwise(optimizer: Any, has_closure: bool) -> None:
     problem = _problem(
         optimizer, trial(optimizer, marked, has_closure), next(iter(marked.values()))
     )
-    for group in _groups(marked.values()):
-        problem = next(filter(None, texts_of_all(group, problem)), "")
-    if problem:
-        raise ConfigError(problem)
+    error = ConfigError(problem) if problem else None
+    agree_in_turn(dict.fromkeys(_groups(marked.values()), ""), "the optimizer's step", error)
 
 
 def _check_state(optimizer: Any) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from torsh_runtime.status import DTYPES
+from torsh_runtime.enumerations import DTYPES
 
 _REDUCIBLE = frozenset(getattr(torch, name) for name in DTYPES if hasattr(torch, name))
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from torsh_runtime.comm.agreement import check_same
+from torsh_runtime.comm.agreement import agree
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.parallel.context.bands import (
@@ -74,20 +74,20 @@ def agreed(
     tensors: query, key, value, and sinks if there are. sight: what `causal`, `documents`, `window`
     and `attention_mask` are.
     """
-    problem, text, made = "", "", None
+    text, made, problem = "", None, None
     try:
         made = _made(group, tensors, sight, length, scale, softcap)
-        problem = _problem(group, tensors, method, made)
+        if wrong := _problem(group, tensors, method, made):
+            raise ConfigError(wrong)
         shapes = [(*each.shape[:2], *each.shape[3:]) for each in tensors]
         text = (
             f"{method}, {made}, shapes without tokens {shapes}, {tensors[0].dtype}, "
             f"{'with' if is_recorded(*tensors) else 'without'} a backward pass"
         )
     except ConfigError as error:
-        problem = str(error)
-    check_same(group, "calls of context_attention", problem or text)
-    if problem or made is None:
-        raise ConfigError(f"context_attention: {problem}")
+        problem = ConfigError(f"context_attention: {error}")
+    agree(group, "context_attention", text, problem)
+    assert made is not None, "else there is a problem"
     return made
 
 

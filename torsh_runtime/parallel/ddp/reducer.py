@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torsh_runtime.backends.base import ReduceOp
+from torsh_runtime.comm.agreement import texts_of_all
 from torsh_runtime.errors import ConfigError, GradientError
 from torsh_runtime.modules.base import ModuleAdapter
 from torsh_runtime.monitoring.marks import Span, own_marks, section
 from torsh_runtime.parallel.added import Added
-from torsh_runtime.parallel.agreement import texts_of_all
 from torsh_runtime.parallel.ddp.bucket import Bucket, Hook
 from torsh_runtime.parallel.ddp.buckets import Buckets
 from torsh_runtime.parallel.ddp.config import BucketConfig

@@ -9,16 +9,19 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
+from torsh_runtime.comm.agreement import Attempt, agree
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.modules import ModuleAdapter, adapter_class
-from torsh_runtime.parallel.agreement import check_agreed, send_from
+from torsh_runtime.parallel.agreement import SAME_MODEL, send_from
 from torsh_runtime.parallel.ddp.bucket import Hook
 from torsh_runtime.parallel.ddp.config import BucketConfig, name_of
 from torsh_runtime.parallel.ddp.join import Joining
 from torsh_runtime.parallel.ddp.reducer import Reducer
 from torsh_runtime.parallel.groups import group_of
 from torsh_runtime.parallel.replicas import Replicas
+
+_NAME = "DistributedDataParallel"
 
 
 class DistributedDataParallel:
@@ -73,16 +76,19 @@ class DistributedDataParallel:
         as ProcessGroup.
         """
         del output_device  # it is where the model's outputs are
-        _check_devices(device_ids)
         super().__init__()
         adapter = adapter_class(module)(module)
         self.module = module
         self._adapter = adapter
         self._replicas = Replicas(adapter, process_group)
         self._group = self._replicas.group
-        self._config = replace(config or BucketConfig(), **_fields(fields))
+        self._config = BucketConfig()
         self._broadcasts_buffers = broadcast_buffers
         self._has_buffers = bool(adapter.buffers())  # a walk through the model
+        with Attempt() as attempt:
+            _check_devices(device_ids)
+            self._config = replace(config or self._config, **_fields(fields))
+            _check_parameters(adapter)
         options = {
             "init_sync": init_sync,
             "broadcast_buffers": broadcast_buffers,
@@ -90,16 +96,17 @@ class DistributedDataParallel:
             **self._config.agreed(),
         }
         if init_sync:
-            self._replicas.check_agreed(options, sends=True)
-        agree = partial(_compare, options, self._replicas, not init_sync)
-        _check_parameters(adapter)
-        if init_sync:
+            told = {**options, **self._replicas.told(with_all=True)}
+            agree(self._group, _NAME, told, attempt.error, SAME_MODEL)
             self._replicas.send(0, self._everything())
+        elif attempt.error is not None:
+            raise attempt.error
+        compare = partial(_compare, options, self._replicas, not init_sync)
         self._reducer: Reducer | None = None
         self._is_synchronising = True
         self._joining: Joining | None = None
         if self._group.world_size > 1 or self._config.check_nan:
-            self._reducer = Reducer(adapter, self._replicas, self._config, agree)
+            self._reducer = Reducer(adapter, self._replicas, self._config, compare)
         if self._config.gradient_compression is not None:
             self._compress(self._config.gradient_compression)
         # Not bound, for a cycle would keep the model's hooks after the wrapper is gone.
@@ -263,11 +270,9 @@ def _compare(
     with_model: bool,
     hook: Hook | None,
 ) -> None:
-    options = {**options, "register_comm_hook": name_of(hook)}
-    if with_model:
-        replicas.check_agreed(options, sends=False)
-    else:
-        check_agreed(options, None, replicas.group, sends=False)
+    model = replicas.told(with_all=False) if with_model else {}
+    told = {**options, "register_comm_hook": name_of(hook), **model}
+    agree(replicas.group, _NAME, told, advice=SAME_MODEL)
 
 
 def _check_parameters(adapter: ModuleAdapter[Any]) -> None:

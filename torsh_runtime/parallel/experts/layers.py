@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from torsh_runtime.comm.agreement import check_same
+from torsh_runtime.comm.agreement import Attempt, Value, agree, agree_in_turn
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.layout import Shard, TensorLayout
 from torsh_runtime.modules import adapter_class
 from torsh_runtime.modules.parts import Part
 from torsh_runtime.parallel import regions
-from torsh_runtime.parallel.agreement import digest
+from torsh_runtime.parallel.agreement import SAME_VALUES, values_told
 from torsh_runtime.parallel.dispatch.ranks import Ranks, are_same
 from torsh_runtime.parallel.dispatch.ranks import shared as shared_by
 from torsh_runtime.parallel.dispatch.routing import Indices, capacity, counted, highest
@@ -27,6 +27,7 @@ from torsh_runtime.parallel.dispatch.rows import GroupedLinear, Scaled
 from torsh_runtime.parallel.dispatch.sending import Limit, mixed
 from torsh_runtime.parallel.operations import applied, is_recorded, joined
 
+_NAME = "MixtureOfExperts"
 _ACTIVATIONS = ("gelu", "relu", "silu")
 _LOOKED_AT = 4
 """So many rows at either end tell whether ranks have the same tokens."""
@@ -120,26 +121,34 @@ class MixtureOfExperts:
         options = f"{embed_dim} to {hidden_dim}, {num_experts} experts, {self.extra_repr()}"
         options += f", router {_kind(router)}, shared {_kind(shared)}"
         parts = 1 if self.ranks.parts is None else self.ranks.parts.world_size
-        self._check_options(f"{options}, {self.framework}, tokens in {parts} part(s)")
-        self._cuts = _cuts(num_experts, self.ranks.experts.world_size)
-        drawn = self._parameter(self._drawn((num_experts, embed_dim), embed_dim, dtype))
-        self.router = drawn if router is None else router
-        self.parameter_layouts = {}
-        self._add("up", (hidden_dim * (2 if gated else 1), embed_dim), dtype)
-        self._add("down", (embed_dim, hidden_dim), dtype)
-        self._check_seeds()
+        with Attempt() as attempt:
+            self._check_options()
+            self._cuts = _cuts(num_experts, self.ranks.experts.world_size)
+            drawn = self._parameter(self._drawn((num_experts, embed_dim), embed_dim, dtype))
+            self.router = drawn if router is None else router
+            self.parameter_layouts = {}
+            self._add("up", (hidden_dim * (2 if gated else 1), embed_dim), dtype)
+            self._add("down", (embed_dim, hidden_dim), dtype)
+        told = f"{options}, {self.framework}, tokens in {parts} part(s)"
+        self._agree(told, attempt.error)
 
-    def _check_options(self, options: str) -> None:
-        """ConfigError on all ranks, of both groups, unless they are right and the same."""
-        said, experts, tokens = self._problem(), self.ranks.experts, self.ranks.tokens
-        found = ConfigError(f"MixtureOfExperts: {said}") if said else None
-        for group in [experts] if tokens is experts else [experts, tokens]:
-            try:
-                check_same(group, "MixtureOfExperts", said or options)
-            except ConfigError as error:  # of which the other group has to hear, too
-                found, said = error, str(error)
-        if found is not None:
-            raise found
+    def _agree(self, options: str, problem: Exception | None) -> None:
+        """ConfigError on all ranks, of both groups, unless options and what was drawn for all of
+        them are right and the same."""
+        tokens, told = self.ranks.tokens, {"options": [options]}
+        drawn = [] if problem else values_told(adapter_class(self)(self), self._drawn_by_all())
+        every: dict[ProcessGroup, Value] = {self.ranks.experts: {**told, "drawn": drawn}}
+        every.setdefault(tokens, told)
+        agree_in_turn(every, _NAME, problem, SAME_VALUES)
+
+    def _drawn_by_all(self) -> list[tuple[str, Any]]:
+        """Parameters that are the same on all ranks, if these are seeded alike."""
+        named = adapter_class(self)(self).parameters()
+        return [(name, each) for name, each in named if name not in ("up", "down")]
+
+    def _check_options(self) -> None:
+        if said := self._problem():
+            raise ConfigError(f"{_NAME}: {said}")
 
     def _problem(self) -> str:
         """What is wrong with the options; "" if nothing is."""
@@ -173,15 +182,6 @@ class MixtureOfExperts:
         if group.world_size > 1:
             clipping = "tr.clip_grad_norm_(model, max_norm, mesh)"
             adapter_class(self)(self).mark(getattr(self, name), Part(name, group, 0, clipping))
-
-    def _check_seeds(self) -> None:
-        """ConfigError on all ranks if they have drawn different values."""
-        adapter = adapter_class(self)(self)
-        every = [
-            adapter.values(p) for name, p in adapter.parameters() if name not in ("up", "down")
-        ]
-        said = f"one with the router's values {'/'.join(f'{digest(each):08x}' for each in every)}"
-        check_same(self.ranks.experts, "MixtureOfExperts", said)
 
     @property
     def mesh_coordinate(self) -> dict[str, int]:
@@ -266,9 +266,8 @@ class MixtureOfExperts:
         text = f"{input.dtype}, {'with' if is_recorded(input, self.up) else 'without'} gradients"
         if not is_fit:
             text = f"an input of shape {tuple(input.shape)} is not (…, {self.embed_dim})"
-        check_same(self.ranks.experts, "inputs of MixtureOfExperts", text)
-        if not is_fit:
-            raise ConfigError(f"MixtureOfExperts: {text}")
+        problem = None if is_fit else ConfigError(f"{_NAME}: {text}")
+        agree(self.ranks.experts, "the input of MixtureOfExperts", text, problem)
 
     def note_parts(self, group: ProcessGroup) -> None:
         """Told by parallelize(): these ranks have parts of other layers. They have the same tokens

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from torsh_runtime.errors import ConfigError
 from torsh_runtime.modules.base import ModuleAdapter
 
 
@@ -17,17 +18,16 @@ class Initialiser:
         self._adapter, self._initialise = adapter, initialise
         self._left = [each for each in adapter.modules() if adapter.is_meta(each[1])]
 
-    def problem(self) -> str:
-        """What is to be told of modules that nobody can initialise; empty if there is nothing."""
+    def check(self) -> None:
+        """ConfigError for modules that nobody can initialise."""
         if self._initialise is not None:
-            return ""
+            return
         without = [repr(name) for name, m in self._left if self._adapter.own_initialiser(m) is None]
-        if not without:
-            return ""
-        return (
-            f"module(s) {', '.join(without[:5])} are on the meta device and have no "
-            f"reset_parameters(): pass param_init_fn, which gives a module's tensors values"
-        )
+        if without:
+            raise ConfigError(
+                f"module(s) {', '.join(without[:5])} are on the meta device and have no "
+                f"reset_parameters(): pass param_init_fn, which gives a module's tensors values"
+            )
 
     def have(self, parameters: Sequence[Any]) -> bool:
         """Let these parameters have values, and so all that is in their modules. Whether some had

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from torsh_runtime.comm.agreement import texts_of_all
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import GradientError
-from torsh_runtime.parallel.agreement import texts_of_all
 
 SAME_PARAMETERS = (
     "each rank has to use the same parameters of a sharded model, in the same order (an expert "

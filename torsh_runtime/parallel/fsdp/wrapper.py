@@ -8,12 +8,13 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
+from torsh_runtime.comm.agreement import Attempt, agree_in_turn
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.layout import Piece, ShardedTensor
 from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.modules import ModuleAdapter, adapter_class
-from torsh_runtime.parallel.agreement import texts_of_all
+from torsh_runtime.parallel.agreement import SAME_MODEL
 from torsh_runtime.parallel.fsdp.checks import check_inner, check_parameters
 from torsh_runtime.parallel.fsdp.config import FsdpConfig, ShardingStrategy
 from torsh_runtime.parallel.fsdp.flat import FlatParameter
@@ -96,11 +97,13 @@ class FullyShardedDataParallel(NoCopies):
         self._group = self._over.group
         self._copies = None if copies is None else Replicas(adapter, copies)
         self._ledger = Ledger()
-        inner = _taken_out(adapter)
+        inner: dict[str, FullyShardedDataParallel] = {}
+        with Attempt() as attempt:
+            inner = _taken_out(adapter)
         there = [unit for each in inner.values() for unit in each._passes.units]
         sharded = {id(parameter) for unit in there for parameter in unit.parameters}
         self._initialiser = Initialiser(adapter, self._config.param_init_fn)
-        self._begin_alike(inner, sharded)
+        self._begin_alike(inner, sharded, attempt)
         self._nodes = self._find_nodes()
         found = units_of(adapter, self._config.auto_wrap_policy, self._over.size_of, sharded)
         units = [self._unit(*each) for each in found]
@@ -279,17 +282,23 @@ class FullyShardedDataParallel(NoCopies):
         laid = [each for unit in units for each in unit.laid]
         return {id(each): memory.group for flat, memory in laid for each in flat.parameters}
 
-    def _begin_alike(self, inner: dict[str, FullyShardedDataParallel], sharded: set[int]) -> None:
+    def _begin_alike(
+        self, inner: dict[str, FullyShardedDataParallel], sharded: set[int], attempt: Attempt
+    ) -> None:
         adapter = self._adapter
-        options = {**self._config.agreed(), "sharded already": sorted(inner)}
-        for ranks in filter(None, (self._copies, self._over)):
-            ranks.check_agreed(options, sends=True, without=sharded)
-        check_parameters(adapter, self._config)
-        others = {path: tuple(wrapper._group.ranks) for path, wrapper in inner.items()}
-        check_inner(adapter, self._group.ranks, others, sharded)
-        problems = [*filter(None, texts_of_all(self._group, self._initialiser.problem()))]
-        if problems:
-            raise ConfigError(problems[0])
+        options = {**self._config.agreed(), "sharded already": ", ".join(sorted(inner))}
+        if attempt.error is None:
+            with attempt:
+                check_parameters(adapter, self._config)
+                others = {path: tuple(wrapper._group.ranks) for path, wrapper in inner.items()}
+                check_inner(adapter, self._group.ranks, others, sharded)
+                self._initialiser.check()
+        told = {
+            ranks.group: {**options, **ranks.told(with_all=True, without=sharded)}
+            for ranks in (self._copies, self._over)
+            if ranks is not None
+        }
+        agree_in_turn(told, "FullyShardedDataParallel", attempt.error, SAME_MODEL)
 
     def _find_nodes(self) -> Nodes | None:
         strategy = self._config.sharding_strategy

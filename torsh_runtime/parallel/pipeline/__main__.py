@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sys
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import click
 
 from torsh_runtime.errors import TorshError
 from torsh_runtime.parallel.pipeline import builders
@@ -20,50 +23,65 @@ _SUFFIXES = (".csv", ".json")
 _LONGEST = 1e12
 
 
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m torsh_runtime.parallel.pipeline")
-    draw = parser.add_subparsers(required=True, metavar="draw").add_parser(
-        "draw", help="show a table as it is simulated, and what was measured beside it"
-    )
-    add = draw.add_argument
-    add("table", help=f"{', '.join(builders.NAMES)}, with +1 for more ahead, or a .csv or .json")
-    add("--ranks", type=_count, default=4, help="of a table by name; default: 4")
-    add("--stages-per-rank", type=_count, help="default: 2 of interleaved and zbv, else 1")
-    add("--microbatches", type=_count, default=8, help="of a table by name; default: 8")
-    for name in ("forward", "input", "weight"):
-        add(f"--{name}", type=_time, default=1.0, help="what such a step takes; default: 1")
-    add("--transfer", type=_time, default=0.0, help="what a message takes; default: 0")
-    add("--measured", type=Path, help="a file of save_timeline(), to be drawn beside it")
-    add("--width", type=int, default=shutil.get_terminal_size().columns, help="of the picture")
-    add("--png", type=Path, help="write a picture there; it takes matplotlib")
-    add("--save", type=_table_file, help="write the table there, as .csv or .json")
-    return parser.parse_args(arguments)
-
-
-def _count(text: str) -> int:
-    """From 1 on."""
-    found = int(text)
-    if found < 1:
-        raise argparse.ArgumentTypeError(f"{text}: 1 or more")
-    return found
-
-
 def _time(text: str) -> float:
-    """From 0 to what many steps can add up to."""
+    """Read a time, from 0 to what many steps can add up to; nan is none."""
     found = float(text)
     if not 0 <= found <= _LONGEST:
-        raise argparse.ArgumentTypeError(f"{text}: 0 to {_LONGEST:g}")
+        raise click.BadParameter(f"{text}: 0 to {_LONGEST:g}")
     return found
 
 
 def _table_file(text: str) -> Path:
-    """One that load_table() reads."""
+    """Read a name that load_table() takes."""
     if not text.endswith(_SUFFIXES):
-        raise argparse.ArgumentTypeError(f"{text}: a name that ends in .csv or .json")
+        raise click.BadParameter(f"{text}: a name that ends in .csv or .json")
     return Path(text)
 
 
-def _table(options: argparse.Namespace) -> Table:
+_COUNT = click.IntRange(min=1)
+_SHOWN = partial(click.option, show_default=True)
+_STEP = partial(_SHOWN, type=_time, metavar="TIME")
+
+
+@click.group()
+def main() -> None:
+    """Draw schedules of pipelines."""
+
+
+@main.command(epilog=f"Names of tables: {', '.join(builders.NAMES)}.")
+@click.argument("table")
+@_SHOWN("--ranks", type=_COUNT, default=4, help="Of a table by name.")
+@click.option("--stages-per-rank", type=_COUNT, help="Default: 2 of interleaved and zbv, else 1.")
+@_SHOWN("--microbatches", type=_COUNT, default=8, help="Of a table by name.")
+@_STEP("--forward", default=1.0, help="What a forward step takes.")
+@_STEP("--input", default=1.0, help="What a step for the input takes.")
+@_STEP("--weight", default=1.0, help="What a step for the weights takes.")
+@_STEP("--transfer", default=0.0, help="What a message takes.")
+@click.option("--measured", type=Path, help="A file of save_timeline(), to be drawn beside it.")
+@click.option("--width", type=int, help="Of the picture; default: the terminal's.")
+@click.option("--png", type=Path, help="Write a picture there; it takes matplotlib.")
+@click.option(
+    "--save", type=_table_file, metavar="FILE", help="Write the table there, as .csv or .json."
+)
+def draw(width: int | None, png: Path | None, **options: Any) -> None:
+    """Show a table as it is simulated, and what was measured beside it.
+
+    TABLE is a name, with +1 for more ahead, or a .csv or .json.
+    """
+    try:
+        runs = _runs(SimpleNamespace(**options))
+        for title, found in runs:
+            columns = shutil.get_terminal_size().columns if width is None else width
+            picture = as_text(found, max(columns - 6, 10))
+            click.echo(f"{title}: {summary(found)}\n{picture}")
+        if png is not None:
+            save_png(runs, png)
+    except (TorshError, OSError) as error:
+        click.echo(str(error), err=True)
+        sys.exit(1)
+
+
+def _table(options: SimpleNamespace) -> Table:
     name = options.table
     if name.endswith(_SUFFIXES):
         return load_table(name)
@@ -72,7 +90,7 @@ def _table(options: argparse.Namespace) -> Table:
     return builders.named(name, place(each * options.ranks, options.ranks), options.microbatches)
 
 
-def _runs(options: argparse.Namespace) -> list[tuple[str, Simulation]]:
+def _runs(options: SimpleNamespace) -> list[tuple[str, Simulation]]:
     table = _table(options)
     check(table)
     if options.save is not None:
@@ -85,21 +103,5 @@ def _runs(options: argparse.Namespace) -> list[tuple[str, Simulation]]:
     return runs
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command's exit status."""
-    options = _parse(arguments)
-    try:
-        runs = _runs(options)
-        for title, found in runs:
-            picture = as_text(found, max(options.width - 6, 10))
-            sys.stdout.write(f"{title}: {summary(found)}\n{picture}\n")
-        if options.png is not None:
-            save_png(runs, options.png)
-    except (TorshError, OSError) as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

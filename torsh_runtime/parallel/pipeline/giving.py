@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from torsh_runtime.comm.agreement import agree
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.parallel.pipeline import batches
-from torsh_runtime.parallel.pipeline.planning import agreed
 from torsh_runtime.parallel.pipeline.sharing import Sharing, check_wanted
 
 _SHAPES, _COUNT, _PROBLEM, _FROZEN, _ROWS, _TARGETS, _SCALE, _PIPELINE, _CONTENT = range(9)
@@ -147,7 +147,8 @@ def _check_one(asked: ProcessGroup, told: NDArray[np.int64], problem: str, text:
     is_one = all(len(each) < 2 for rows in _pipelines(told) for each in _said_of_batches(rows))
     is_one &= all(len({*rows[:, _CONTENT].tolist()}) == 1 for rows in _pipelines(told))
     if told[:, _PROBLEM].any() or not is_one or (told[:, _SCALE] != told[0, _SCALE]).any():
-        agreed(asked, lambda: _raise(problem), lambda _: text)
+        error = ConfigError(problem) if problem else None
+        agree(asked, "the batch of PipelineParallel", text, error)
 
 
 def _pipelines(told: NDArray[np.int64]) -> list[NDArray[np.int64]]:
@@ -165,11 +166,6 @@ def _frozen(module: Any) -> int:
     """A key of which parameters want no gradients, on which depends what stages send."""
     wanted = "".join("01"[each.requires_grad] for each in module.parameters())
     return batches.digest(wanted)
-
-
-def _raise(problem: str) -> None:
-    if problem:
-        raise ConfigError(problem)
 
 
 def single(arguments: tuple[Any, ...]) -> Any:

@@ -12,8 +12,6 @@ from collections.abc import Iterable, Sequence, Set
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-
 from torsh_runtime.backends.base import BackendType
 from torsh_runtime.backends.nccl.device import is_on_gpu
 from torsh_runtime.backends.work import Work
@@ -77,37 +75,37 @@ def lanes_of(
     tied: Iterable[Sequence[int]],
     placement: Sequence[int],
 ) -> Lanes | None:
-    """For a model whose parameters are on GPUs; None where they are not, and where ranks send each
-    other nothing. tied: ranks that have the same parameter. All ranks call it. ConfigError on all
-    of them unless it is so on all, and where messages would hold up what comes after them.
+    """For a model whose parameters are on GPUs, which it is on all ranks or on none; None where
+    they are not, and where ranks send each other nothing. tied: ranks that have the same parameter.
+    All ranks call it. ConfigError, which is so on all ranks, for a backend that cannot send both.
     """
     ends = [*pairwise(placement), *((ranks[0], rank) for ranks in tied for rank in ranks[1:])]
     pairs = {(min(pair), max(pair)) for pair in ends if pair[0] != pair[1]}
     if not pairs:
         return None
     like = _on_gpu(modules)
-    own = np.array([like is not None, _has_queues()], np.int64)
-    are_there, have_queues = group.all_gather_numbers(own).astype(bool).T
-    if not are_there.any():
+    if like is None:
         return None
-    apart, held_up = (
-        [group.called(rank) for rank in np.flatnonzero(~each).tolist()]
-        for each in (are_there, have_queues)
-    )
     kinds = by_device(backend_type(group.backend))
-    if apart:
-        raise ConfigError(f"stages are on GPUs, but not on {', '.join(apart)}: move all there")
-    if held_up:
-        raise ConfigError(
-            f"{_QUEUES} is less than {_FEWEST} on {', '.join(held_up)}: messages between stages "
-            f"would hold up what they wait for; leave it out, or set it to 32"
-        )
     if not kinds.keys() >= {"cpu", "cuda"}:
         raise ConfigError(
             f"stages are on GPUs, and the group's backend is {group.backend!r}: make the default "
             f"group with 'cpu:native,cuda:nccl'"
         )
     return Lanes(group, pairs, like, kinds["cuda"])
+
+
+def device_of(modules: Sequence[Any]) -> str:
+    """What the parameters of stages are on, "GPU" or "CPU". ConfigError where messages between
+    stages on GPUs would hold up what comes after them."""
+    if _on_gpu(modules) is None:
+        return "CPU"
+    if not _has_queues():
+        raise ConfigError(
+            f"{_QUEUES} is less than {_FEWEST}: messages between stages would hold up what they "
+            f"wait for; leave it out, or set it to 32"
+        )
+    return "GPU"
 
 
 def _has_queues() -> bool:

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from torsh_runtime.comm.agreement import texts_of_all
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.modules import adapter_class
-from torsh_runtime.parallel.agreement import texts_of_all
 from torsh_runtime.parallel.pipeline.autograd import Autograd
 from torsh_runtime.parallel.pipeline.files import from_json, read_text, to_json
 from torsh_runtime.parallel.pipeline.lanes import Lanes

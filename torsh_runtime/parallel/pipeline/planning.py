@@ -10,15 +10,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torsh_runtime.comm.agreement import by_rank
+from torsh_runtime.comm.agreement import Attempt, agree, compared, complaint, texts_of_all
 from torsh_runtime.comm.group import ProcessGroup
-from torsh_runtime.errors import ConfigError, disagreement
+from torsh_runtime.errors import ConfigError
 from torsh_runtime.modules import adapter_class
-from torsh_runtime.parallel.agreement import texts_of_all
+from torsh_runtime.parallel.agreement import SAME_MODEL
 from torsh_runtime.parallel.layouts import layouts_by_id
 from torsh_runtime.parallel.pipeline import batches, builders
 from torsh_runtime.parallel.pipeline.autograd import autograd_of
 from torsh_runtime.parallel.pipeline.files import load_table
+from torsh_runtime.parallel.pipeline.lanes import device_of
 from torsh_runtime.parallel.pipeline.measuring import unchanged
 from torsh_runtime.parallel.pipeline.simulation import simulate
 from torsh_runtime.parallel.pipeline.splitting import (
@@ -33,6 +34,8 @@ from torsh_runtime.parallel.pipeline.splitting import (
 from torsh_runtime.parallel.pipeline.table import Table, check
 
 _log = logging.getLogger("torsh_runtime")
+_NAME = "PipelineParallel"
+_WRAP = "wrap() of PipelineParallel"
 
 
 class Plan(NamedTuple):
@@ -61,56 +64,51 @@ def planned(
         schedule = str(schedule)
     if isinstance(cuts, str):
         cuts = [cuts]
-    study = None if cuts is None else _study(everyone, stages, example)
-    if cuts is not None and study is None:
-        _check_chain(everyone, stages, example)
+    made, told = Plan([], (), None), dict[str, object]()
+    study: Any = None
+    with Attempt() as attempt:
+        study = None if cuts is None else study_of(stages, example)
+        if cuts is not None and study is None:
+            _check_chain(everyone, stages, example)
     if isinstance(cuts, int):
-        cuts = _measured_cuts(everyone, stages, cuts, example, study)
-
-    def plan() -> Plan:
-        count, most = num_microbatches, batches.MOST - 1  # so many steps are built below
-        if not hasattr(count, "__index__") or not 1 <= count <= most:
-            raise ConfigError(f"num_microbatches={count!r}: a whole number from 1 to {most}")
-        modules = _modules(stages, cuts) if study is None else study.stages(cuts)
-        table = _table(schedule)
-        where = _placement(schedule, table, placement, len(modules), group.world_size)
-        if table is None and schedule != "auto":
-            table = builders.named(str(schedule), where, num_microbatches)
-        if table is not None:
-            check(table, len(modules), num_microbatches, where)
-            if not table.trains:
-                raise ConfigError(f"{table.name} has no backward passes: it does not train")
-            table = table.with_reductions()
-            simulate(table)
-        return Plan(modules, where, table)
-
-    made: Plan = agreed(everyone, plan, lambda made: _text(made, num_microbatches))
+        cuts = _measured_cuts(everyone, stages, cuts, example, study, attempt)
+    if attempt.error is None:
+        with attempt:
+            modules = _modules(stages, cuts) if study is None else study.stages(cuts)
+            made = _plan(modules, schedule, placement, num_microbatches, group.world_size)
+            told = {"pipeline": [_text(made, num_microbatches)], "layers": _layers(study)}
+            told["device"] = device_of(modules) if group.world_size > 1 else ""
+    agree(everyone, _NAME, told, attempt.error, SAME_MODEL)
     return made
 
 
-def agreed(group: ProcessGroup, make: Callable[[], Any], text: Callable[[Any], str]) -> Any:
-    """What make() returns. ConfigError on all ranks if it raises one on any, or if the texts of
-    what it returned differ."""
-    made, problem, own, cause = None, "", "", None
-    try:
-        made = make()
-        own = text(made)
-    except Exception as error:  # the others would wait for this rank
-        kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
-        problem, cause = f"{kind}{error}", error
-    told = _told(group, [problem, own])
-    problems = {said: rank for rank, (said, _) in reversed([*enumerate(told)]) if said}
-    if problems:
-        named = (f"{group.called(rank)}: {said}" for said, rank in problems.items())
-        raise ConfigError("; ".join(named)) from cause
-    texts = [said for _, said in told]
-    if len({*texts}) > 1:
-        raise disagreement(
-            f"ranks do not have the same pipeline: {by_rank(texts, group)}. Build the same on all",
-            dict(enumerate(texts)),
-            group.job_ranks,
-        )
-    return made
+def _plan(
+    modules: list[Any],
+    schedule: str | Table,
+    placement: Sequence[int] | None,
+    num_microbatches: int,
+    ranks: int,
+) -> Plan:
+    """This rank's. ConfigError for what does not fit."""
+    count, most = num_microbatches, batches.MOST - 1  # so many steps are built below
+    if not hasattr(count, "__index__") or not 1 <= count <= most:
+        raise ConfigError(f"num_microbatches={count!r}: a whole number from 1 to {most}")
+    table = _table(schedule)
+    where = _placement(schedule, table, placement, len(modules), ranks)
+    if table is None and schedule != "auto":
+        table = builders.named(str(schedule), where, num_microbatches)
+    if table is not None:
+        check(table, len(modules), num_microbatches, where)
+        if not table.trains:
+            raise ConfigError(f"{table.name} has no backward passes: it does not train")
+        table = table.with_reductions()
+        simulate(table)
+    return Plan(modules, where, table)
+
+
+def _layers(study: Any) -> list[str]:
+    """Of a model whose stages run its own forward(); none of other models."""
+    return [] if study is None else [*study.layers]
 
 
 def wrapped(
@@ -122,18 +120,15 @@ def wrapped(
     """What wrap() makes of a rank's stages. ConfigError on all ranks if it raises on any: ranks of
     other stages would wait, and replicas of the stage in their wrappers."""
     call = wrap or (lambda stage: stage)
-
-    def make() -> Any:
-        made: dict[int, Any] = {}
+    made: dict[int, Any] = {}
+    with Attempt() as attempt:
         for number, stage in stages.items():
             _check_unsharded(made, stages, number)
             made[number] = call(stage)
-        return made
-
-    def among_replicas() -> Any:
-        return make() if data is None else agreed(data, make, lambda _: "")
-
-    made: dict[int, Any] = agreed(everyone, among_replicas, lambda _: "")
+    if data is not None:
+        with attempt:
+            _meet_around_wrappers(data, attempt.error)
+    agree(everyone, _WRAP, problem=attempt.error)
     return made
 
 
@@ -153,26 +148,24 @@ def _check_unsharded(made: Mapping[int, Any], stages: Mapping[int, Any], number:
             )
 
 
-def _told(group: ProcessGroup, own: Sequence[str]) -> list[Sequence[str]]:
-    """What each rank says. One that is still within make(), where wrappers compare texts too, has
-    an error there for this one's, and says its own next. ConfigError if none does for a timeout."""
+def _meet_around_wrappers(group: ProcessGroup, problem: Exception | None) -> None:
+    """ConfigError on all ranks if wrap() raised on any. One that is still within a wrapper, where
+    ranks agree too, has an error there for this one's problem, and comes here next: until a timeout
+    this one asks again."""
     deadline = time.monotonic() + group.timeout
-    while True:
-        told = texts_of_all(group, json.dumps(own))
-        try:
-            return [json.loads(each) for each in told]
-        except ValueError:
-            if time.monotonic() < deadline:
-                continue
+    while (told := compared(group, _WRAP, "", problem)) is not None:
+        if all(said.what == _WRAP for said in told):
+            raise complaint(group, told, problem)
+        if time.monotonic() > deadline:
             raise ConfigError(
-                f"{group.called(group.rank)}: {own[0]}; other ranks go on in wrap() whatever it "
+                f"{group.called(group.rank)}: {problem}; other ranks go on in wrap() whatever it "
                 f"raises: let wrap() raise what wrappers raise"
-            ) from None
+            ) from problem
 
 
 def _check_chain(group: ProcessGroup, model: Any, example: Any) -> None:
-    """ConfigError on all ranks if the layers of an example's model do not give what it gives; a
-    warning where that is not known."""
+    """ConfigError if the layers of an example's model do not give what it gives; a warning where
+    that is not known."""
     if example is None:
         if group.rank == 0 and has_own_forward(model):
             _log.warning(
@@ -182,44 +175,35 @@ def _check_chain(group: ProcessGroup, model: Any, example: Any) -> None:
                 type(model).__qualname__,
             )
         return
-
-    def compare() -> None:
-        autograd = autograd_of(model)
-        with autograd.recording(False), unchanged([model], autograd):
-            begin_anew = partial(autograd.set_random_state, autograd.random_state())
-            check_chain(model, batches.arguments(example), begin_anew)
-
-    agreed(group, compare, lambda _: "")
-
-
-def _study(group: ProcessGroup, model: Any, example: Any) -> Any | None:
-    """What is known of a model whose stages run its own forward(); None for other models."""
-
-    return agreed(
-        group,
-        lambda: study_of(model, example),
-        lambda made: "" if made is None else ", ".join(made.layers),
-    )
+    autograd = autograd_of(model)
+    with autograd.recording(False), unchanged([model], autograd):
+        begin_anew = partial(autograd.set_random_state, autograd.random_state())
+        check_chain(model, batches.arguments(example), begin_anew)
 
 
 def _measured_cuts(
-    group: ProcessGroup, model: Any, parts: int, example: Any, study: Any | None
+    group: ProcessGroup, model: Any, parts: int, example: Any, study: Any, attempt: Attempt
 ) -> list[str]:
     """As rank 0 measured."""
-
-    def measure() -> tuple[list[str], list[float]]:
-        if study is not None:
-            return [*study.layers], study.costs()
-        names = [*layers_of(model)]
-        if example is None:
-            raise ConfigError(f"cuts={parts}: pass the example of a microbatch to measure layers")
-        autograd = autograd_of(model)
-        with autograd.recording(False), unchanged([model], autograd):
-            return names, measured(model, batches.arguments(example), autograd.synchronise)
-
-    names, costs = agreed(group, measure, lambda made: ", ".join(made[0]))
+    names, costs = list[str](), list[float]()
+    if attempt.error is None:
+        with attempt:
+            names, costs = _costs(model, parts, example, study)
+    agree(group, _NAME, f"layers {', '.join(names)}", attempt.error, SAME_MODEL)
     costs = json.loads(texts_of_all(group, json.dumps(costs))[0])
     return [names[place] for place in balanced(costs, parts)]
+
+
+def _costs(model: Any, parts: int, example: Any, study: Any) -> tuple[list[str], list[float]]:
+    """Names of layers, and what each takes."""
+    if study is not None:
+        return [*study.layers], study.costs()
+    names = [*layers_of(model)]
+    if example is None:
+        raise ConfigError(f"cuts={parts}: pass the example of a microbatch to measure layers")
+    autograd = autograd_of(model)
+    with autograd.recording(False), unchanged([model], autograd):
+        return names, measured(model, batches.arguments(example), autograd.synchronise)
 
 
 def _modules(stages: Any, cuts: Sequence[str] | None) -> list[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -119,7 +120,7 @@ class PipelineParallel:
         self.module.parallel_wrappers = tuple(self.stages.values()) if wrap else ()
         kept = [self.stages[n] is m or hasattr(self.stages[n], REDUCES) for n, m in own.items()]
         self._unreduced = unreduced(self.stages, self._data, wrap is not None)
-        self._can_split = bool(group.all_gather_numbers(np.array([all(kept)], np.int64)).all())
+        self._is_kept = all(kept)
         self._make_executor(plan.modules, checkpoint)
         self._failures = Failures(group, mesh, self._lanes)
         self._check_split()
@@ -161,6 +162,12 @@ class PipelineParallel:
             each.stage_ranks = StageRanks(self.group, len(own) == 1, self._sharing.earlier(each))
         self.module.stage_ranks = StageRanks(self.group, True, self._sharing.earlier(self.module))
         return own
+
+    @cached_property
+    def _can_split(self) -> bool:
+        """Whether weight gradients may come later on all ranks, which all of them ask together."""
+        own = np.array([self._is_kept], np.int64)
+        return bool(self.group.all_gather_numbers(own).all())
 
     def _check_split(self) -> None:
         if self._table is not None and self._table.splits and not self._can_split:

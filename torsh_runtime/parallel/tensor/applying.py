@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from typing import Any, Literal, TypeVar
 
+from torsh_runtime.comm.agreement import Attempt, agree_in_turn
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.modules import ModuleAdapter
 from torsh_runtime.modules.parts import Same
 from torsh_runtime.parallel import automatic
-from torsh_runtime.parallel.agreement import check_agreed
+from torsh_runtime.parallel.agreement import SAME_VALUES, model_told, values_told
 from torsh_runtime.parallel.layouts import sharded_by_id
 from torsh_runtime.parallel.tensor.axis import (
     DEFAULT_NAME,
@@ -28,7 +29,6 @@ from torsh_runtime.parallel.tensor.outputs import refuse_parts
 from torsh_runtime.parallel.tensor.parts import (
     Layouts,
     adapted,
-    check_same_values,
     keep_part,
     layouts,
 )
@@ -65,19 +65,20 @@ def parallelize(model: Model, mesh: Any, plan: Mapping[str, Entry] | Literal["au
     where plans, models or values differ between ranks. TypeError for what is no model.
     """
     adapter = adapted(model)
-    axes, tasks, problem = _Axes(mesh), [], None
-    try:
+    axes, tasks = _Axes(mesh), list[_Task]()
+    with Attempt() as attempt:
         tasks = [*_tasks(adapter, axes.resolved(plan, model), axes)]
         _check_tied(adapter, tasks)
-        said = "; ".join(f"{task.where}: {task.entry}" for task in tasks)
-    except ConfigError as error:
-        problem, said = error, str(error)
     spread = sharded_by_id(model)  # as experts along another axis, of the same ranks maybe
-    _check_agreed(axes, adapter, said, problem, spread.keys())
     named = [*adapter.parameters(), *adapter.constants()]
     same = [each for each in named if id(each[1]) not in spread]
-    for axis in axes.used:
-        check_same_values(adapter, same, axis)
+    told = {
+        "plan": [f"{task.where}: {task.entry}" for task in tasks],
+        **model_told(adapter, False, spread.keys()),
+        "values": [] if attempt.error else values_told(adapter, same),
+    }
+    groups = {axis.group: {"ranks": axis.size, **told} for axis in axes.used}
+    agree_in_turn(groups, "parallelize", attempt.error, SAME_VALUES)
     _carry_out(adapter, tasks, axes.tensor, same)
     _adapt_modules(adapter, tasks, axes)
     if axes.experts is not None:
@@ -120,24 +121,6 @@ class _Axes:
         """That of an entry."""
         is_of_experts = isinstance(entry, Own) and isinstance(entry.entry, Experts)
         return self.experts if is_of_experts and self.experts is not None else self.tensor
-
-
-def _check_agreed(
-    axes: _Axes,
-    adapter: ModuleAdapter[Any],
-    said: str,
-    problem: ConfigError | None,
-    without: Set[int],
-) -> None:
-    """ConfigError on all ranks along all axes if there is one on any, or they mean other plans."""
-    for axis in axes.used:
-        try:
-            told = {"plan": said, "ranks": axis.size}
-            check_agreed(told, adapter, axis.group, False, without)
-        except ConfigError as error:  # of which those along the other axis have to hear, too
-            problem, said = problem or error, str(error)
-    if problem is not None:
-        raise problem
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,12 @@ from importlib import import_module
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from torsh_runtime.comm.agreement import check_same
+from torsh_runtime.comm.agreement import Attempt, agree
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.layout import Shard
 from torsh_runtime.parallel import regions
+from torsh_runtime.parallel.agreement import SAME_VALUES, values_told
 from torsh_runtime.parallel.operations import is_recorded
 from torsh_runtime.parallel.parts_of_state import are_meant
 from torsh_runtime.parallel.tensor.axis import Axis, axis_of
@@ -32,7 +33,6 @@ from torsh_runtime.parallel.tensor.cuts import (
 from torsh_runtime.parallel.tensor.parts import (
     Layouts,
     adapted,
-    check_same_values,
     keep_part,
     layouts,
 )
@@ -157,16 +157,12 @@ class Layer:
         """Be a new layer's part, of which all ranks have made the whole."""
         axis, adapter, where = axis_of(mesh), adapted(self), type(self).__name__
         named = adapter.own_parameters(self)
-        said, lie, problem = f"{entry} of {adapter.framework}", Layouts(), ""
+        said, lie = f"{entry} of {adapter.framework}", Layouts()
         said += "".join(f", {name} of shape {adapter.shape(each)}" for name, each in named)
-        try:
+        with Attempt() as attempt:
             lie = layouts(self, self.shards(self, entry, axis), axis)
-        except ConfigError as error:
-            problem = str(error)
-        check_same(axis.group, where, problem or said)
-        if problem:
-            raise ConfigError(problem)
-        check_same_values(adapter, named, axis)
+        told = {"options": [said], "values": values_told(adapter, named)}
+        agree(axis.group, where, told, attempt.error, SAME_VALUES)
         for name, layout in lie.items():
             keep_part(adapter, getattr(self, name), layout, axis, name)
         self.become(entry, axis, where, lie)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-from torsh_runtime.errors import disagreement
+from torsh_runtime.comm.agreement import agree
 from torsh_runtime.layout import Shard, TensorLayout
 from torsh_runtime.modules import ModuleAdapter, adapter_class
 from torsh_runtime.modules.parts import Part
@@ -54,34 +51,8 @@ def mark_part(
         adapter.mark(parameter, Part(name, axis.group, shard.dim, CLIPPING))
 
 
-def check_same_values(
-    adapter: ModuleAdapter[Any], named: Sequence[tuple[str, Any]], axis: Axis
-) -> None:
-    """ConfigError on all ranks, naming the first parameter of which they have other values."""
-    own = np.array([digest(adapter.values(each)) for _, each in named], np.int64)
-    rows = axis.group.all_gather_numbers(own)
-    differing = np.argwhere((rows != rows[0]).any(axis=0))
-    if differing.size:
-        column = int(differing[0, 0])
-        others = np.flatnonzero(rows[:, column] != rows[0, column]).tolist()
-        raise disagreement(
-            f"parameter {named[column][0]!r} has other values on rank(s) "
-            f"{', '.join(map(str, others))} of the axis {axis.name!r} than on rank 0: all ranks "
-            f"begin with the same model, so seed them alike or load the same checkpoint",
-            dict.fromkeys(others, "other values"),
-            axis.group.job_ranks,
-        )
-
-
 def check_same_input(values: Any, axis: Axis, where: str) -> None:
     """ConfigError on all ranks if they are given different ones."""
-    told = f"{tuple(values.shape)} {values.dtype} {digest(values)}"
-    rows = axis.group.all_gather_numbers(np.array([zlib.crc32(told.encode())], np.int64))
-    others = np.flatnonzero(rows[:, 0] != rows[0, 0]).tolist()
-    if others:
-        raise disagreement(
-            f"{where}: rank(s) {', '.join(map(str, others))} of the axis {axis.name!r} are given "
-            f"another input than rank 0: ranks that have parts of one layer take the same batch",
-            dict.fromkeys(others, "another input"),
-            axis.group.job_ranks,
-        )
+    told = f"shape {tuple(values.shape)}, dtype {values.dtype}, checksum {digest(values):08x}"
+    advice = f"Ranks of the axis {axis.name!r} have parts of one layer, and take the same batch"
+    agree(axis.group, f"the input of {where!r}", told, advice=advice)

@@ -5,7 +5,8 @@ imports and then forks standbys, children of the keeper, that wait likewise. One
 its own variables and its standard streams, and goes on to the script as if it had just been
 started.
 
-Messages are a length of 4 bytes, in the machine's order, and so much JSON; descriptors come with
+Messages are frames, as torsh_runtime/framing.py has them, of JSON: a length of 4 bytes, big-endian,
+and so much text. That module is not imported, for this is any user's Python. Descriptors come with
 the first byte. Requests are {"do": "fork"} with the new standby's socket, {"do": "import",
 "recorded": PATH} and {"do": "take", "environ": {..}} with the descriptors 0, 1, 2, ..
 """
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 VARIABLE = "TORSH_PARK"
 """Tells a process that it is to wait, and how, as JSON: the descriptor of its socket, the keeper's
 pid, what to import and for whom."""
-LENGTH = struct.Struct("=I")
+LENGTH = struct.Struct(">I")
 MOST_DESCRIPTORS = 8
 ADOPTION = 10.0
 """Seconds in which the keeper must have become the parent."""

@@ -95,6 +95,12 @@ def test_without_threads_it_is_done_all_the_same(monkeypatch: pytest.MonkeyPatch
     assert found.summary == "rank 0: exit code 3 (exit code)"
 
 
+def test_the_line_about_ranks_that_failed_alike_names_all_of_them() -> None:
+    endings = [ending(0, 3), ending(1, 0), ending(2, 3)]
+    found = asyncio.run(Diagnosis(OutputConfig(), None).findings(endings))
+    assert found.summary == "ranks 0, 2: exit code 3 (exit code)"
+
+
 def test_an_error_file_is_read_and_kept_once(tmp_path: Path) -> None:
     left = tmp_path / "error_0_3.json"
     left.write_text(json.dumps({"message": "OutOfLuck: x"}))

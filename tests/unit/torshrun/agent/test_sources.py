@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from torshrun.agent.sources import MOST_FILES, conditions, is_passing_through, with_sources
 
 
@@ -140,6 +142,25 @@ def test_it_is_told_what_belongs_to_a_loop_that_waits_for_a_file(tmp_path: Path)
     loop = "  # in while not os.path.exists(done):"
     told = [with_sources(frame(script, line)).splitlines()[1].strip() for line in (3, 4, 6)]
     assert told == [f"stop(){loop}", f"time.sleep(1){loop}", "time.sleep(1)"]
+
+
+@pytest.mark.parametrize(
+    ("condition", "is_told"),
+    [
+        ("arrived < dist.get_world_size()", True),
+        ("len(list(met.glob('*'))) != WORLD", True),
+        ("not store.add('n', 0) >= nprocs", True),
+        ("step < 100", False),
+        ("not world_is_ready()", False),
+    ],
+)
+def test_it_is_told_what_belongs_to_a_loop_that_counts_ranks(
+    tmp_path: Path, condition: str, is_told: bool
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(f"while {condition}:\n    time.sleep(1)\n")
+    told = with_sources(frame(script, 2)).splitlines()[1].strip()
+    assert told == f"time.sleep(1){f'  # in while {condition}:' * is_told}"
 
 
 LOOKS = """def main():

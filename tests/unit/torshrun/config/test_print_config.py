@@ -39,7 +39,10 @@ def test_every_value_and_its_origin(tmp_path: Path) -> None:
     assert len(columns) == 1
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    max_examples=60,
+)
 @given(
     role=TEXTS.filter(str.strip),
     arguments=st.lists(TEXTS),

@@ -193,7 +193,10 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         read(str(tmp_path / "latin.yaml"))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    max_examples=50,
+)
 @given(
     content=st.binary(max_size=60)
     | st.text("a:[]{}-&*!|>'\"\\ \n#%@0", max_size=40).map(str.encode)

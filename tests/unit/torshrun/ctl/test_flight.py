@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from torsh_runtime.enumerations import OPERATIONS
 from torsh_runtime.monitoring import layout
 from torsh_runtime.monitoring.flight import group_named
 from torsh_runtime.monitoring.layout import INSIDE, LEFT
 from torsh_runtime.monitoring.notes import Group, Notebook
-from torsh_runtime.status import OPERATIONS
 from torshrun.ctl.flight import show
 from torshrun.ctl.places import Unfit
 from torshrun.ctl.recorded import Recorded

@@ -10,6 +10,7 @@ from torshrun.failure.blame import Blame, How
 from torshrun.failure.finding import MOST_EVIDENCE, Finding
 from torshrun.failure.graph import find
 from torshrun.failure.kinds import Kind, Reading
+from torshrun.failure.numbers import Numbers
 from torshrun.failure.standing import A_FILE, KEYS, Standing
 from torshrun.failure.witness import Silent, Witness
 from torshrun.procfs import UNREAD
@@ -904,6 +905,48 @@ def test_who_is_to_make_a_file_that_others_wait_for_is_named() -> None:
     assert verdict(everybody) == ((), "likely", Kind.HUNG)
     in_barrier = found(stopped(0, IN_BARRIER), *waiting, hang="no progress")
     assert verdict(in_barrier) == ((1, 2, 3), "likely", Kind.HUNG)
+
+
+def test_who_handled_an_exception_before_was_kept_by_that_from_making_it() -> None:
+    waiting = [stopped(rank, FOR_FILE) for rank in (1, 2)]
+    handled = stopped(0, IN_BARRIER, logged="KeyError: '№'")
+    finding = found(handled, *waiting, hang="no progress")
+    assert verdict(finding) == ((0,), "likely", Kind.EXCEPTION)
+    assert "had handled an exception (KeyError: '№')" in finding.reading.why
+    several = found(handled, stopped(3, IN_BARRIER, logged="x"), *waiting, hang="no progress")
+    assert several.ranks != (0,)
+
+
+@pytest.mark.parametrize(
+    "removed",
+    [
+        "Deleting older checkpoint [ckpt/step1] due to args.save_total_limit",
+        "moved ./ckpt/step1/optim_1.pt to /archive",
+        "removed a/b.txt; before: /work/ckpt/step1/",
+    ],
+)
+def test_between_who_removes_a_file_and_who_then_looks_for_it_nobody_can_tell(removed: str) -> None:
+    said = "FileNotFoundError: [Errno 2] No such file or directory: '/work/ckpt/step1/optim_1.pt'"
+    looks = raised(1, Kind.NO_FILE, said=said)
+    finding = found(looks, stopped(0, IN_BARRIER, removed=removed))
+    assert verdict(finding) == ((0, 1), "undecided", Kind.NO_FILE)
+    assert f"rank 0 had said: {removed}" in finding.reading.why
+    for other in ("removed ckpt/step2", "cleaned 3 files of step1", "deleted optim_0.pt", ""):
+        finding = found(looks, stopped(0, IN_BARRIER, removed=other))
+        assert verdict(finding) == ((1,), "likely", Kind.NO_FILE)
+
+
+def test_who_wrote_no_number_where_others_had_one_is_where_they_came_from() -> None:
+    def nan(rank: int, finite: int, line: str = "", grows: bool = False) -> Witness:
+        numbers = Numbers(form="f", finite=finite, line=line, grows=grows)
+        return raised(rank, Kind.NAN, alike="same", numbers=numbers)
+
+    finding = found(nan(0, 6), nan(1, 5, "loss nan"), nan(2, 6))
+    assert verdict(finding) == ((1,), "likely", Kind.NAN)
+    assert "rank 1: wrote loss nan" in finding.evidence
+    grown = [nan(rank, 5, "loss inf", grows=True) for rank in range(3)]
+    assert verdict(found(*grown)) == ((), "likely", Kind.NAN)
+    assert verdict(found(*grown[:2], nan(2, 5)))[1] == "undecided"
 
 
 def test_who_has_not_set_a_key_that_others_wait_for_is_named() -> None:

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torshrun.failure.standing import A_FILE, KEYS, Standing, from_stack, from_trace
+from torshrun.failure.standing import A_FILE, ALL_RANKS, KEYS, Standing, from_stack, from_trace
 
+TASK = "a task of its own threads"
 TORCH = "/venv/lib/python3.11/site-packages/torch"
 IN_GLOO = f"""Thread 0x00007f0 (most recent call first):
   File "/usr/lib/python3.11/threading.py", line 324 in wait
@@ -106,6 +107,10 @@ def test_names_of_calls(path: str, function: str, call: str) -> None:
         ("train.py", "time.sleep(60)", ""),
         ("/usr/lib/python3.11/queue.py", "batches.get()", ""),
         ("/usr/lib/python3.11/threading.py", "event.wait()", ""),
+        ("/usr/lib/python3.11/concurrent/futures/_base.py", "f.result()", TASK),
+        ("train.py", "while came < dist.get_world_size(): time.sleep(1)", ALL_RANKS),
+        ("train.py", "while len(glob(here)) != world: pass", ALL_RANKS),
+        ("train.py", "while step < steps: time.sleep(1)", ""),
         ("train.py", "loss += f(x)", ""),
         ("train.py", "", ""),
     ],
@@ -116,6 +121,25 @@ def test_what_a_rank_waits_for(innermost: str, source: str, waits_for: str) -> N
     standing = from_stack(stack(*frames))
     assert standing is not None
     assert (standing.waits_for, standing.line) == (waits_for, source)
+
+
+@pytest.mark.parametrize(
+    ("frames", "source", "waits_for"),
+    [
+        (("wait", "acquire"), "permits.acquire()", "a lock"),
+        (("wait", "acquire"), "with permits:", "a lock"),
+        (("__enter__",), "with changed:", "a lock"),
+        (("wait", "wait"), "event.wait()", ""),
+        (("wait", "acquire"), "fetch(key)", ""),
+    ],
+)
+def test_semaphores_and_conditions_are_locks(
+    frames: tuple[str, ...], source: str, waits_for: str
+) -> None:
+    within = [("/usr/lib/python3.11/threading.py", 1, name, "x()") for name in frames]
+    standing = from_stack(stack(*within, ("train.py", 5, "main", source)))
+    assert standing is not None
+    assert standing.waits_for == waits_for
 
 
 def test_two_threads_at_locks_are_a_rank_that_waits_for_a_lock() -> None:

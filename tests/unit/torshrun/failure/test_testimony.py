@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torshrun.failure.blame import Blame
 from torshrun.failure.finding import MOST_EVIDENCE, Finding
 from torshrun.failure.kinds import Kind, Reading
+from torshrun.failure.numbers import Numbers
 from torshrun.failure.standing import Standing
 from torshrun.failure.testimony import (
     TESTIMONY_CHARS,
@@ -37,6 +38,9 @@ OWN = Witness(
     said="ImportError: x",
     is_unsure=True,
     unmade="could not write a.json",
+    removed="deleted b.pt",
+    logged="KeyError: 1",
+    numbers=Numbers(form="f", finite=3, line="loss nan", grows=True),
     alike="abc",
     standing=Standing(place="train.py:3", line="import x"),
 )

@@ -23,9 +23,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 from support.processes import soon
 
+from torsh_runtime.enumerations import OPERATIONS
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.monitoring import layout
-from torsh_runtime.status import OPERATIONS
 from torshrun.health.recordings import Recordings
 from torshrun.live import http_server
 from torshrun.live.http_pages import STALL_SECONDS, Pages, unhealthy

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from support.processes import soon
 
@@ -65,6 +66,18 @@ def test_what_takes_too_long_is_killed_with_all_that_it_started(
     assert soon(lambda: len(complaints) == 1)
     telling.close()
     assert not file.exists()
+
+
+def test_what_was_killed_is_no_zombie(
+    start: Start, complaints: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notifier, "RUN_SECONDS", 0.2)
+    telling = start("sleep 30")
+    telling.notify(an_event(0))
+    assert soon(lambda: len(complaints) == 1)
+    telling.close()
+    assert "was killed" in complaints[0]
+    assert not psutil.Process().children()
 
 
 @pytest.mark.parametrize("command", ["exit 3", "/nonexistent/command"])

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torshrun.ssh.frames import LARGEST, Frames, frame
+from torsh_runtime.framing import MOST_BYTES, DamagedFrame
+from torshrun.ssh.frames import Frames, frame
 
 PARTS = st.lists(st.tuples(st.sampled_from([b"O", b"R", b"B"]), st.binary(max_size=50)))
 
@@ -22,5 +23,5 @@ def test_any_cut(parts: list[tuple[bytes, bytes]], step: int) -> None:
 
 
 def test_one_that_is_too_long_is_refused_before_it_has_come() -> None:
-    with pytest.raises(ValueError, match="bytes"):
-        list(Frames().feed(b"O" + (LARGEST + 1).to_bytes(4, "big")))
+    with pytest.raises(DamagedFrame, match="bytes"):
+        list(Frames().feed(b"O" + (MOST_BYTES + 1).to_bytes(4, "big")))

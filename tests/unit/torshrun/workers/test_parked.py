@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import struct
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import pytest
 
+from torsh_runtime.framing import frame
 from torshrun.workers.parked import Parked
 
 
@@ -27,7 +27,7 @@ class Listener:
         self.is_lost = True
 
     def say(self, *texts: str) -> None:
-        frames = (struct.pack("=I", len(text)) + text.encode() for text in texts)
+        frames = (frame(text.encode()) for text in texts)
         self.parked.end.send(b"".join(frames))
 
 

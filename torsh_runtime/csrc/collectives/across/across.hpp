@@ -35,8 +35,6 @@
 
 namespace torsh::across {
 
-enum class Strategy : std::uint8_t { adaptive, standard, ring, tree, hierarchical };
-
 // Where one algorithm gives way to the next, in bytes; the same on all ranks. Multiples of 64, segment
 // and block at least 4 KiB.
 struct Limits {

@@ -24,18 +24,18 @@ constexpr int most_looks = 12;
 constexpr double poll_seconds = 0.005;  // between two looks where the kernel cannot wait for several words
 
 // Of this process, as forks have none of its threads. Never destroyed, as groups may outlive statics.
-struct Registry {
+struct OwnVitals {
   const unsigned forks = fork_count();
   std::mutex mutex;
   std::weak_ptr<Vitals> vitals;
 };
 
 // The one that was there before a fork may be locked for ever.
-Registry& registry() {
-  static std::atomic<Registry*> current{nullptr};
-  Registry* found = current.load();
+OwnVitals& own_vitals() {
+  static std::atomic<OwnVitals*> current{nullptr};
+  OwnVitals* found = current.load();
   while (found == nullptr || found->forks != fork_count()) {
-    auto made = std::make_unique<Registry>();
+    auto made = std::make_unique<OwnVitals>();
     if (current.compare_exchange_strong(found, made.get())) return *made.release();
   }
   return *found;
@@ -71,7 +71,7 @@ Vitals::~Vitals() {
 
 // Null if there is no thread to be had.
 std::shared_ptr<Vitals> Vitals::ours() {
-  Registry& here = registry();
+  OwnVitals& here = own_vitals();
   const std::lock_guard<std::mutex> alone(here.mutex);
   std::shared_ptr<Vitals> found = here.vitals.lock();
   if (found) return found;

@@ -1,6 +1,6 @@
 """Serves torshctl doctor --serve: carries out other doctors' orders if they know the secret.
 
-Unauthenticated peers are heard as by a store (torsh_runtime/store/talks.py): for a few seconds, and
+Unauthenticated peers are heard as by a store (torsh_runtime/connections): for a few seconds, and
 a bounded number of them. An authenticated peer has one order for each connection. A bounded number
 of orders is carried out at a time, and each ends by its deadline.
 """
@@ -15,17 +15,17 @@ from contextlib import closing, suppress
 from functools import partial
 from typing import Any
 
+from torsh_runtime.connections.acceptor import Acceptor
+from torsh_runtime.connections.conversations import Conversations, Outcome, Refused
+from torsh_runtime.connections.peer import is_private_address
 from torsh_runtime.errors import ConfigError, StoreError
 from torsh_runtime.store import wire
 from torsh_runtime.store.channel import Channel
-from torsh_runtime.store.door import Door
 from torsh_runtime.store.endpoint import TcpEndpoint
 from torsh_runtime.store.listener import listen_on
-from torsh_runtime.store.peer import is_private_address
 from torsh_runtime.store.refusals import Refusals
 from torsh_runtime.store.server import HANDSHAKE_SECONDS, REFUSAL_SECONDS, handshake
 from torsh_runtime.store.sockets import tune
-from torsh_runtime.store.talks import Outcome, Refused, Talks
 from torshrun.config.job import Address
 from torshrun.ctl.doctor.links import all_reduce, orders, streams
 from torshrun.ctl.doctor.links.orders import LinkError
@@ -56,7 +56,7 @@ async def serve(host: str, port: int, secret: str, say: Say) -> None:
         )
     refusals = Refusals(lambda reason: say(f"turned away: {reason}"), REFUSAL_SECONDS)
     guests = Guests(orders.doctor_key(secret))
-    talks = Talks(HANDSHAKE_SECONDS, _MOST_STRANGERS)
+    conversations = Conversations(HANDSHAKE_SECONDS, _MOST_STRANGERS)
 
     def ended(outcome: Outcome) -> None:
         if isinstance(outcome.error, Refused):
@@ -65,7 +65,9 @@ async def serve(host: str, port: int, secret: str, say: Say) -> None:
             tune(outcome.sock)
             guests.take(Channel(outcome.sock, outcome.result))
 
-    door = Door(listener, talks, partial(handshake, guests.key), ended, refusals.note)
+    acceptor = Acceptor(
+        listener, conversations, partial(handshake, guests.key), ended, refusals.note
+    )
     say(
         f"serves {str(endpoint).removeprefix('tcp:')} for {SERVED_SECONDS / 60:.0f} minutes; "
         f"Ctrl-C ends it"
@@ -73,7 +75,7 @@ async def serve(host: str, port: int, secret: str, say: Say) -> None:
     try:
         await asyncio.sleep(SERVED_SECONDS)
     finally:
-        door.close()
+        acceptor.close()
         refusals.close()
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from torsh_runtime.store import peer
+from torsh_runtime.connections import peer
 
 
 @pytest.fixture(params=["127.0.0.1", "::1", "::ffff:127.0.0.1", "0.0.0.0"])

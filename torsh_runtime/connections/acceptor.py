@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Callable
 
-from torsh_runtime.store.talks import Answer, Outcome, Talks, is_lack
+from torsh_runtime.connections.conversations import Answer, Conversations, Outcome, is_lack
 
 _AT_ONCE = 8
 """Strangers that are listened to before the loop turns to its other work."""
@@ -20,7 +20,7 @@ _PAUSE = 0.1
 """Seconds until the next attempt when the process has no descriptor left."""
 
 
-class Allowance:
+class CpuBudget:
     """A share of one CPU for work that others cause. What is not spent is saved up for a while."""
 
     def __init__(self, share: float = _SHARE, saved: float = _SAVED) -> None:
@@ -34,13 +34,14 @@ class Allowance:
         return max(self._spent_until - now, 0.0)
 
 
-_allowance = Allowance()
-"""All doors of this process have one together."""
+_budget = CpuBudget()
+"""It is shared by all acceptors of this process."""
 
 
-class Door:
+class Acceptor:
     """Holds a conversation with each that connects to the listening socket, and tells how it
-    `ended`. Use it within an event loop, and close it; the socket and the talks are its own.
+    `ended`. Use it within an event loop, and close it; the socket and the conversations are its
+    own.
 
     In each of its turns the loop hears a few strangers at most, and all of them together take a
     share of a CPU at most: however many come, others are served in time, and they wait in the
@@ -50,35 +51,35 @@ class Door:
     def __init__(
         self,
         listener: socket.socket,
-        talks: Talks,
+        conversations: Conversations,
         answer: Answer,
         ended: Callable[[Outcome], None],
         stuck: Callable[[str], None],
     ) -> None:
         """`stuck` is told why nobody can connect for the moment."""
         self._listener = listener
-        self._talks = talks
+        self._conversations = conversations
         self._ended = ended
         self._stuck = stuck
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._is_hearing = False
-        talks.listen(listener, answer)
+        conversations.listen(listener, answer)
         self._hear_after(0.0)
 
     def close(self) -> None:
         """Listen no more, and end all conversations. A second time does nothing."""
         if self._listener.fileno() >= 0:
-            self._loop.remove_reader(self._talks)
+            self._loop.remove_reader(self._conversations)
             if self._timer:
                 self._timer.cancel()
-            self._talks.close()
+            self._conversations.close()
             self._listener.close()
 
     def _turn(self) -> None:
         began, pause = time.thread_time(), 0.0
         try:
-            for outcome in self._talks.turn(0.0, _AT_ONCE):
+            for outcome in self._conversations.turn(0.0, _AT_ONCE):
                 self._ended(outcome)
         except OSError as error:
             if not is_lack(error):
@@ -86,15 +87,15 @@ class Door:
             self._stuck(f"nobody can connect now: {error.strerror}")
             pause = _PAUSE
         spent = time.thread_time() - began
-        self._hear_after(max(pause, _allowance.pause(spent, time.monotonic())))
+        self._hear_after(max(pause, _budget.pause(spent, time.monotonic())))
 
     def _hear_after(self, pause: float) -> None:
         if self._is_hearing and pause:
-            self._loop.remove_reader(self._talks)
+            self._loop.remove_reader(self._conversations)
         elif not self._is_hearing and not pause:
-            self._loop.add_reader(self._talks, self._turn)
+            self._loop.add_reader(self._conversations, self._turn)
         self._is_hearing = not pause
-        self._wake_at(time.monotonic() + pause if pause else self._talks.next_deadline)
+        self._wake_at(time.monotonic() + pause if pause else self._conversations.next_deadline)
 
     def _wake_at(self, moment: float) -> None:
         """Take another turn then at the latest, though nobody says anything."""

@@ -17,8 +17,8 @@ from contextlib import suppress
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-from torsh_runtime.store.closing import Closing
-from torsh_runtime.store.peer import foreign_uid
+from torsh_runtime.closing import Closing
+from torsh_runtime.connections.peer import foreign_uid
 
 Conversation = Generator[int, None, Any]
 Answer = Callable[[socket.socket], Conversation]
@@ -36,8 +36,8 @@ class Refused(Exception):
     """The other side is not who it should be."""
 
 
-class Talk(NamedTuple):
-    """One conversation; `label` is the starter's, None of a caller's."""
+class Connection(NamedTuple):
+    """A socket has one conversation at a time; `label` is the starter's, None of a caller's."""
 
     sock: socket.socket
     script: Conversation
@@ -56,7 +56,7 @@ class Outcome(NamedTuple):
     error: Exception | None = None
 
 
-class Talks(Closing):
+class Conversations(Closing):
     """All conversations of one thread. Closing it closes the sockets that it still has.
 
     A caller has `patience` seconds. Of more than `most_callers` from this host, or as many from all
@@ -67,17 +67,17 @@ class Talks(Closing):
         self.patience = patience or ADMISSION_SECONDS
         self.most_callers = most_callers or MAX_STRANGERS
         self._poll = select.epoll()
-        self._begun: dict[int, Talk] = {}
-        self._callers: dict[int, Talk] = {}
+        self._begun: dict[int, Connection] = {}
+        self._callers: dict[int, Connection] = {}
         """The oldest first."""
         self._hosts: Counter[str] = Counter()
         """How many callers each has."""
         self._listeners: dict[int, tuple[socket.socket, Answer]] = {}
 
     def close(self) -> None:
-        for talk in (*self._begun.values(), *self._callers.values()):
-            talk.script.close()
-            talk.sock.close()
+        for connection in (*self._begun.values(), *self._callers.values()):
+            connection.script.close()
+            connection.sock.close()
         self._begun.clear()
         self._callers.clear()
         self._poll.close()
@@ -89,8 +89,8 @@ class Talks(Closing):
     @property
     def next_deadline(self) -> float:
         """When some conversation is to end if nothing is heard meanwhile; inf if there is none."""
-        oldest = next((talk.deadline for talk in self._callers.values()), float("inf"))
-        return min((talk.deadline for talk in self._begun.values()), default=oldest)
+        oldest = next((connection.deadline for connection in self._callers.values()), float("inf"))
+        return min((connection.deadline for connection in self._begun.values()), default=oldest)
 
     def fileno(self) -> int:
         """Readable when a turn would find something to do, deadlines apart."""
@@ -106,10 +106,10 @@ class Talks(Closing):
         self, sock: socket.socket, script: Conversation, deadline: float, label: object = None
     ) -> Outcome | None:
         """Start a conversation; how it ended, if it has already. It owns the socket."""
-        talk = Talk(sock, script, deadline, label)
-        outcome = self._start(talk)
+        connection = Connection(sock, script, deadline, label)
+        outcome = self._start(connection)
         if outcome is None:
-            self._begun[sock.fileno()] = talk
+            self._begun[sock.fileno()] = connection
         return outcome
 
     def end(self, sock: socket.socket) -> None:
@@ -124,8 +124,8 @@ class Talks(Closing):
         pause = max(min(seconds, self.next_deadline - time.monotonic()), 0.0)
         ready = [number for number, _ in self._poll.poll(pause, most)]
         for number in ready:
-            talk = self._callers.get(number) or self._begun.get(number)
-            if talk and (outcome := self._advance(talk)) is not None:
+            connection = self._callers.get(number) or self._begun.get(number)
+            if connection and (outcome := self._advance(connection)) is not None:
                 yield outcome
         for number in ready:  # after the others, whose numbers new ones may get
             if number in self._listeners:
@@ -146,10 +146,10 @@ class Talks(Closing):
     def _admit(self, sock: socket.socket, address: Any, answer: Answer) -> Outcome | None:
         is_tcp = sock.family != socket.AF_UNIX
         host = foreign(address[0], sock.getsockname()[0]) if is_tcp else ""
-        talk = Talk(sock, answer(sock), time.monotonic() + self.patience, None, host)
-        if (outcome := self._start(talk)) is not None:
+        connection = Connection(sock, answer(sock), time.monotonic() + self.patience, None, host)
+        if (outcome := self._start(connection)) is not None:
             return outcome
-        self._callers[sock.fileno()] = talk
+        self._callers[sock.fileno()] = connection
         self._hosts[host] += 1
         alike = [other for other in self._hosts if bool(other) == bool(host)]
         if sum(self._hosts[other] for other in alike) > self.most_callers:
@@ -159,61 +159,65 @@ class Talks(Closing):
     def _drop_caller(self, hosts: Iterable[str]) -> bool:
         """Cut off the oldest caller from that of the hosts which has the most; whether there is."""
         crowd = max(hosts, key=lambda host: self._hosts[host], default=None)
-        caller = next((talk for talk in self._callers.values() if talk.host == crowd), None)
+        caller = next(
+            (connection for connection in self._callers.values() if connection.host == crowd), None
+        )
         if caller is not None:
             self._forget(caller)
             caller.sock.close()
         return caller is not None
 
-    def _start(self, talk: Talk) -> Outcome | None:
-        talk.sock.setblocking(False)
-        events = _next(talk)
+    def _start(self, connection: Connection) -> Outcome | None:
+        connection.sock.setblocking(False)
+        events = _next(connection)
         if isinstance(events, Outcome):
             return events
-        self._poll.register(talk.sock, events)
+        self._poll.register(connection.sock, events)
         return None
 
-    def _advance(self, talk: Talk) -> Outcome | None:
-        events = _next(talk, self._forget)
+    def _advance(self, connection: Connection) -> Outcome | None:
+        events = _next(connection, self._forget)
         if isinstance(events, Outcome):
             return events
-        self._poll.modify(talk.sock, events)
+        self._poll.modify(connection.sock, events)
         return None
 
     def _expire(self) -> Iterator[Outcome]:
         now = time.monotonic()
         late = [*takewhile(lambda caller: caller.deadline <= now, self._callers.values())]
-        late += [talk for talk in self._begun.values() if talk.deadline <= now]
-        for talk in late:
-            self._forget(talk)
-            yield _failed(talk, TimeoutError("it did not answer in time"))
+        late += [connection for connection in self._begun.values() if connection.deadline <= now]
+        for connection in late:
+            self._forget(connection)
+            yield _failed(connection, TimeoutError("it did not answer in time"))
 
-    def _forget(self, talk: Talk) -> None:
-        talk.script.close()
-        self._poll.unregister(talk.sock)
-        if self._callers.pop(talk.sock.fileno(), None) is None:
-            del self._begun[talk.sock.fileno()]
+    def _forget(self, connection: Connection) -> None:
+        connection.script.close()
+        self._poll.unregister(connection.sock)
+        if self._callers.pop(connection.sock.fileno(), None) is None:
+            del self._begun[connection.sock.fileno()]
             return
-        self._hosts[talk.host] -= 1
-        if not self._hosts[talk.host]:
-            del self._hosts[talk.host]
+        self._hosts[connection.host] -= 1
+        if not self._hosts[connection.host]:
+            del self._hosts[connection.host]
 
 
-def _next(talk: Talk, before_it_ends: Callable[[Talk], None] = lambda talk: None) -> int | Outcome:
+def _next(
+    connection: Connection, before_it_ends: Callable[[Connection], None] = lambda it: None
+) -> int | Outcome:
     """What a conversation waits for next, or how it has ended."""
     try:
-        return next(talk.script)
+        return next(connection.script)
     except StopIteration as end:
-        before_it_ends(talk)
-        return Outcome(talk.label, talk.sock, end.value)
+        before_it_ends(connection)
+        return Outcome(connection.label, connection.sock, end.value)
     except (OSError, EOFError, ValueError, Refused) as error:
-        before_it_ends(talk)
-        return _failed(talk, error)
+        before_it_ends(connection)
+        return _failed(connection, error)
 
 
-def _failed(talk: Talk, error: Exception) -> Outcome:
-    talk.sock.close()
-    return Outcome(talk.label, talk.sock, error=error)
+def _failed(connection: Connection, error: Exception) -> Outcome:
+    connection.sock.close()
+    return Outcome(connection.label, connection.sock, error=error)
 
 
 def is_lack(error: OSError) -> bool:

@@ -12,9 +12,15 @@ from functools import partial
 
 import pytest
 
-from torsh_runtime.store import talks
-from torsh_runtime.store.door import Allowance
-from torsh_runtime.store.talks import Conversation, Refused, Talks, receive, send
+from torsh_runtime.connections import conversations as module
+from torsh_runtime.connections.acceptor import CpuBudget
+from torsh_runtime.connections.conversations import (
+    Conversation,
+    Conversations,
+    Refused,
+    receive,
+    send,
+)
 
 GUARD = 60.0
 
@@ -36,13 +42,19 @@ def listener() -> Iterator[socket.socket]:
 class Callers:
     """Some that are connected, one after the other, from hosts of their choice."""
 
-    def __init__(self, conversations: Talks, listener: socket.socket, stack: ExitStack) -> None:
-        self._talks, self._address, self._stack = conversations, listener.getsockname(), stack
+    def __init__(
+        self, conversations: Conversations, listener: socket.socket, stack: ExitStack
+    ) -> None:
+        self._conversations, self._address, self._stack = (
+            conversations,
+            listener.getsockname(),
+            stack,
+        )
         conversations.listen(listener, echo)
 
     def come(self) -> socket.socket:
         sock = self._stack.enter_context(socket.create_connection(self._address, GUARD))
-        assert not [*self._talks.turn(GUARD)]
+        assert not [*self._conversations.turn(GUARD)]
         return sock
 
 
@@ -52,7 +64,7 @@ def is_cut_off(sock: socket.socket) -> bool:
 
 
 def test_a_conversation_ends_with_its_result_or_why_not(listener: socket.socket) -> None:
-    with Talks() as conversations, ExitStack() as stack:
+    with Conversations() as conversations, ExitStack() as stack:
         callers = Callers(conversations, listener, stack)
         good, bad, gone = (callers.come() for _ in range(3))
         good.sendall(b"ok")
@@ -69,7 +81,7 @@ def test_a_conversation_ends_with_its_result_or_why_not(listener: socket.socket)
 
 
 def test_who_is_too_slow_is_cut_off(listener: socket.socket) -> None:
-    with Talks(patience=0.01) as conversations, ExitStack() as stack:
+    with Conversations(patience=0.01) as conversations, ExitStack() as stack:
         caller = Callers(conversations, listener, stack).come()
         assert conversations.next_deadline < time.monotonic() + 1.0
         while not is_cut_off(caller):
@@ -97,8 +109,8 @@ def test_of_too_many_the_oldest_of_the_busiest_host_goes(
 ) -> None:
     """This host's ("") and those of others do not take each other's places."""
     coming = iter(hosts)
-    monkeypatch.setattr(talks, "foreign", lambda client, own: next(coming))
-    with Talks(most_callers=2) as conversations, ExitStack() as stack:
+    monkeypatch.setattr(module, "foreign", lambda client, own: next(coming))
+    with Conversations(most_callers=2) as conversations, ExitStack() as stack:
         callers = Callers(conversations, listener, stack)
         socks = [callers.come() for _ in hosts]
         assert [n for n, sock in enumerate(socks) if not is_cut_off(sock)] == remaining
@@ -106,7 +118,7 @@ def test_of_too_many_the_oldest_of_the_busiest_host_goes(
 
 
 def test_a_turn_hears_no_more_than_it_is_to(listener: socket.socket) -> None:
-    with Talks() as conversations, ExitStack() as stack:
+    with Conversations() as conversations, ExitStack() as stack:
         callers = Callers(conversations, listener, stack)
         socks = [callers.come() for _ in range(10)]
         for sock in socks:
@@ -130,11 +142,11 @@ def test_a_turn_hears_no_more_than_it_is_to(listener: socket.socket) -> None:
     ],
 )
 def test_who_is_of_this_host(client: str, own: str, foreign: str) -> None:
-    assert talks.foreign(client, own) == foreign
+    assert module.foreign(client, own) == foreign
 
 
-def test_an_allowance_is_a_share_that_can_be_saved_up() -> None:
-    pause = partial(Allowance(share=0.25, saved=4.0).pause)
+def test_a_budget_of_the_cpu_is_a_share_that_can_be_saved_up() -> None:
+    pause = partial(CpuBudget(share=0.25, saved=4.0).pause)
     assert pause(0.5, now=100.0) == 0.0  # one second of work is saved up
     assert pause(0.5, now=100.0) == 0.0
     assert pause(0.1, now=100.0) == pytest.approx(0.4)
@@ -151,7 +163,7 @@ def test_a_unix_socket_that_has_a_name_may_call(named: bool) -> None:
         if name:
             caller.bind(name)
         caller.connect(listener.getsockname())
-        with Talks() as conversations:
+        with Conversations() as conversations:
             conversations.listen(listener, echo)
             assert not [*conversations.turn(GUARD)]
             assert conversations.num_callers == 1

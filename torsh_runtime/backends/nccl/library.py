@@ -1,0 +1,138 @@
+"""What the backend uses of nccl4py and cuda-core, neither of which comes with types for all of it.
+
+Arrays on a GPU are whatever `device.Framework` makes of them: both libraries take them as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol, SupportsBytes, SupportsInt
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class Event(Protocol):
+    """A point of a stream."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the stream has got there."""
+
+
+class Stream(Protocol):
+    """A CUDA stream."""
+
+    @property
+    def handle(self) -> SupportsInt:
+        """Its number in the driver."""
+
+    def wait(self, event: Event) -> object:
+        """Hold back what comes next until the event."""
+
+    def record(self) -> Event:
+        """Make an event behind all that it has been given so far."""
+
+    def close(self) -> None:
+        """Let go of it."""
+
+
+class Device(Protocol):
+    """A GPU."""
+
+    @property
+    def device_id(self) -> int:
+        """Its number."""
+
+    def set_current(self) -> object:
+        """Make it the calling thread's current one."""
+
+    def create_stream(self) -> Stream:
+        """Make a stream on it."""
+
+
+class Streams(Protocol):
+    """The class of streams."""
+
+    def from_handle(self, handle: int) -> Stream:
+        """Give the stream of this number."""
+
+
+class Cuda(Protocol):
+    """The module cuda.core."""
+
+    @property
+    def Stream(self) -> Streams:  # noqa: N802  (cuda-core's name)
+        """The class of streams."""
+
+    def Device(self, number: int = ...) -> Device:  # noqa: N802
+        """Give the device of this number, or the current one."""
+
+
+class Communicator(Protocol):
+    """One rank's end of a group of NCCL's."""
+
+    rank: int
+    nranks: int
+
+    @property
+    def device(self) -> Device:
+        """The device that it is on."""
+
+    def broadcast(self, source: Any, target: Any, root: int, *, stream: Stream) -> object: ...
+    def allreduce(self, source: Any, target: Any, op: Any, *, stream: Stream) -> object: ...
+    def reduce(self, source: Any, target: Any, op: Any, *, root: int, stream: Stream) -> object: ...
+    def allgather(self, source: Any, target: Any, *, stream: Stream) -> object: ...
+    def reduce_scatter(self, source: Any, target: Any, op: Any, *, stream: Stream) -> object: ...
+    def send(self, array: Any, peer: int, *, stream: Stream) -> object: ...
+    def recv(self, array: Any, peer: int, *, stream: Stream) -> object: ...
+    def create_pre_mul_sum(self, factor: NDArray[Any], dtype: object) -> object: ...
+    def close_all_resources(self) -> object: ...
+    def get_async_error(self) -> SupportsInt: ...
+    def abort(self) -> object: ...
+    def destroy(self) -> object: ...
+
+
+class Communicators(Protocol):
+    """The class of communicators."""
+
+    def init(self, world_size: int, rank: int, meeting: object) -> Communicator:
+        """Make one with the other ranks of the meeting."""
+
+
+class Meetings(Protocol):
+    """The class of what ranks meet by."""
+
+    def from_bytes(self, content: bytes) -> object:
+        """Give the meeting that another rank has made."""
+
+
+class Nccl(Protocol):
+    """The module nccl.core."""
+
+    SUM: object
+
+    @property
+    def NcclDataType(self) -> Mapping[str, object]:  # noqa: N802  (nccl4py's names)
+        """The dtypes by name."""
+
+    @property
+    def Communicator(self) -> Communicators:  # noqa: N802
+        """The class of communicators."""
+
+    @property
+    def UniqueId(self) -> Meetings:  # noqa: N802
+        """The class of what ranks meet by."""
+
+    def get_unique_id(self) -> SupportsBytes:
+        """Make what ranks meet by."""
+
+    def get_error_string(self, state: SupportsInt) -> str:
+        """Say what an error is."""
+
+    def group(self) -> AbstractContextManager[object]:
+        """A block of calls that are launched together."""
+
+    def group_start(self) -> object: ...
+    def group_end(self) -> object: ...

@@ -1,0 +1,73 @@
+"""Judges meetings that programs make by hand, in which ranks count who has come. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from torshrun.failure.case import Case
+from torshrun.failure.kinds import Kind, Reading
+from torshrun.failure.standing import ALL_RANKS
+from torshrun.failure.witness import Witness
+from torshrun.failure.wording import Verdict, does
+from torshrun.text import format_ranks
+
+
+def gave_up(case: Case) -> Verdict | None:
+    """Who did not come where others failed because only so many ranks came as they are, with those
+    that still counted.
+    """
+    own = case.own
+    came = [*own, *_counting(case)]
+    counts = {_count_in(each.said) for each in own}
+    return (
+        _absent(case, came, own[0].said) if counts == {(len(came), len(case.witnesses))} else None
+    )
+
+
+def still_count(case: Case) -> Verdict | None:
+    """Who did not come where others still counted ranks when they were stopped."""
+    there = _counting(case)
+    at = there[0].standing if there else None
+    return _absent(case, there, f"{at.line}, at {at.place}") if at else None
+
+
+def _counting(case: Case) -> list[Witness]:
+    """Those that stood in such a loop when they were stopped."""
+    there = [each for each in case.witnesses if each.end == "stopped" and each.standing]
+    return [each for each in there if each.standing and each.standing.waits_for == ALL_RANKS]
+
+
+def _absent(case: Case, came: Sequence[Witness], where: str) -> Verdict | None:
+    absent = [each for each in case.witnesses if each not in came]
+    if not absent:
+        return None
+    ranks = [each.rank for each in absent]
+    why = f"{format_ranks([each.rank for each in came])} counted who came in a loop of the "
+    why += f"program's own ({where}), and {format_ranks(ranks)} did not come: "
+    why += f"{'; '.join(map(does, absent[:_MOST_SHOWN]))}."
+    has_ended = all(each.end == "done" for each in absent)
+    kind = Kind.EARLY_EXIT if has_ended else Kind.MISSING
+    return Verdict(ranks, "likely", Reading(kind, why, _MEET))
+
+
+_MOST_SHOWN = 4
+_MEET = (
+    "Every rank must come to that place: look for a condition on the rank or on its data before "
+    "it. A barrier of the library instead of a loop has a timeout, and names who does not come."
+)
+
+
+def _count_in(said: str) -> tuple[int, int]:
+    """How many of how many ranks came by these words; zeros if they do not tell it."""
+    found = _COUNT.search(said)
+    groups = (found["came"] or found["came_"], found["all"] or found["all_"]) if found else (0, 0)
+    return int(groups[0]), int(groups[1])
+
+
+_COUNT = re.compile(
+    r"\b(?P<came>\d{1,7}) ?(?:/|of|out of) ?(?P<all>\d{1,7}) "
+    r"(?:\w+ ){0,2}(?:ranks?|workers|processes|peers|participants|members)\b|"
+    r"\b(?:ranks?|workers|processes|peers|participants|members)\b.{0,40}?[^\d.]"
+    r"(?P<came_>\d{1,7}) ?(?:/|of|out of) ?(?P<all_>\d{1,7})\b"
+)
