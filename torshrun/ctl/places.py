@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from torsh_runtime.errors import TorshError
 from torshrun.ctl.host_jobs import HostJob, find_jobs
 
-if TYPE_CHECKING:  # few look at runs
+if TYPE_CHECKING:  # only commands that name a run need it
     from torshrun.config.job import RendezvousConfig
     from torshrun.ctl.questions import Answered
 

@@ -17,7 +17,7 @@ from torshrun.health.alignment import aligned
 from torshrun.health.recordings import Dump, Record, load, read_dump, read_recordings
 from torshrun.text import printable
 
-if TYPE_CHECKING:  # few look at runs
+if TYPE_CHECKING:  # only commands that name a run need it
     from torshrun.ctl.questions import Answered
 
 UNSEEN = (
