@@ -16,6 +16,7 @@ from torsh_runtime.parallel.fsdp.memory import Memory
 from torsh_runtime.parallel.fsdp.slot import Slot
 from torsh_runtime.parallel.fsdp.stats import Ledger
 from torsh_runtime.parallel.replicas import Replicas
+from torsh_runtime.transitions import Machine
 
 
 class Unit:
@@ -46,6 +47,7 @@ class Unit:
             for flat, memory in laid
             for number in range(len(flat.parameters))
         ]
+        self._seen = Machine("fsdp", "sharded")
         self.is_lent = False
         """Whether it stays whole from its first use in a forward pass to the end of the backward
         pass, for other modules than its own use its parameters."""
@@ -126,6 +128,7 @@ class Unit:
             for slot in self._slots:
                 slot.be_whole()
         self.is_whole = self._is_here = True
+        self._seen.become("unsharded", unit=self.name)
 
     def show_own(self) -> None:
         """Let its parameters be this rank's, as optimizers and zero_grad() know them, and keep what
@@ -133,6 +136,7 @@ class Unit:
         if self.is_whole:
             for slot in self._slots:
                 slot.be_own()
+            self._seen.become("gathered", unit=self.name)
         self.is_whole = False
 
     def reshard(self) -> None:
@@ -141,6 +145,7 @@ class Unit:
         for _, memory in self.laid:  # it may have been asked for, and not used
             memory.reshard()
         self._is_here = False
+        self._seen.become("sharded", unit=self.name)
 
     def watch(self, kind: Any) -> None:
         """Have operations tell before they take values of its parameters, unless it is whole."""
