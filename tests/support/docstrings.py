@@ -23,6 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 DONE = (
+    "torsh_runtime/checkpoint",
     "torshrun/keeper",  # one a line
 )
 """Folders and files without faults, relative to the root of the repository."""
