@@ -24,6 +24,11 @@ ROOT = Path(__file__).parents[2]
 
 DONE = (
     "torsh_runtime/checkpoint",
+    "torsh_runtime/compression",
+    "torsh_runtime/elastic",
+    "torsh_runtime/layout",
+    "torsh_runtime/mesh",
+    "torsh_runtime/optim",
     "torshrun/keeper",  # one a line
 )
 """Folders and files without faults, relative to the root of the repository."""

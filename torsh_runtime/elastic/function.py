@@ -86,8 +86,9 @@ def check_arguments(function: Callable[..., Any], number: int) -> None:
 
 
 def is_main_being_found() -> bool:
-    """Whether find() is running a main module in this process: what is called now is called by
-    that module, which may have started a thread for it.
+    """Return whether find() is running a main module in this process.
+
+    The caller is then that module, perhaps in a thread that it has started.
     """
     frames: list[FrameType | None] = [*sys._current_frames().values()]
     for frame in frames:

@@ -115,7 +115,7 @@ class State:
 def run(
     train_fn: Callable[Concatenate[State, P], R],
 ) -> Callable[Concatenate[State, P], R]:
-    """Wrap a function so that the state it is called with is restored first, as horovod.elastic.run:
+    """Wrap a function so that its state is restored before it runs, as horovod.elastic.run:
 
         @tr.elastic.run
         def train(state): ...

@@ -11,7 +11,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Replace this process by the command. It gets SIGTERM when the thread that has started this process ends."""
+    """Run the command in this process, with SIGTERM when the thread that started it ends."""
     parent, *command = sys.argv[1:]
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() == int(parent):  # else it has ended already

@@ -41,8 +41,9 @@ Span = tuple[int, int]
 class Piece:
     """Represents elements `start` to `end` (exclusive) of a box, in row-major order.
 
-    The box has size `shape` and begins at `offsets` in a tensor of shape `global_shape`. If there
-    are several boxes with gaps between them, `spans` has the ascending indices along each dimension.
+    The box has size `shape` and begins at `offsets` in a tensor of shape `global_shape`. If
+    there are several boxes with gaps in between, `spans` has the ascending indices along each
+    dimension.
 
     Raises ConfigError if the piece is not within the tensor.
     """

@@ -177,8 +177,8 @@ class DeviceMesh:
         """
         if self._asked is None:
             raise ConfigError(
-                f"{self} is a part of a mesh: call anew() of the whole mesh and take the part of the "
-                f"result"
+                f"{self} is a part of a mesh: call anew() of the whole mesh and take the part "
+                f"of the result"
             )
         shape, names, (device_type, overrides, strategies) = self._asked
         group = self._groups.root if self._groups.is_open else default_group()
