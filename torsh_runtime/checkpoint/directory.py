@@ -182,12 +182,12 @@ def publish(written: Path, step: int) -> Path:
 
 
 def take_name(path: Path) -> None:
-    """Rename a checkpoint so that it no longer counts as one. Raises OSError if this user may not."""
+    """Rename a checkpoint so that it no longer counts. Raises OSError if this user may not."""
     path.rename(path.with_name(f"{_LEAVING}{secrets.token_hex(8)}"))
 
 
 def removable(directory: Path) -> list[Path]:
-    """Return retired checkpoints and what earlier jobs left half-written or removed."""
+    """Return retired checkpoints and those that earlier jobs left half-written or removed."""
     names = _names(directory)
     return [directory / each for each in names if each.startswith((_TEMPORARY, _LEAVING))]
 

@@ -18,7 +18,7 @@ class Held:
     dtype: str
     piece: Piece
     is_of_first: bool = False
-    """True if the first rank that has the piece must write it, since the others' values may differ."""
+    """True if the first rank that has the piece must write it, since others' values may differ."""
 
 
 def share_out(held: Sequence[Sequence[Held]], itemsizes: Mapping[str, int]) -> list[list[Held]]:

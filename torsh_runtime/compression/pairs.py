@@ -1,8 +1,7 @@
 """Encodes pairs of index and value as bytes.
 
 The format is: uint32 counts of the pairs in each 65,536 elements, the values,
- uint16 indices within those
-elements; zeros up to a multiple of 4 bytes.
+uint16 indices within those elements, and zeros up to a multiple of 4 bytes.
 """
 
 from __future__ import annotations

@@ -35,10 +35,10 @@ class PowerSGD(Compressor):
     Q = MᵀP, averaged; M is about PQᵀ.
 
     rank: columns, fewer where the matrix has fewer. warm_start: begin with the last step's Q.
-    start_iteration: number of first steps that are averaged exactly. min_compression_rate: a gradient
-    is sent as it is, with those of one dimension, unless P and Q are smaller by that factor. values:
-    the dtype in which all this is sent, "float16" or "bfloat16"; None: as it is computed. seed: of
-    the first Q, the same on all ranks.
+    start_iteration: number of first steps that are averaged exactly. min_compression_rate: a
+    gradient is sent unchanged, as are those of one dimension, unless P and Q are smaller by that
+    factor. values: the dtype in which everything is sent, "float16" or "bfloat16"; None: the dtype
+    of the computation. seed: of the first Q, equal on all ranks.
     """
 
     def __init__(

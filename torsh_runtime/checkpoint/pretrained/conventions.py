@@ -55,7 +55,7 @@ def names_to_save(model: Any, names: Iterable[str], aliases: Mapping[str, str]) 
 
 
 def _tied(model: Any) -> list[str]:
-    """Return patterns of tied names, which transformers 5 has in dicts and earlier ones in lists."""
+    """Return patterns of tied names, which transformers 5 has in dicts, earlier ones in lists."""
     return [
         f"{name}.{key}" if name else key
         for name, module in model.named_modules()
