@@ -22,9 +22,12 @@ from torsh_runtime.job_group import JobGroup
 from torsh_runtime.launchers import completed, meeting_point
 from torsh_runtime.status import own_page
 from torsh_runtime.store.user import Store
+from torsh_runtime.transitions import Machine
 
 if TYPE_CHECKING:
     from torsh_runtime.store.hosted import HostedStore
+
+_SEEN = Machine("default_group", "none")
 
 
 def init_process_group(
@@ -74,7 +77,8 @@ def init_process_group(
         from torsh_runtime.integrations.torch.allocator import tune_allocator
 
         tune_allocator()  # before there is a model, for torch asks for huge pages from then on
-    group = open_group(kind, env, seconds(timeout, DEFAULT_TIMEOUT))
+    with _SEEN.during("meeting", "ready", f"{env.world_size} ranks"):
+        group = open_group(kind, env, seconds(timeout, DEFAULT_TIMEOUT))
     set_default_group(group)
     page = own_page()
     if page is not None:
@@ -94,6 +98,7 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
     finally:
         if has_default_group() and leaving is default_group():
             set_default_group(None)
+            _SEEN.become("none")
 
 
 def get_store() -> Store:

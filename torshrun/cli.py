@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from textwrap import fill, indent, wrap
 
 from torsh_runtime.errors import ConfigError, TorshError
+from torsh_runtime.transitions import level_of
 from torshrun.clusters.detection import RealMachine
 from torshrun.config.command_line import CommandLine, parse
 from torshrun.config.job import LaunchConfig
@@ -77,6 +78,7 @@ def _answer(line: CommandLine) -> int:
         from torshrun.completion import completion
 
         return _print(completion(request["print_completion"]))
+    level_of(os.environ)
     if request["hostfile"]:
         return _on_hosts(request)
     request = look_around(request, os.environ, RealMachine())

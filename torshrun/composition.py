@@ -12,6 +12,7 @@ import traceback
 from dataclasses import fields, replace
 from pathlib import Path
 
+from torsh_runtime import transitions
 from torsh_runtime.contract import COMMIT_MEMORY
 from torsh_runtime.errors import ConfigError
 from torshrun import exit_codes
@@ -69,6 +70,7 @@ def _make_agent(config: LaunchConfig, spec: WorkerSpec, undo: contextlib.ExitSta
     folder = _make_log_folder(config)
     pump = LogPump(config.output, folder)
     undo.callback(pump.close)
+    transitions.begin(pump.say)
     rendezvous, serve_store = _make_rendezvous(config)
     return Agent(
         config=config,

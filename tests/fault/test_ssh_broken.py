@@ -109,7 +109,7 @@ def test_who_insists_need_not_wait_for_a_host_that_hangs(job: SshJob) -> None:
             time.sleep(0.2)
         code, output = node.end(PATIENCE)
     assert code == 128 + signal.SIGINT
-    assert "these hosts are left to end by themselves: n2" in output
+    assert "these hosts are left to end on their own: n2" in output
     assert soon(lambda: not job.processes(2), PATIENCE), job.processes(2)
 
 

@@ -164,7 +164,7 @@ def test_variables_of_an_orchestrator_that_cannot_be(torshrun: Launcher) -> None
     torshrun.environ |= {**skypilot(torshrun)[0], "SKYPILOT_NODE_RANK": "2"}
     code, out, err = torshrun.run(torshrun.script("print('runs')"))
     assert (code, out) == (2, "")
-    assert "SkyPilot's variables cannot be: SKYPILOT_NODE_RANK='2'" in err
+    assert "SkyPilot's variables are invalid: SKYPILOT_NODE_RANK='2'" in err
     assert torshrun.run("--scheduler=none", torshrun.script("print('runs')"))[:2] == (
         0,
         "[0] runs\n",

@@ -113,7 +113,7 @@ def test_a_job_is_shown(site: Site) -> None:
         missing = site.ctl("status", "jog")
         assert missing.returncode == 1
         assert "there is no run 'jog'" in missing.stderr
-        assert "the runs there are: 'job'" in missing.stderr
+        assert "its runs are: 'job'" in missing.stderr
         finish(site, *nodes)
 
 
@@ -173,7 +173,7 @@ def test_a_drain_that_would_end_the_job_is_refused(site: Site) -> None:
         assert "needs 2 nodes and would have 1" in refused.stderr
         many = site.ctl("drain", "job", "127.0.0.1")
         assert many.returncode == 1
-        assert "is 2 nodes of run job" in many.stderr
+        assert "names 2 nodes of run job" in many.stderr
         finish(site, *nodes)
 
 
@@ -218,7 +218,7 @@ def test_who_does_not_know_the_secret_is_told_so(tmp_path: Path) -> None:
             nodes = site.running(job, 1)
             refused = site.ctl("status", "job")
             assert refused.returncode == exit_codes.RENDEZVOUS
-            assert "--secret-file or TORSH_SECRET has to be that of its nodes" in refused.stderr
+            assert "--secret-file or TORSH_SECRET must be that of its nodes" in refused.stderr
             assert "runs on 1 node" in site.do("status", "job", f"--secret-file={secret}")
             finish(site, *nodes)
 

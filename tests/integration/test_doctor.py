@@ -168,7 +168,7 @@ def test_as_nobody_in_a_bare_place() -> None:
     within = ["unshare", "--mount", "--net", "sh", "-c", script, "sh", "env", "-i", *_as_nobody()]
     areas = "--only=machine,kernel,gpus,network,names,ports,limits,environment"
     _, told = run_doctor(areas, f"--master-port={free_port()}", within=within)
-    failed = [each for each in told["findings"] if "could not be looked at" in each["value"]]
+    failed = [each for each in told["findings"] if "could not be examined" in each["value"]]
     assert failed == []
     assert list(dict.fromkeys(each["area"] for each in told["findings"])) == [*AREAS[1:]]
     assert findings(told, "network")["address for other nodes"]["severity"] == "warning"
@@ -246,7 +246,7 @@ def test_a_rendezvous_that_nobody_serves_and_one_that_is_something_else() -> Non
     port = free_port()
     code, told = run_doctor(*meet, f"--rdzv-endpoint=127.0.0.1:{port}")
     assert code == 0
-    assert "nobody serves it yet" in str(told)
+    assert "not served yet" in str(told)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         code, told = run_doctor(*meet, f"--rdzv-endpoint=127.0.0.1:{port}")

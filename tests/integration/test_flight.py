@@ -150,7 +150,7 @@ def test_a_running_job_and_where_there_is_nothing(job: RecordedJob) -> None:
     assert nothing.returncode == 1
     assert "there are no recorded operations below logs" in nothing.stderr
     stranger = job.flight(str(os.getpid()))
-    assert (stranger.returncode, "is no torshrun" in stranger.stderr) == (1, True)
+    assert (stranger.returncode, "is not a torshrun" in stranger.stderr) == (1, True)
     assert job.flight("--last", "x").returncode == 2
 
 

@@ -125,7 +125,7 @@ def test_all_agents_of_a_run_are_asked(site: Site) -> None:
         site.launcher.make("go")
         assert [node.end()[0] for node in nodes] == [0, 0]
     gone = site.ctl("flight", "job", code=69)
-    assert "nobody serves a store" in gone
+    assert "no store is served" in gone
 
 
 def test_who_has_not_the_secret_hears_nothing(site: Site) -> None:

@@ -272,25 +272,25 @@ def test_what_ray_runs(folder: Path) -> None:
         ("kubernetes", {"labels": ["a=$(id)"]}, "is not NAME=VALUE"),
         ("kubernetes", {"labels": [f"a={'b' * 64}"]}, "is not NAME=VALUE"),
         ("kubernetes", {"labels": [f"{'b' * 64}=a"]}, "is not NAME=VALUE"),
-        ("kubernetes", {"labels": ["a=1", "a=2"]}, "labels: a name stands there twice"),
+        ("kubernetes", {"labels": ["a=1", "a=2"]}, "labels: a name is given twice"),
         (
             "kubernetes",
             {"labels": ["kueue.x-k8s.io/queue-name=a"], "kueue_queue": "b"},
-            "labels: kueue.x-k8s.io/queue-name: another key of the section says it",
+            "labels: kueue.x-k8s.io/queue-name: another key of the section sets it",
         ),
         (
             "kubernetes",
             {"annotations": ["scheduling.k8s.io/group-name=a"], "volcano_queue": "b"},
-            "annotations: scheduling.k8s.io/group-name: another key of the section says it",
+            "annotations: scheduling.k8s.io/group-name: another key of the section sets it",
         ),
-        ("kubernetes", {"health_port": 29400}, "health_port: 29400 is where the nodes meet"),
+        ("kubernetes", {"health_port": 29400}, "health_port: 29400 is the port of the rendezvous"),
         ("kubernetes", {"annotations": ["a"]}, "as annotations are"),
         ("kubernetes", {"annotations": ["a=b\nc"]}, "is not one line"),
         ("kubernetes", {"node_selector": ["a=b\nc: d"]}, "is not NAME=VALUE"),
         ("kubernetes", {"tolerations": ["a:Sometimes"]}, "is not a taint like nvidia.com/gpu"),
         ("kubernetes", {"tolerations": ['a", "b']}, "is not a taint like"),
         ("kubernetes", {"resources": ["rdma/hca=lots"]}, "is not NAME=QUANTITY"),
-        ("kubernetes", {"resources": ["memory=1Gi"]}, "cpus, memory and gpus of cluster: say it"),
+        ("kubernetes", {"resources": ["memory=1Gi"]}, "cpus, memory and gpus of cluster: set it"),
         ("kubernetes", {"kueue_queue": "a: b"}, "'a: b' is not a name"),
         ("kubernetes", {"kueue_queue": "a", "volcano_queue": "b"}, "a job waits in one queue"),
         ("kubernetes", {"kueue_priority": "high"}, "kueue_priority: it needs kueue_queue"),
@@ -328,7 +328,7 @@ def test_jobs_that_cannot_be(target: str, changes: dict[str, Any], told: str, fo
 
 def test_a_port_that_is_served_twice(folder: Path) -> None:
     place = {"kubernetes": {"health_port": 9400}}
-    with pytest.raises(ConfigError, match="metrics_port says it already"):
+    with pytest.raises(ConfigError, match="metrics_port sets it already"):
         rendered("kubernetes", folder, metrics_port=":9401", cluster={**CLUSTER, **place})
 
 

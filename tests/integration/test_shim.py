@@ -102,7 +102,7 @@ def test_what_torshrun_cannot_run_is_torchs_and_said(shimmed: Launcher) -> None:
     logs = f"--log-dir={shimmed.folder / 'logs'}"  # torch leaves its own behind
     code, _, err = run(shimmed, *MODULE, "--rdzv-backend=mine", logs, shimmed.script("pass"))
     [line] = [each for each in err.splitlines() if each.startswith("torshrun: ")]
-    assert line.startswith("torshrun: torch's own launcher starts this, and not torshrun: its ")
+    assert line.startswith("torshrun: torch's own launcher starts this, not torshrun: its ")
     assert code == 1
     assert "ValueError: The rendezvous backend 'mine' is not registered" in err
 

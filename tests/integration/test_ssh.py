@@ -245,8 +245,8 @@ def other_version(tmp_path: Path) -> str:
 def test_hosts_have_to_have_the_same_version(job: SshJob, other_version: str) -> None:
     code, output = job.run(f"--remote-python={other_version}", job.launcher.script(""))
     assert code == exit_codes.RENDEZVOUS
-    assert re.search(r"n1 could not be started: torshrun is of version 99\.0 there", output)
-    assert re.search(r"n2 could not be started: torshrun is of version 99\.0 there", output)
+    assert re.search(r"n1 could not be started: torshrun has version 99\.0 there", output)
+    assert re.search(r"n2 could not be started: torshrun has version 99\.0 there", output)
 
 
 @pytest.mark.parametrize(

@@ -54,14 +54,18 @@ DEEP = b"[" * 100_000 + b"]" * 100_000
 @pytest.mark.parametrize(
     ("what", "said", "code"),
     [
-        ("hello=DEEP", "odd could not be started: it does not speak as torshrun does", 69),
+        ("hello=DEEP", "odd could not be started: it does not speak torshrun's protocol", 69),
         ("hello=b'{\"version\": [3]}'", "odd could not be started: it does not speak", 69),
-        ("endpoint=DEEP", "odd cannot serve the job: it does not speak as torshrun does", 69),
-        ('endpoint=b\'{"host": "::1", "port": true}\'', "odd does not speak as torshrun", 69),
-        ("exit=DEEP", "odd is lost: it does not speak as torshrun does", exit_codes.LOST),
+        ("endpoint=DEEP", "odd cannot serve the job: it does not speak torshrun's protocol", 69),
+        (
+            'endpoint=b\'{"host": "::1", "port": true}\'',
+            "odd does not speak torshrun's protocol",
+            69,
+        ),
+        ("exit=DEEP", "odd is lost: it does not speak torshrun's protocol", exit_codes.LOST),
         (
             'exit=b\'{"code": 256, "begun": true}\'',
-            "odd is lost: it does not speak as torshrun does: its exit code is 256, and not one of",
+            "odd is lost: it does not speak torshrun's protocol: its exit code is 256, and",
             exit_codes.LOST,
         ),
         ('exit=b\'{"code": -1, "begun": true}\'', "its exit code is -1", exit_codes.LOST),

@@ -246,12 +246,12 @@ def test_ranks_without_a_recorder_are_named(job: Job) -> None:
     assert job.trace("logs")[0] == 1
     assert job.trace("train.py") == (
         1,
-        "torshctl: train.py is neither a directory of a job's nor a trace of one node\n",
+        "torshctl: train.py is neither a directory of a job nor a trace of one node\n",
     )
     assert job.trace("before", "--steps", "2:1")[0] == 2
     assert job.trace("before", "--steps", "7") == (
         1,
-        "torshctl: nothing is recorded of the steps 7:7\n",
+        "torshctl: nothing is recorded for the steps 7:7\n",
     )
     code, err = job.trace("before", "-o", "/dev/full")
     assert (code, "/dev/full cannot be written: No space left on device" in err) == (1, True)
@@ -275,9 +275,9 @@ def test_profiles_of_torch_are_on_the_same_clock(job: Job) -> None:
         """
     )
     code, err = job.trace("logs", "--with", "profile.json.gz")
-    assert (code, "say so, as by --with 3=profile.json.gz" in err) == (1, True)
+    assert (code, "give it, as in --with 3=profile.json.gz" in err) == (1, True)
     code, err = job.trace("logs", "--with", "7=profile.json.gz")
-    assert (code, "is of rank 7, of which there is no record" in err) == (1, True)
+    assert (code, "belongs to rank 7, which has no records" in err) == (1, True)
     code, err = job.trace("logs", "--with", "1=profile.json.gz")
     assert code == 0, err
     own = of_rank(job.read(), 1)

@@ -84,7 +84,7 @@ class VirtualAgent:
         self._loop = server.network.loop
         self._granted = 0.0
         self._token = ""
-        self._dead_man: Handle | None = None
+        self._watchdog: Handle | None = None
         self._outside = server.network.outside
         self._context = copy_context()
         self._context.run(END.set, name)
@@ -196,9 +196,9 @@ class VirtualAgent:
 
     def _arm(self, until: float) -> None:
         self._granted = until
-        if self._dead_man:
-            self._dead_man.cancel()
-        self._dead_man = self._loop.call_at(until, self._time_is_up, context=self._outside)
+        if self._watchdog:
+            self._watchdog.cancel()
+        self._watchdog = self._loop.call_at(until, self._time_is_up, context=self._outside)
 
     def _kill_workers(self) -> None:
         if self.place is not None:

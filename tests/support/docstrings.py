@@ -29,7 +29,13 @@ DONE = (
     "torsh_runtime/layout",
     "torsh_runtime/mesh",
     "torsh_runtime/optim",
-    "torshrun/keeper",  # one a line
+    "torshrun/clusters",
+    "torshrun/ctl",
+    "torshrun/functions",
+    "torshrun/keeper",
+    "torshrun/shim",
+    "torshrun/ssh",
+    "torshrun/topology",
 )
 """Folders and files without faults, relative to the root of the repository."""
 

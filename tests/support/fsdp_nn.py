@@ -10,8 +10,8 @@ import numpy as np
 
 import torsh_runtime as tr
 from torsh_runtime import nn, optim
+from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.modules.nn import NnModule
 
 BATCH, STEPS = 4, 100
 SMALL = {"auto_wrap_policy": tr.SizeBasedAutoWrap(100), "min_num_params": 0}
@@ -37,7 +37,7 @@ def train(model: Any, share: slice, ranks: int) -> dict[str, Any]:
 
 
 def together(strategy: str, gathers: bool, rank: int, ranks: int) -> dict[str, Any]:
-    gathering = patch.object(NnModule, "common", lambda *_, **__: None)
+    gathering = patch.object(ProcessGroup, "common_memory", lambda *_: None)
     with gathering if gathers else nullcontext():
         options = dict(SMALL)
         if strategy == "checkpointing":

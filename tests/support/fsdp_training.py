@@ -15,9 +15,8 @@ from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 import torsh_runtime as tr
+from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.modules.nn import NnModule
-from torsh_runtime.modules.torch import TorchModule
 
 BATCH = 4
 State = dict[str, torch.Tensor]
@@ -253,8 +252,7 @@ def without_common_memory(gathers: bool = True) -> Iterator[None]:
     if not gathers:
         yield
         return
-    nothing: Any = lambda *_, **__: None  # noqa: E731
-    with patch.object(TorchModule, "common", nothing), patch.object(NnModule, "common", nothing):
+    with patch.object(ProcessGroup, "common_memory", lambda *_: None):
         yield
 
 

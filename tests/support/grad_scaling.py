@@ -28,7 +28,7 @@ from support.tensor_parallel import Kit, kit
 
 import torsh_runtime as tr
 from torsh_runtime import optim
-from torsh_runtime.modules import adapter_class
+from torsh_runtime.framework.models import trained_parameters
 from torsh_runtime.parallel.pipeline import PipelineParallel
 from torsh_runtime.parallel.verification.batches import share_of
 from torsh_runtime.parallel.verification.place import Place
@@ -93,8 +93,7 @@ class Run:
     def __init__(self, tools: Kit, model: Any, scaler: Any) -> None:
         kind: Any = tools.torch.optim.SGD if tools.is_torch else optim.SGD
         self._tools, self.scaler = tools, scaler
-        self.adapter = adapter_class(model)(model)
-        self.optimizer = kind([each for _, each in self.adapter.parameters()], lr=0.1, momentum=0.9)
+        self.optimizer = kind([each for _, each in trained_parameters(model)], lr=0.1, momentum=0.9)
 
     def step(self, back: Callable[[], object], parameter: Any, where: Any) -> float:
         """What the loss was multiplied with. where: a mask of elements of the parameter's gradient
@@ -103,9 +102,8 @@ class Run:
         scale = float(self.scaler.get_scale())
         back()
         if where is not None:
-            gradient = self.adapter.gradient(parameter)
             values = self._tools.tensor(where * 1.0).data
-            self.adapter.copy(gradient, self.adapter.values(gradient) / (1.0 - values))
+            parameter.grad.data[...] = parameter.grad.data / (1.0 - values)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         return scale

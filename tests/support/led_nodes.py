@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from torshrun.rendezvous.rows import Header, NodeRow
 from torshrun.rendezvous.settings import Settings
-from torshrun.rendezvous.state import decide
+from torshrun.rendezvous.state import Decision
+from torshrun.rendezvous.state import decide as decide_purely
 from torshrun.rendezvous.view import View
 
 TTL = 10.0
@@ -41,18 +43,18 @@ class Heard(View):
 
 def view(*rows: NodeRow, header: Header | None = None, rules: Settings | None = None) -> View:
     seen = Heard(rules or settings(), "a", 0.0)
-    seen.fence = 7
+    seen.term = replace(seen.term, fence=7)
     seen.take_header(header, 0.0)
     for revision, row in enumerate(rows):
         seen.put(row, revision)
-    seen.listed_since_close = True
+    seen.sight = replace(seen.sight, listed_since_close=True)
     return seen
 
 
 def formed(*names: str, now: float = 0.0, rules: Settings | None = None) -> View:
     """This leader has just formed a round of nodes that have not entered it yet."""
     seen = view(*map(node, names), rules=rules)
-    seen.forming["t"] = names
+    seen.sight = seen.sight.with_places("t", names)
     seen.take_header(header(len(names)), now)
     return seen
 
@@ -60,12 +62,18 @@ def formed(*names: str, now: float = 0.0, rules: Settings | None = None) -> View
 def close(seen: View, closing: Header, now: float) -> None:
     """The round is closing, and the leader has seen who is inside."""
     seen.take_header(closing, now)
-    seen.listed_since_close = True
+    seen.sight = replace(seen.sight, listed_since_close=True)
 
 
 def header(size: int = 2, **changes: Any) -> Header:
     facts = {"number": 0, "phase": "open", "token": "t", "fence": 7, "size": size}
     return Header(**(facts | {"min_nodes": 2, "max_nodes": 3} | changes))
+
+
+def decide(seen: View, now: float) -> Decision:
+    """What the leader decides, who remembers from then on what it has seen."""
+    seen.sight, decision = decide_purely(seen, now)
+    return decision
 
 
 def act(seen: View, now: float = 0.0) -> Any:

@@ -17,7 +17,6 @@ from support import tensor_parallel
 from support.tensor_parallel import SEQUENCE, SPREAD, Plan, kit
 
 import torsh_runtime as tr
-from torsh_runtime.modules import adapter_class
 from torsh_runtime.parallel import regions
 
 MESH = {"dp": 2, "tp": 2}
@@ -32,7 +31,6 @@ class Bench:
 
     def __init__(self, framework: str, model: Any, mesh: Any) -> None:
         self.tools, self.model, self.mesh = kit(framework), model, mesh
-        self.adapter = adapter_class(model)(model)
 
     @property
     def group(self) -> Any:
@@ -60,7 +58,7 @@ class Bench:
     def values(self, name: str, change: Callable[[Any], Any]) -> None:
         """The parameter has other values."""
         parameter = self.parameter(name)
-        self.adapter.set_values(parameter, change(parameter.data))
+        parameter.data = change(parameter.data)
 
     def gradient(self, name: str, change: Callable[[Any], Any]) -> None:
         """The parameter's gradient is changed on its way."""

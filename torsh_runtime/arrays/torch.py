@@ -84,3 +84,12 @@ def empty(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
 
 def _elements(memory: NDArray[np.uint8], like: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(memory).view(like.dtype).view(like.shape)
+
+
+def part_like(flat: torch.Tensor, start: int, like: torch.Tensor) -> torch.Tensor:
+    """Give a view of the elements from `start` on, in the shape of `like` and as it lies in memory
+    where that can be."""
+    # torch keeps strides in a copy if the elements fill their memory and do not overlap.
+    if torch.empty_like(like, device="meta").stride() == like.stride():
+        return flat.as_strided(like.size(), like.stride(), flat.storage_offset() + start)
+    return flat[start : start + like.numel()].view(like.shape)

@@ -19,6 +19,7 @@ from torsh_runtime.errors import (
     StoreTimeout,
 )
 from torsh_runtime.store.base import Entry
+from torsh_runtime.transitions import Machine
 
 _SLICE = 0.2
 """Seconds between two looks at whether a configure() that waits was given up."""
@@ -67,6 +68,7 @@ class Configuring:
         self._under_way = threading.Lock()
         self._guard = threading.Lock()
         self._latest: Turn | None = None
+        self._seen = Machine("configure", "idle")
 
     def change(
         self,
@@ -91,12 +93,16 @@ class Configuring:
             old = current()
             put(_refusing(old, "is being configured: wait until configure() has returned"))
             try:
+                self._seen.become("leaving", f"a group of {old.world_size} ranks")
                 old.close()  # and not abort(): peers may still be about to end the last operation
                 leave()
+                self._seen.become("connecting")
                 made = connect(turn, max(deadline - time.monotonic(), 0.001))
                 self._settle(turn, made, adopt)
+                self._seen.become("configured", f"a group of {made.backend.world_size} ranks")
             except BaseException as error:
                 told = _as_configure(error, timeout)
+                self._seen.become("failed", _cause(told))
                 put(_refusing(old, f"is not configured: {_cause(told)}. Call configure() again"))
                 raise told from error.__cause__
 

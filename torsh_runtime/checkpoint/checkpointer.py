@@ -24,6 +24,7 @@ from torsh_runtime.comm.agreement import Attempt
 from torsh_runtime.errors import CheckpointError, ConfigError, TorshError
 from torsh_runtime.monitoring.marks import section
 from torsh_runtime.parallel.state import check_state, restore
+from torsh_runtime.transitions import Machine
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,8 @@ class Checkpointer:
         self._apart: Ranks | None = None
         self._saver = Saver(self._ranks)
         self._writing: _Background | None = None
+        self._seen = Machine("checkpoint", "idle")
+        self._writer_seen = Machine("checkpoint_writer", "idle")
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -104,7 +107,7 @@ class Checkpointer:
         """
         number = _step(step)
         self.wait()
-        with section("checkpoint.save"):
+        with section("checkpoint.save"), self._seen.during("saving", "saved", f"step {number}"):
             self._save(number, state, async_op)
 
     def _save(self, number: int, state: Mapping[str, Any], async_op: bool) -> None:
@@ -117,7 +120,8 @@ class Checkpointer:
 
     def _finish(self, save: Save, is_to_be_written: bool) -> None:
         if is_to_be_written and self._apart is not None:
-            with section("checkpoint.write"):
+            writing = self._writer_seen.during("writing", "written", f"step {save.step}")
+            with section("checkpoint.write"), writing:
                 save.write(self._directory, self._apart, self._retention)
         for path in save.retired:
             shutil.rmtree(path, ignore_errors=True)
@@ -156,7 +160,8 @@ class Checkpointer:
         self.wait()
         passed_over: list[str] = []
         for number, path in self._candidates(step):
-            with section("checkpoint.load"):
+            loading = self._seen.during("loading", "idle", str(path))
+            with section("checkpoint.load"), loading:
                 outcome = self._try(path, dict(state or {}))
             if isinstance(outcome, dict):
                 return Loaded(number, path, outcome, tuple(passed_over))

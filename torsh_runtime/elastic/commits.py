@@ -39,6 +39,7 @@ from torsh_runtime.elastic.parts import (
 from torsh_runtime.elastic.plan import CommitPlan, plan_commit
 from torsh_runtime.errors import CheckpointError
 from torsh_runtime.parallel.state import Restoration, check_state
+from torsh_runtime.transitions import Machine
 
 Bytes = NDArray[np.uint8]
 _MOST_KEYS = 4
@@ -59,6 +60,7 @@ class Commits:
         self._plan: CommitPlan | None = None
         self._sequence: int | None = None
         """Sequence number of the last commit; None if it is not known yet."""
+        self._seen = Machine("commits", "idle")
 
     def commit(self, state: Mapping[str, Any]) -> None:
         """Keep the current state in the agents' memory.
@@ -72,13 +74,16 @@ class Commits:
             self._sequence = max(sequence for sequence, _ in [(0, 0), *keys])
         if self._memory is None:
             return
-        sequence = self._sequence + 1
-        self._memory.begin(sequence % TURNS)
+        with self._seen.during("committing", "committed", f"commit {self._sequence + 1}"):
+            self._commit(state, self._sequence + 1, self._memory)
+
+    def _commit(self, state: Mapping[str, Any], sequence: int, memory: CommitMemory) -> None:
+        memory.begin(sequence % TURNS)
         begun = self._planner.begin(sequence, state, async_op=False)
         if begun.plan is not self._plan:
             self._rooms.clear()
             self._plan = begun.plan
-        self._keep(sequence, begun, self._memory)
+        self._keep(sequence, begun, memory)
         self._sequence = sequence
 
     def restore(self, state: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -86,6 +91,10 @@ class Commits:
 
         Returns None if there is none. Raises CheckpointError if it does not fit the state.
         """
+        with self._seen.during("restoring", "restored"):
+            return self._restored(state)
+
+    def _restored(self, state: Mapping[str, Any]) -> dict[str, Any] | None:
         here = {} if self._memory is None else parts_of(self._memory.commits())
         nodes, keys = self._keys(here)
         newest = max(sequence for sequence, _ in [(0, 0), *keys])

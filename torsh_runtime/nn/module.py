@@ -253,9 +253,17 @@ class Module:
 
     # Hooks
 
-    def register_forward_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """Call hook(module, args) before forward; what it returns, unless None, are the args."""
-        return RemovableHandle(self._forward_pre_hooks, hook)
+    def register_forward_pre_hook(
+        self, hook: Callable[..., Any], *, prepend: bool = False
+    ) -> RemovableHandle:
+        """Call hook(module, args) before forward; what it returns, unless None, are the args.
+        prepend: before the hooks that are there.
+        """
+        hooks = self._forward_pre_hooks
+        handle = RemovableHandle(hooks, hook)
+        for key in [*hooks][:-1] if prepend else ():
+            hooks[key] = hooks.pop(key)
+        return handle
 
     def register_forward_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
         """Call hook(module, args, output) after forward; what it returns, unless None, is the

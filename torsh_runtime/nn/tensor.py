@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from torsh_runtime.nn import activations, elementwise, linear_algebra, reductions, shaping
-from torsh_runtime.nn.arrays import Array, array_module, dtype_named, is_array, to_device, write
+from torsh_runtime.nn.arrays import (
+    Array,
+    array_module,
+    dtype_named,
+    is_array,
+    is_floating,
+    to_device,
+    write,
+)
 from torsh_runtime.nn.backward import backward
 from torsh_runtime.nn.graph import Hook, Variable, derived, needs_gradient
 from torsh_runtime.nn.hooks import RemovableHandle
@@ -75,6 +83,10 @@ class Tensor(Variable):
     def dim(self) -> int:
         """The number of axes."""
         return self.ndim
+
+    def is_floating_point(self) -> bool:
+        """Whether the elements are of a floating point type."""
+        return is_floating(self.dtype)
 
     def numel(self) -> int:
         """The number of elements."""

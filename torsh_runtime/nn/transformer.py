@@ -17,7 +17,8 @@ from torsh_runtime.nn.small_layers import GELU
 class MultiheadAttention(Module):
     """Applies attention of several heads, with torch's parameters.
 
-    See Vaswani et al., "Attention Is All You Need", 2017. The parameters are in_proj_weight (3·embed_dim, embed_dim), in_proj_bias, out_proj.
+    See Vaswani et al., "Attention Is All You Need", 2017. The parameters are
+    in_proj_weight (3·embed_dim, embed_dim), in_proj_bias and out_proj.
 
     Attributes: attend (the attention function, called as functional.scaled_dot_product_attention
     with arguments up to is_causal; replace it if sequences are split over ranks).

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.modules.base import ModuleAdapter
+from torsh_runtime.framework import Module
+from torsh_runtime.framework.models import all_parameters, tables, trained_parameters
 
 
 class Added:
     """Of one model, whose wrapper keeps its parameters alive."""
 
-    def __init__(self, adapter: ModuleAdapter[Any]) -> None:
-        self._adapter = adapter
-        named = [*adapter.parameters(), *adapter.constants()]
+    def __init__(self, model: Module) -> None:
+        self._model = model
+        named = all_parameters(model)
         self._known = {id(parameter) for _, parameter in named}
         self._remember()
 
@@ -21,7 +20,7 @@ class Added:
         """Those that want gradients. A walk through the model only where it has changed."""
         if self._seen == [[*map(id, table.values())] for table in self._tables]:
             return []
-        named = self._adapter.parameters()
+        named = trained_parameters(self._model)
         found = [name for name, parameter in named if id(parameter) not in self._known]
         if not found:
             self._remember()
@@ -45,5 +44,5 @@ class Added:
             raise ConfigError(problem)
 
     def _remember(self) -> None:
-        self._tables = self._adapter.tables()
+        self._tables = tables(self._model)
         self._seen = [[*map(id, table.values())] for table in self._tables]

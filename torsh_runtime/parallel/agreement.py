@@ -10,8 +10,9 @@ import numpy as np
 
 from torsh_runtime.arrays import raw
 from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.framework import Module, Tensor, framework_of
+from torsh_runtime.framework.models import constant_parameters, kind_of, trained_parameters
 from torsh_runtime.layout import TensorLayout
-from torsh_runtime.modules.base import ModuleAdapter
 
 SAME_MODEL = "Build the same model on every rank, and give it the same options"
 """What is to be done where wrappers differ between ranks."""
@@ -23,7 +24,7 @@ SAME_VALUES = (
 
 
 def model_told(
-    adapter: ModuleAdapter[Any],
+    model: Module,
     with_all: bool,
     without: Set[int] = frozenset(),
     whole: Mapping[int, TensorLayout] | None = None,
@@ -32,38 +33,38 @@ def model_told(
     parameters. with_all: of constants and buffers, too. without: id() of tensors that may differ.
     whole: by id(), how those lie on a mesh of which ranks have different parts.
     """
-    kinds = {"parameter": adapter.parameters()}
+    kinds = {"parameter": trained_parameters(model)}
     if with_all:
-        kinds |= {"parameter without gradient": adapter.constants(), "buffer": adapter.buffers()}
+        kinds |= {
+            "parameter without gradient": constant_parameters(model),
+            "buffer": [*model.named_buffers()],
+        }
     layouts = whole or {}
     lines = [
-        f"{what} {name!r} of shape {_shape(adapter, tensor, layouts)} and dtype "
-        f"{adapter.kind(tensor)[0]}"
+        f"{what} {name!r} of shape {_shape(tensor, layouts)} and dtype {kind_of(tensor)[0]}"
         for what, named in kinds.items()
         for name, tensor in named
         if id(tensor) not in without
     ]
-    return {"framework": adapter.framework, "model": lines}
+    return {"framework": framework_of(model).name, "model": lines}
 
 
-def _shape(adapter: ModuleAdapter[Any], tensor: Any, whole: Mapping[int, TensorLayout]) -> str:
+def _shape(tensor: Tensor, whole: Mapping[int, TensorLayout]) -> str:
     layout = whole.get(id(tensor))
-    return f"{adapter.shape(tensor)}" if layout is None else f"{layout.shape} over {layout.axes}"
+    return f"{tuple(tensor.shape)}" if layout is None else f"{layout.shape} over {layout.axes}"
 
 
-def values_told(adapter: ModuleAdapter[Any], named: Sequence[tuple[str, Any]]) -> list[str]:
+def values_told(named: Sequence[tuple[str, Tensor]]) -> list[str]:
     """What agree() compares of the values of parameters."""
     return [
-        f"parameter {name!r} with values of checksum {digest(adapter.values(each)):08x}"
+        f"parameter {name!r} with values of checksum {digest(each.data):08x}"
         for name, each in named
     ]
 
 
-def send_from(
-    rank: int, adapter: ModuleAdapter[Any], tensors: Sequence[Any], group: ProcessGroup
-) -> None:
+def send_from(rank: int, tensors: Sequence[Tensor], group: ProcessGroup) -> None:
     """Give everyone the rank's values."""
-    values = [adapter.values(tensor) for tensor in tensors]
+    values = [tensor.data for tensor in tensors]
     works = [group.broadcast(each, rank, async_op=True) for each in values]
     for work in works:
         work.wait()

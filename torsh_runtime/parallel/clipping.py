@@ -11,9 +11,9 @@ import numpy as np
 
 from torsh_runtime.comm.agreement import texts_of_all
 from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.framework import Module, framework_of
+from torsh_runtime.framework.models import trained_parameters
 from torsh_runtime.mesh.mesh import DeviceMesh
-from torsh_runtime.modules import adapter_class
-from torsh_runtime.modules.base import ModuleAdapter
 from torsh_runtime.parallel.fsdp.wrapper import wrappers_of
 from torsh_runtime.parallel.layouts import coordinate_on, layouts_by_id, stages_in
 from torsh_runtime.parallel.norms import (
@@ -66,16 +66,16 @@ def clip_grad_norm_(
 
     Raises TypeError for what is no model, ConfigError for layouts that do not fit the mesh.
     """
-    adapter = adapter_class(model)(model)
-    stages, earlier = _stages(adapter, mesh)
-    sums = _own_sums(adapter, mesh, earlier, norm_type)
+    framework_of(model)  # TypeError for what is none
+    stages, earlier = _stages(model, mesh)
+    sums = _own_sums(model, mesh, earlier, norm_type)
     total = _total(sums, _reductions(sums, mesh, stages), mesh, norm_type)
     factor = max_norm / (total + 1e-6)
     if not factor >= 1:  # nor for what is no number, which one process would not hide either
-        for _, parameter in adapter.parameters():
-            gradient = adapter.gradient(parameter)
-            if gradient is not None:
-                adapter.scale(gradient, factor)
+        for _, parameter in trained_parameters(model):
+            if parameter.grad is not None:
+                values = parameter.grad.data
+                values *= factor
     return total
 
 
@@ -138,45 +138,41 @@ def _agreed(norms: list[float], everyone: ProcessGroup) -> float:
     return norms[everyone.rank]
 
 
-def _own_sums(
-    adapter: ModuleAdapter[Any], mesh: DeviceMesh | None, earlier: Set[int], norm_type: float
-) -> _Sums:
+def _own_sums(model: Module, mesh: DeviceMesh | None, earlier: Set[int], norm_type: float) -> _Sums:
     """This rank's power sums, with 0 for what others count: all ranks have the same keys."""
-    layouts, groups = layouts_by_id(adapter.module), _groups(adapter)
+    layouts, groups = layouts_by_id(model), _groups(model)
     gradients: dict[_Spread, list[Any]] = {}
-    for name, parameter in adapter.parameters():
+    for name, parameter in trained_parameters(model):
         layout = layouts.get(id(parameter))
         axes = () if layout is None else layout.sharded()
         own = gradients.setdefault(_Spread(axes, groups.get(id(parameter))), [])
         is_first = layout is None or layout.is_first(coordinate_on(mesh, name, layout))
-        gradient = adapter.gradient(parameter)
+        gradient = parameter.grad
         if gradient is not None and is_first and id(parameter) not in earlier:
             own.append(gradient)
-    return {spread: power_sum(adapter, own, norm_type) for spread, own in gradients.items()}
+    return {spread: power_sum(own, norm_type) for spread, own in gradients.items()}
 
 
-def _groups(adapter: ModuleAdapter[Any]) -> dict[int, ProcessGroup]:
+def _groups(model: Module) -> dict[int, ProcessGroup]:
     """Over whom wrappers have sharded parameters, by id()."""
-    wrappers = wrappers_of(adapter.module)
+    wrappers = wrappers_of(model)
     return {key: group for each in wrappers for key, group in each.sharded().items()}
 
 
-def _stages(
-    adapter: ModuleAdapter[Any], mesh: DeviceMesh | None
-) -> tuple[ProcessGroup | None, Set[int]]:
+def _stages(model: Module, mesh: DeviceMesh | None) -> tuple[ProcessGroup | None, Set[int]]:
     """The ranks with the other parts of the model, if there are any, and by id() the parameters
     that earlier ones of them have as well: of tied ones each has a copy."""
-    found = stages_in(adapter.module)
+    found = stages_in(model)
     if found is not None:
         stage, told_by = found
-        return told_by.group, _named(adapter_class(stage)(stage), told_by.earlier)
+        return told_by.group, _named(stage, told_by.earlier)
     if mesh is None or STAGES not in mesh.coordinate or mesh.size(STAGES) == 1:
         return None, frozenset()
     group = mesh.get_group(STAGES)
-    told = texts_of_all(group, "\n".join(name for name, _ in adapter.parameters()))
+    told = texts_of_all(group, "\n".join(name for name, _ in trained_parameters(model)))
     names = {name for text in told[: group.rank] for name in text.splitlines()}
-    return group, _named(adapter, names)
+    return group, _named(model, names)
 
 
-def _named(adapter: ModuleAdapter[Any], names: Set[str]) -> Set[int]:
-    return {id(parameter) for name, parameter in adapter.parameters() if name in names}
+def _named(model: Module, names: Set[str]) -> Set[int]:
+    return {id(parameter) for name, parameter in trained_parameters(model) if name in names}

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torsh_runtime.arrays.raw import empty, framework_of
+from torsh_runtime.arrays import raw
+from torsh_runtime.arrays.raw import empty
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.framework import Module, framework_of
+from torsh_runtime.framework.models import all_parameters, is_meta, kind_of, own_initialiser
 from torsh_runtime.mesh.mesh import DeviceMesh
-from torsh_runtime.modules import ModuleAdapter, adapter_class
 from torsh_runtime.parallel.layouts import cut, layouts_by_id, piece_of
 from torsh_runtime.parallel.streams import random_stream
 
@@ -35,10 +37,10 @@ def init_parameters(
     Before the model is wrapped. ConfigError for a parameter that is not of its layout's shape, and
     for buffers on the meta device that nothing gives values.
     """
-    adapter, layouts = adapter_class(model)(model), layouts_by_id(model)
-    _materialise(adapter)
-    for name, parameter in [*adapter.parameters(), *adapter.constants()]:
-        shape = adapter.shape(parameter)
+    framework, layouts = framework_of(model), layouts_by_id(model)
+    _materialise(model)
+    for name, parameter in all_parameters(model):
+        shape = tuple(parameter.shape)
         layout = layouts.get(id(parameter))
         piece = None if layout is None else piece_of(name, layout, mesh)
         if piece is not None and piece.shape != shape:
@@ -46,18 +48,18 @@ def init_parameters(
                 f"{name!r} is of shape {shape}, and its layout gives this rank {piece.shape} of "
                 f"{piece.global_shape}: call init_parameters() before the model is wrapped"
             )
-        values = adapter.values(parameter)
+        values = parameter.data
         whole_shape = shape if piece is None else piece.global_shape
-        whole = empty(framework_of(values), whole_shape, adapter.kind(parameter)[0])
+        whole = empty(raw.framework_of(values), whole_shape, kind_of(parameter)[0])
         with random_stream(seed, name):
-            init(name, adapter.tensor(whole))
-        adapter.copy(parameter, whole if piece is None else cut(whole, piece))
+            init(name, framework.tensor(whole))
+        parameter.data[...] = whole if piece is None else cut(whole, piece)
 
 
-def _materialise(adapter: ModuleAdapter[Any]) -> None:
+def _materialise(model: Module) -> None:
     """Let all that is on the meta device have memory, and what is no parameter values."""
-    left = [named for named in adapter.modules() if adapter.is_meta(named[1])]
-    having = [(name, adapter.own_initialiser(each), each) for name, each in left]
+    left = [named for named in model.named_modules() if is_meta(named[1])]
+    having = [(name, own_initialiser(each), each) for name, each in left]
     without = [name for name, call, each in having if call is None and _has_buffers(each)]
     if without:
         raise ConfigError(
@@ -65,7 +67,8 @@ def _materialise(adapter: ModuleAdapter[Any]) -> None:
             f"reset_parameters(): make these buffers on a device that has memory"
         )
     for _, call, each in having:
-        adapter.materialise(each, call if call and _has_buffers(each) else lambda _: None)
+        initialise = call if call and _has_buffers(each) else lambda _: None
+        framework_of(model).materialise(each, initialise)
 
 
 def _has_buffers(module: Any) -> bool:

@@ -15,7 +15,6 @@ from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.layout import Piece, TensorLayout
 from torsh_runtime.mesh.mesh import DeviceMesh
-from torsh_runtime.modules import adapter_class
 
 OF_ONE_MODULE = frozenset(
     {
@@ -55,7 +54,7 @@ class StageRanks:
 def stages_in(model: Any) -> tuple[Any, StageRanks] | None:
     """The module in a model that is a rank's part of a pipeline, and who has the other stages; None
     if that is not known. ConfigError for one of several that the rank has."""
-    modules = (module for _, module in adapter_class(model)(model).modules())
+    modules = (module for _, module in model.named_modules())
     stage = next((each for each in modules if hasattr(each, "stage_ranks")), None)
     if stage is None:
         return None
@@ -80,11 +79,10 @@ def layouts_of(model: Any) -> dict[str, TensorLayout]:
 
 def layouts_by_id(model: Any) -> dict[int, TensorLayout]:
     """The same by the id() of each parameter, whatever wraps the modules."""
-    adapter = adapter_class(model)(model)
     found = {}
-    for path, module in adapter.modules():
+    for path, module in model.named_modules():
         told = getattr(module, "parameter_layouts", None) or {}
-        own = dict(adapter.own_parameters(module)) if told else {}
+        own = dict(module.named_parameters(recurse=False)) if told else {}
         for name, layout in told.items():
             if name not in own:
                 raise ConfigError(
@@ -98,12 +96,11 @@ def layouts_by_id(model: Any) -> dict[int, TensorLayout]:
 def coordinates_by_id(model: Any) -> dict[int, dict[str, int]]:
     """Where this rank stands along the axes of those layouts whose modules know it, as their
     `mesh_coordinate`, by the id() of each parameter."""
-    adapter = adapter_class(model)(model)
     return {
         id(parameter): dict(module.mesh_coordinate)
-        for _, module in adapter.modules()
+        for _, module in model.named_modules()
         if getattr(module, "parameter_layouts", None) and hasattr(module, "mesh_coordinate")
-        for name, parameter in adapter.own_parameters(module)
+        for name, parameter in module.named_parameters(recurse=False)
         if name in module.parameter_layouts
     }
 
@@ -120,12 +117,12 @@ def check_replicas(model: Any, group: ProcessGroup) -> set[int]:
     Such a module has `parts_group`, the ranks that have the other parts of its parameters, and the
     same batches. Returns the id() of the parameters of all these modules.
     """
-    adapter, known = adapter_class(model)(model), set[int]()
-    for path, module in adapter.modules():
+    known = set[int]()
+    for path, module in model.named_modules():
         parts = getattr(module, "parts_group", None)
         if parts is None:
             continue
-        known |= {id(parameter) for _, parameter in adapter.own_parameters(module)}
+        known |= {id(parameter) for _, parameter in module.named_parameters(recurse=False)}
         if len({*parts.ranks} & {*group.ranks}) < 2:
             continue
         ranks = ", ".join(map(str, sorted({*parts.ranks} & {*group.ranks})))

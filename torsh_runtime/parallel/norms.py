@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from torsh_runtime.comm.group import ProcessGroup
-from torsh_runtime.modules.base import ModuleAdapter
+from torsh_runtime.framework import Tensor, framework_of
 
 _BLOCK = 1 << 20
 
 
-def power_sum(adapter: ModuleAdapter[Any], gradients: Sequence[Any], norm_type: float) -> float:
+def power_sum(gradients: Sequence[Tensor], norm_type: float) -> float:
     """What several ranks can add up to a norm: the sum of |x| ** norm_type; of infinity, the
     largest |x|. Formed in float64, in blocks, by numpy's sum: that of a BLAS depends on processors
     and threads, and ranks with the same gradients would get different bits."""
     total = 0.0
     for gradient in gradients:
-        array = adapter.array(adapter.flattened(gradient))
+        array = framework_of(gradient).array(gradient.data.reshape(-1))
         for start in range(0, array.size, _BLOCK):
             part = array[start : start + _BLOCK]
             block = abs(part.astype(np.complex128 if part.dtype.kind == "c" else np.float64))

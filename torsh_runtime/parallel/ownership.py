@@ -9,7 +9,7 @@ from typing import Any
 from torsh_runtime.comm.agreement import Attempt, agree, agree_in_turn
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.modules import adapter_class
+from torsh_runtime.framework.models import all_parameters
 from torsh_runtime.parallel.agreement import SAME_MODEL, digest
 from torsh_runtime.parallel.fsdp.wrapper import wrappers_of
 from torsh_runtime.parallel.groups import group_of
@@ -46,10 +46,9 @@ class Ownership:
                 "DistributedOptimizer: a FullyShardedDataParallel in the model has spread the "
                 "parameters over the ranks already: give it the framework's own optimizer"
             )
-        adapter = adapter_class(model)(model)
-        named = [*adapter.parameters(), *adapter.constants()]
+        named = all_parameters(model)
         self._names = {id(parameter): name for name, parameter in named}
-        return Replicas(adapter, process_group)
+        return Replicas(model, process_group)
 
     def group_of(self, parameter: Any) -> ProcessGroup:
         """Who has the same of it."""

@@ -8,9 +8,10 @@ from typing import Any
 
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.framework import Module
+from torsh_runtime.framework.models import all_parameters
 from torsh_runtime.layout import TensorLayout
 from torsh_runtime.mesh.mesh import DeviceMesh
-from torsh_runtime.modules.base import ModuleAdapter
 from torsh_runtime.parallel.agreement import model_told, send_from
 from torsh_runtime.parallel.groups import group_of
 from torsh_runtime.parallel.layouts import check_replicas, sharded_by_id
@@ -24,18 +25,18 @@ class Replicas:
     of parameters that fewer of them have).
     """
 
-    def __init__(self, adapter: ModuleAdapter[Any], given: Any) -> None:
+    def __init__(self, model: Module, given: Any) -> None:
         """given: a part of a mesh, as mesh["dp", "cp"], or what group_of() takes.
 
         ConfigError for a model of which these ranks have different parts and the same batches, and
         for one that is sharded along axes which `given` does not tell of.
         """
         self.given, self.group = given, group_of(given)
-        self._adapter = adapter
+        self._model = model
         self._fewer: dict[int, ProcessGroup] = {}
-        layouts = self._layouts = sharded_by_id(adapter.module)
-        alike = check_replicas(adapter.module, self.group)
-        for name, parameter in [*adapter.parameters(), *adapter.constants()]:
+        layouts = self._layouts = sharded_by_id(model)
+        alike = check_replicas(model, self.group)
+        for name, parameter in all_parameters(model):
             if id(parameter) in layouts and id(parameter) not in alike:
                 found = _replicas(name, layouts[id(parameter)], given, self.group)
                 if found is not self.group:
@@ -51,24 +52,24 @@ class Replicas:
         be unevenly, an equal part rounded up."""
         layout = self._layouts.get(id(parameter))
         if layout is None:
-            return prod(self._adapter.shape(parameter))
+            return prod(tuple(parameter.shape))
         sharded = layout.sharded()
         return -(-prod(layout.shape) // prod(n for axis, n, _ in layout.axes if axis in sharded))
 
     def told(self, with_all: bool, without: Set[int] = frozenset()) -> dict[str, object]:
         """What agree() compares of the model in `group`: see model_told()."""
         whole = {key: self._layouts[key] for key in self._fewer}
-        named = [*self._adapter.parameters(), *self._adapter.constants()]
+        named = all_parameters(self._model)
         fewer = [name for name, parameter in named if id(parameter) in whole]
         lie = {"parameters of fewer ranks": ", ".join(fewer)} if fewer else {}
-        return {**lie, **model_told(self._adapter, with_all, without, whole)}
+        return {**lie, **model_told(self._model, with_all, without, whole)}
 
     def send(self, rank: int, tensors: Sequence[Any]) -> None:
         """Give everyone the values of this rank of the group; of what fewer have, of the first of
         those."""
         for group in self.groups:
             own = [tensor for tensor in tensors if self.of(tensor) is group]
-            send_from(rank if group is self.group else 0, self._adapter, own, group)
+            send_from(rank if group is self.group else 0, own, group)
 
 
 def _replicas(name: str, layout: TensorLayout, given: Any, group: ProcessGroup) -> ProcessGroup:

@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.framework import framework_of
+from torsh_runtime.framework.models import around_forward
 from torsh_runtime.layout import Piece, TensorLayout
 from torsh_runtime.mesh.mesh import DeviceMesh
-from torsh_runtime.modules import adapter_class
 from torsh_runtime.nn import random as nn_random
 from torsh_runtime.nn.arrays import array_module
 from torsh_runtime.parallel.layouts import coordinate_on, cut
@@ -67,10 +68,10 @@ def draw_by_name(model: Any, is_random: Callable[[Any], bool] | None = None) -> 
     pass draws others each time. is_random: which modules draw; None: those that have a `dropout`,
     `dropout_p` or `p` that is a number above 0.
     """
-    adapter = adapter_class(model)(model)
-    for name, module in adapter.modules():
+    framework = framework_of(model)
+    for name, module in model.named_modules():
         if (is_random or draws)(module):
-            adapter.around_forward(module, partial(_by_name, name, _Calls(adapter.framework)))
+            around_forward(module, partial(_by_name, name, _Calls(framework.name)))
 
 
 def _by_name(name: str, calls: _Calls, call: Any, inputs: Any, named: Any) -> Any:

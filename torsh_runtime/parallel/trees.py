@@ -9,7 +9,7 @@ import numpy as np
 
 from torsh_runtime.backends.base import ReduceOp
 from torsh_runtime.comm.group import ProcessGroup
-from torsh_runtime.modules.base import mapped
+from torsh_runtime.framework.trees import mapped
 from torsh_runtime.parallel.groups import group_of
 
 

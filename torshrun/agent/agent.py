@@ -15,10 +15,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torsh_runtime.errors import TorshError
+from torsh_runtime.transitions import Machine
 from torshrun.agent import machine, protocol
 from torshrun.agent.announcer import Announcer
 from torshrun.agent.answering import Answering
-from torshrun.agent.dead_man_timer import DeadManTimer
 from torshrun.agent.diagnosis import Diagnosis, Findings
 from torshrun.agent.hang_monitor import HangMonitor
 from torshrun.agent.round import Round, ServeStore, first_worker
@@ -26,6 +26,7 @@ from torshrun.agent.slowness import Slowness
 from torshrun.agent.standstill import Standstill
 from torshrun.agent.telemetry import Telemetry
 from torshrun.agent.time_limit import TimeLimit
+from torshrun.agent.watchdog import Watchdog
 from torshrun.config.job import LaunchConfig
 from torshrun.rendezvous import base
 from torshrun.safe_files import Folder
@@ -33,7 +34,7 @@ from torshrun.signals import NOTICES, signal_name
 from torshrun.workers.commit_memory import CommitMemory
 from torshrun.workers.group import Worker, WorkerGroup
 from torshrun.workers.keeper import Keeper, SpawnFailed
-from torshrun.workers.keeper_watch import KeeperWatch
+from torshrun.workers.keeper_watchdog import KeeperWatchdog
 from torshrun.workers.leftovers import Stage, describe
 from torshrun.workers.logs.pump import LogPump
 from torshrun.workers.processes import kill_descendants, reap_orphans
@@ -85,8 +86,8 @@ class Agent:
         )
         self._telemetry = Telemetry(config, self._group)
         self._tell = Announcer(config, self.pump.say, self._telemetry.record, self._keep_finding)
-        self._dead_man = DeadManTimer(self._group, config.agent_timeout, self._on_renewal)
-        self._keeper_watch = KeeperWatch(self.keeper, config.agent_timeout, self._tell.say)
+        self._watchdog = Watchdog(self._group, config.agent_timeout, self._on_heartbeat)
+        self._keeper_watchdog = KeeperWatchdog(self.keeper, config.agent_timeout, self._tell.say)
         clock, tells_others = self.rendezvous.common_clock, not config.is_alone
         self._diagnosis = Diagnosis(config.output, self.folder, tells_others, clock)
         self._found = Findings()
@@ -115,12 +116,13 @@ class Agent:
         self._listen_to_signals()
         self._loop.set_exception_handler(self._on_internal_error)
         self._tell.job_started(self.folder.path if self.folder else "")
-        self._dead_man.renew()
+        self._watchdog.renew()
         self._prepare_standbys()
         grace, notice = self.config.shutdown_timeout, self.config.end_notice
         self._time_limit.start(grace, notice, self._on_end_near, self._on_end)
         self.rendezvous.start(self._on_rendezvous)
         state: machine.State = machine.Waiting()
+        seen = Machine("agent", "waiting")
         while not isinstance(state, machine.Finished):
             self._telemetry.follow(state)
             event = await self._events.get()
@@ -132,6 +134,9 @@ class Agent:
             if isinstance(event, protocol.KeeperLost):
                 self._tell.keeper_lost(self.keeper, self._clean_up())
             state, instructions = machine.handle(self.config, state, event)
+            name, why = machine.summary(state)
+            node = self._diagnosis.node_rank
+            seen.become(name, why or type(event).__name__, round=state.attempt.round, node=node)
             if isinstance(event, protocol.Noticed) and not event.handled_only:
                 self._tell.noticed(event.signo, bool(instructions))
             for instruction in instructions:
@@ -162,7 +167,7 @@ class Agent:
 
     def _on_rendezvous(self, event: base.RendezvousEvent) -> None:
         if isinstance(event, base.Granted):
-            self._dead_man.grant(event.until)
+            self._watchdog.grant(event.until)
         elif isinstance(event, base.StandingBy):
             self._tell.standing_by(event.reason)
         elif isinstance(event, base.Summaries):
@@ -176,7 +181,7 @@ class Agent:
     def _listen_to_signals(self) -> None:
         handlers: dict[int, Callable[[int], None]] = {}
         handlers |= dict.fromkeys(NOTICES, lambda signo: self._post(protocol.Noticed(signo)))
-        handlers[signal.SIGTSTP] = lambda _: self._dead_man.suspend()
+        handlers[signal.SIGTSTP] = lambda _: self._watchdog.suspend()
         handlers[signal.SIGWINCH] = self._on_resize
         handlers |= dict.fromkeys(self.config.signals_to_handle, self._on_stop_signal)
         for signo, handler in handlers.items():
@@ -227,11 +232,11 @@ class Agent:
         if "handle" in facts:  # a callback, and not a task of one of the store's connections
             self._post(protocol.InternalError())
 
-    def _on_renewal(self) -> None:
+    def _on_heartbeat(self) -> None:
         """Once a second or so."""
         if not self._hangs.inquires and not self._answering.inquires:  # by other programs
             reap_orphans(self.keeper.pid)
-        self._keeper_watch.tick()
+        self._keeper_watchdog.tick()
         self._standstill.tick(self._round)
         self._slowness.tick()
         self._tell.output_lost(self.pump.lost)
@@ -287,7 +292,7 @@ class Agent:
         self._post(protocol.DeadManFired(self._tell.round))
 
     def on_keeper_answer(self) -> None:
-        self._keeper_watch.answered()
+        self._keeper_watchdog.answered()
 
     def on_keeper_lost(self) -> None:
         self._post(protocol.KeeperLost())
@@ -333,7 +338,7 @@ class Agent:
 
     async def _carry_out(self, instruction: protocol.Instruction) -> None:
         if isinstance(instruction, protocol.StartWorkers):
-            await self._start_workers(instruction.place)
+            await self._start_or_restart_workers(instruction.place)
         elif isinstance(instruction, protocol.Settle):
             self._settling = self._start(self._settle(instruction))
         elif isinstance(instruction, protocol.PassOn):
@@ -354,7 +359,7 @@ class Agent:
         reason = f"{os.uname().nodename} got {signal_name(leave.signo)}"
         self.rendezvous.leave(leave.outcome, leave.code, reason)
 
-    async def _start_workers(self, place: base.Place) -> None:
+    async def _start_or_restart_workers(self, place: base.Place) -> None:
         config = self.config
         self._group.begin()
         self._tell.found_by_all(place.finding)
@@ -362,7 +367,7 @@ class Agent:
         self._telemetry.begin_round(place)
         self._slowness.place(place)
         self._diagnosis.begin(place.node_rank)
-        if self._dead_man.expired:  # the keeper's timer has run out before there was any worker
+        if self._watchdog.expired:  # the keeper's timer has run out before there was any worker
             self.on_dead_man()
             return
         try:
@@ -431,7 +436,7 @@ class Agent:
             self._settling.cancel()
         self._time_limit.stop()
         await self._close_round()
-        self._dead_man.stop()
+        self._watchdog.stop()
         self._group.close()
         if not self.keeper.close(KEEPER_BOUND) or self._is_untidy():
             self._clean_up()

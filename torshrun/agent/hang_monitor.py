@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from torsh_runtime.transitions import Machine
 from torshrun.agent import protocol
 from torshrun.agent.round import Round
 from torshrun.text import format_ranks
@@ -54,6 +55,7 @@ class HangMonitor:
         self.inquires = False
         """Whether it is just finding out where workers stand, by other programs."""
         self._has_pardoned = False
+        self._seen = Machine("hangs", "idle")
 
     def start(self, a_round: Round) -> None:
         """Watch this round, whose pages stay open until stop(). It is told of a hang once."""
@@ -61,6 +63,7 @@ class HangMonitor:
         if self._timers:
             self._timers.forget()
         if self.timeout > 0:
+            self._seen.become("watching")
             self._watching = self._loop.create_task(self._watch(a_round))
             # What goes wrong there is an internal error of a callback, and not forgotten.
             self._watching.add_done_callback(lambda task: task.cancelled() or task.result())
@@ -68,6 +71,7 @@ class HangMonitor:
     def stop(self) -> None:
         if self._watching:
             self._watching.cancel()
+            self._seen.become("idle")
 
     def close(self) -> None:
         self.stop()
@@ -114,6 +118,8 @@ class HangMonitor:
 
         pids, before = self._ranks(), self._progress(a_round)
         self.inquires = True
+        ranks = [each.sample.rank for each in hang.ranks]
+        self._seen.become("inquiring", format_ranks(ranks), round=a_round.number)
         try:
             stacks = await collect(list(pids), STACKS_BOUND)
         except Exception as error:  # the hang is to be ended all the same
@@ -121,13 +127,16 @@ class HangMonitor:
         finally:
             self.inquires = False
         if self._progress(a_round) != before:  # it took its time, but goes on
+            self._seen.become("watching", "they go on", round=a_round.number)
             return
         texts = {pids[pid]: text for pid, text in stacks.texts.items()}
         held = {each.sample.rank for each in hang.ranks if each.sample.state == "t"}
         held |= {rank for rank, text in texts.items() if is_at_breakpoint(text)}
         if held:
             self._pardon(held)
+            self._seen.become("watching", "in a debugger", round=a_round.number)
             return
+        self._seen.become("found", stacks.hint, round=a_round.number)
         self.finding = hang, Stacks(texts, stacks.hint)
         # Workers leave their stacks by themselves where the start hook could see to it; else
         # SIGABRT makes faulthandler write those that could not be had.

@@ -102,6 +102,17 @@ Busy = TypeVar("Busy", Running, Stopping)
 Step = tuple[State, tuple[Instruction, ...]]
 
 
+def summary(state: State) -> tuple[str, str]:
+    """The state's name, and what led to it, for people who follow the changes."""
+    if isinstance(state, Running):
+        return "failing" if state.failing else "running", ""
+    if isinstance(state, Stopping):
+        return "stopping", state.cause
+    if isinstance(state, Waiting):
+        return "waiting", state.report.outcome if state.report else ""
+    return "finished", f"{state.outcome}, exit code {state.code}"
+
+
 def handle(config: LaunchConfig, state: State, event: Event) -> Step:
     if isinstance(state, Finished):
         return state, ()
@@ -114,7 +125,7 @@ def handle(config: LaunchConfig, state: State, event: Event) -> Step:
     if isinstance(state, Waiting):
         return _waiting(config, state, event)
     if isinstance(event, base.RoundClosing | base.JobOver):
-        return _on_decision(config, state, event)
+        return _on_restart_or_end(config, state, event)
     if isinstance(event, protocol.StopRequested):
         return _on_stop_requested(config, state, event.signo)
     if isinstance(state, Stopping):
@@ -137,7 +148,7 @@ def _on_keeper_lost(config: LaunchConfig, state: State) -> Step:
 
 def _waiting(config: LaunchConfig, state: Waiting, event: Event) -> Step:
     if isinstance(event, base.RoundFormed):
-        return _on_formed(config, state, event)
+        return _start_or_restart_workers(config, state, event)
     if isinstance(event, base.RoundClosing):
         told = _tell_failure(state, "restart", event.delay)
         return replace(state, told=True, settled=True), told
@@ -153,7 +164,9 @@ def _waiting(config: LaunchConfig, state: Waiting, event: Event) -> Step:
     return state, ()
 
 
-def _on_formed(config: LaunchConfig, state: Waiting, event: base.RoundFormed) -> Step:
+def _start_or_restart_workers(
+    config: LaunchConfig, state: Waiting, event: base.RoundFormed
+) -> Step:
     place = event.place
     attempt = Attempt(round=place.round, restarts=place.restarts)
     if state.stopped_by:  # too late: this node is leaving
@@ -198,19 +211,19 @@ def _tell_failure(
 
 def _running(config: LaunchConfig, state: Running, event: Event) -> Step:
     if isinstance(event, protocol.WorkerEnded):
-        return _on_exit(config, state, event)
+        return _on_worker_exit(config, state, event)
     if isinstance(event, protocol.SettleOver) and state.failing:
-        return _stop(config, state, "failure")
+        return _stop_workers(config, state, "failure")
     if isinstance(event, protocol.Noticed):
         # One that gets it twice may be at its end by then, where Python handles it no more.
         has_got_it = config.signals_reach_workers and not event.handled_only
         return _noticed(state, event), () if has_got_it else (protocol.PassOn(*event),)
     if isinstance(event, protocol.Hung):
-        return _stop(config, state, "hang", signo=event.signo)
+        return _stop_workers(config, state, "hang", signo=event.signo)
     if isinstance(event, protocol.NotStarted):
-        return _stop(config, state, "no start", code=_code_of_no_start(event.errno))
+        return _stop_workers(config, state, "no start", code=_code_of_no_start(event.errno))
     if isinstance(event, protocol.DeadManFired):
-        return _stop(config, state, "dead man", code=exit_codes.LOST)
+        return _stop_workers(config, state, "dead man", code=exit_codes.LOST)
     return state, ()
 
 
@@ -226,23 +239,25 @@ def _code_of_no_start(number: int) -> int:
     return exit_codes.NOT_FOUND if number == errno.ENOENT else exit_codes.CANNOT_EXECUTE
 
 
-def _on_exit(config: LaunchConfig, state: Running, event: protocol.WorkerEnded) -> Step:
+def _on_worker_exit(config: LaunchConfig, state: Running, event: protocol.WorkerEnded) -> Step:
     failed = state.failing or event.status != 0
     alive = state.alive - {event.rank}
     if not alive:
         if not failed:
-            return _stop(config, state, "done", signo=_NO_SIGNAL)
-        return _stop(config, state, "failure")
+            return _stop_workers(config, state, "done", signo=_NO_SIGNAL)
+        return _stop_workers(config, state, "failure")
     if state.attempt.noticed and event.status == _MADE_ROOM:
-        return _stop(config, state, "failure", signo=_NO_SIGNAL)  # they all know, and may be saving
+        return _stop_workers(
+            config, state, "failure", signo=_NO_SIGNAL
+        )  # they all know, and may be saving
     if event.status & 0x7F in FIRST_CAUSES:  # it follows from nothing that there is to wait for
-        return _stop(config, state, "failure")
+        return _stop_workers(config, state, "failure")
     settle = protocol.Settle(state.attempt.round, SETTLE_SECONDS)
     first = failed and not state.failing
     return replace(state, alive=alive, failing=failed), (settle,) if first else ()
 
 
-def _stop(
+def _stop_workers(
     config: LaunchConfig, state: Running, cause: Cause, code: int = 0, signo: int = signal.SIGTERM
 ) -> Step:
     grace = min(config.shutdown_timeout, HUNG_GRACE if cause == "hang" else math.inf)
@@ -250,7 +265,7 @@ def _stop(
     return stopping, (protocol.StopWorkers(signo, grace, cause),)
 
 
-def _on_decision(
+def _on_restart_or_end(
     config: LaunchConfig, state: Running | Stopping, event: base.RoundClosing | base.JobOver
 ) -> Step:
     """What follows is known before this node's workers have ended. The first verdict stands."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
+
+from torsh_runtime.transitions import Machine
 
 MARGIN = 5.0
 """Seconds before the end by which nothing is to run any more."""
@@ -17,6 +20,7 @@ class TimeLimit:
         self.ends_at = None if seconds is None else loop.time() + seconds
         """When the time is over, on the monotonic clock; None is never."""
         self._timers: list[asyncio.TimerHandle] = []
+        self._seen = Machine("time_limit", "idle")
 
     @property
     def left(self) -> float:
@@ -36,10 +40,16 @@ class TimeLimit:
         if self.ends_at is None:
             return
         last = self.ends_at - grace - MARGIN
-        self._timers.append(self._loop.call_at(last, on_end))
+        self._seen.become("counting", f"{self.left:.0f} s are left")
+        self._timers.append(self._loop.call_at(last, partial(self._reach, "over", on_end)))
         if notice:
             first = min(self.ends_at - notice, last)
-            self._timers.append(self._loop.call_at(first, on_notice))
+            reach = partial(self._reach, "noticed", on_notice)
+            self._timers.append(self._loop.call_at(first, reach))
+
+    def _reach(self, state: str, call: Callable[[], None]) -> None:
+        self._seen.become(state, f"{self.left:.0f} s are left")
+        call()
 
     def stop(self) -> None:
         for timer in self._timers:

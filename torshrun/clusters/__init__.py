@@ -1,1 +1,1 @@
-"""What the scheduler or launcher around torshrun tells about the job: hints for its options."""
+"""Reads hints for options from the scheduler or launcher that started torshrun."""

@@ -1,4 +1,4 @@
-"""Which scheduler or launcher started this torshrun, and what it tells; the real machine."""
+"""Detects which scheduler or launcher started this torshrun, and reads its hints."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from torshrun.clusters.user_key import make_user_key
 from torshrun.procfs import read_text
 
 _ORCHESTRATORS: Mapping[str, Cluster] = MappingProxyType({"skypilot": SKYPILOT, "dstack": DSTACK})
-"""They start pods of Kubernetes and jobs of Slurm too, whose variables tell less then."""
+"""Orchestrators that also start pods of Kubernetes and jobs of Slurm. Their variables tell more
+then.
+"""
 _CLUSTERS: Mapping[str, Cluster] = MappingProxyType(
     {
         **_ORCHESTRATORS,
@@ -29,34 +31,40 @@ _CLUSTERS: Mapping[str, Cluster] = MappingProxyType(
         "kubernetes": kubernetes,
     }
 )
-"""In the order in which they are looked for, but that the nodes of mpiexec go first: it may have
-been started by a scheduler, whose variables its processes inherit.
+"""The clusters in the order in which they are looked for.
+
+The nodes of mpiexec go first, as it may have been started by a scheduler whose variables its
+processes inherit.
 """
 _LONGEST_LIST = 64 << 20
-"""Bytes of a file that lists a job's hosts, once for each process."""
+"""The most bytes of a file that lists a job's hosts, once for each process."""
 
 
 def detect(kind: str, environ: Environ, machine: Machine) -> Hints | None:
-    """`kind` is "auto", "none", or the one cluster to look for; ConfigError if that is not there,
-    or its variables cannot be.
+    """Return the hints of the cluster around this process, or None.
+
+    `kind` is "auto", "none", or the one cluster to look for. Raises ConfigError if that is not
+    found, or if its variables are invalid.
     """
     if kind == "none" or (kind == "auto" and in_worker(environ)):
         return None
     by_mpi = kind == "auto" and mpi.allocation(environ, machine) is not None
     for name in _CLUSTERS if kind == "auto" else [kind]:
         if by_mpi and name in _ORCHESTRATORS:
-            continue  # processes of mpiexec on other hosts do not have their variables
+            continue  # processes that mpiexec starts on other hosts lack these variables
         hints = _CLUSTERS[name].allocation(environ, machine)
         if hints is not None:
             return (mpi if by_mpi else _CLUSTERS[name]).place(hints, environ, machine)
     if kind != "auto":
-        raise ConfigError(f"--scheduler {kind}: nothing in the environment says so")
+        raise ConfigError(f"--scheduler {kind}: the environment has none of its variables")
     return None
 
 
 def with_secret(hints: Hints, environ: Environ) -> Hints:
-    """Nodes that have to meet, and were given no secret, share a key of this user's, where they
-    share the home directory.
+    """Add the path of this user's key for jobs of several nodes without a secret.
+
+    That needs a home directory that the nodes share. If the key cannot be created, the reason is
+    added instead.
     """
     if hints.nnodes is None or not hints.shares_home or "TORSH_SECRET" in environ:
         return hints
@@ -69,17 +77,17 @@ def with_secret(hints: Hints, environ: Environ) -> Hints:
 
 
 _TOO_LONG = 5.0
-"""Seconds without an answer, after which Slurm's controller counts as out of reach."""
+"""Seconds without an answer after which Slurm's controller is considered unreachable."""
 
 
 class RealMachine:
-    """The machine that this process is on."""
+    """Accesses the machine that this process runs on."""
 
     def __init__(self) -> None:
         self._has_scontrol = True
 
     def scontrol(self, *words: str) -> Reply:
-        """Once it has taken too long it is not asked any more."""
+        """Call scontrol, unless an earlier call took too long."""
         if not self._has_scontrol:
             return Reply("", "Slurm's controller is out of reach")
         began = time.monotonic()
@@ -91,7 +99,7 @@ class RealMachine:
         text = read_text(path, _LONGEST_LIST + 1)
         if len(text) > _LONGEST_LIST:
             raise ConfigError(
-                f"{path} has more than {_LONGEST_LIST >> 20} MiB: it is no list of hosts"
+                f"{path} has more than {_LONGEST_LIST >> 20} MiB: it is not a list of hosts"
             )
         return text
 

@@ -1,4 +1,4 @@
-"""What is known of a job from the scheduler or launcher that started this torshrun."""
+"""Defines what is known of a job from the scheduler or launcher that started this torshrun."""
 
 from __future__ import annotations
 
@@ -11,74 +11,80 @@ from typing import NamedTuple, Protocol
 from torsh_runtime.slurm import Reply
 
 PLACE = ("nnodes", "node_rank", "master_addr", "master_port")
-"""The options that together say which nodes the job has, which one this is, and where they meet."""
+"""The options that together give the job's nodes, the rank of this one, and where they rendezvous.
+"""
 NUMBER = re.compile("[0-9]{1,9}")
-"""What variables that number something have; what has anything else tells nothing."""
+"""The pattern of variables with a number. Variables with other values are ignored."""
 GRACE_MARGIN = 5.0
 """Seconds by which workers are killed before the scheduler would kill torshrun."""
 _WORKERS = ("TORSH_STORE_ENDPOINT", "TORCHELASTIC_RUN_ID")
-"""Variables of workers of torshrun, and of torchrun and torshrun."""
+"""Variables of workers: the first is set by torshrun, the second by torchrun and torshrun."""
 
 
 Environ = Mapping[str, str]
 
 
 def in_worker(environ: Environ) -> bool:
-    """Whether a worker of another launcher has called this torshrun, which then is that one's
-    affair, and no node of the job around it.
+    """Return whether a worker of another launcher has called this torshrun.
+
+    Then this torshrun belongs to that worker, and is no node of the job around it.
     """
     return any(name in environ for name in _WORKERS)
 
 
 class Hint(NamedTuple):
-    """The value of an option, unless the user says something else."""
+    """Holds the value of an option that applies unless the user gives another one."""
 
     text: str
-    """As it would stand on the command line."""
+    """The value as on the command line."""
     source: str
-    """What told it: a variable, or a command."""
+    """The variable or command that it comes from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hints:
-    """What was found. Fields that are Hints are the values of the options of the same name."""
+    """Holds what was found.
+
+    Fields that are Hints are the values of the options of the same name.
+    """
 
     cluster: str
-    """Who told it: "slurm", "pbs", "lsf", "mpi", "skypilot", "dstack" or "kubernetes"."""
+    """The source: "slurm", "pbs", "lsf", "mpi", "skypilot", "dstack" or "kubernetes"."""
     found: tuple[str, ...]
-    """For people, in a few words each."""
+    """Short descriptions for people."""
     nnodes: Hint | None = None
     node_rank: Hint | None = None
     master_addr: Hint | None = None
-    """Host of node rank 0, whose agent serves the store where all meet."""
+    """The host of node rank 0, whose agent serves the store where the nodes rendezvous."""
     master_port: Hint | None = None
     rdzv_backend: Hint | None = None
     rdzv_endpoint: Hint | None = None
-    """Instead of a rank and a master, where the user lets the number of nodes vary."""
+    """An endpoint instead of a rank and a master, if the user lets the number of nodes vary."""
     nproc_per_node: Hint | None = None
     run_id: Hint | None = None
-    """The same after the scheduler has put the job into its queue again."""
+    """The run id. It stays the same if the scheduler requeues the job."""
     shutdown_timeout: Hint | None = None
-    """What the scheduler leaves between SIGTERM and SIGKILL, less GRACE_MARGIN."""
+    """The scheduler's time between SIGTERM and SIGKILL, less GRACE_MARGIN."""
     time_limit: Hint | None = None
     """Seconds from now on until the allocation ends."""
     secret_file: Hint | None = None
-    """What the job's secret is made of."""
+    """The file from which the job's secret is derived."""
     shares_home: bool = True
-    """Whether this user's home directory is the same on all nodes, as it is on most clusters."""
+    """True if this user's home directory is the same on all nodes, as on most clusters."""
     no_secret: str = ""
-    """Why there is none, although nodes have to meet and none was given."""
+    """The reason why there is no secret, although nodes rendezvous and none was given."""
     mistake: str = ""
-    """Why the nodes that were found cannot make a job, and what to do."""
+    """The reason why the nodes that were found cannot form a job, and what to do."""
     signals_reach_workers: bool = False
-    """Whether the scheduler sends its signals to all processes of the job, and not to torshrun
-    alone."""
+    """True if the scheduler signals all processes of the job, not torshrun alone."""
     requeues: str = ""
-    """How Slurm's commands name the job, at the node that may ask for its requeue; elsewhere ""."""
+    """The name of the job in Slurm's commands, on the node that may ask for its requeue. Elsewhere
+    empty.
+    """
 
     @property
     def options(self) -> Mapping[str, Hint]:
-        """All that options are to be, by their keys."""
+        """Return the hints of options, by the keys of the options."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         return MappingProxyType(
             {name: value for name, value in values.items() if isinstance(value, Hint)}
@@ -86,28 +92,32 @@ class Hints:
 
 
 class Machine(Protocol):
-    """What has to be asked beyond the environment. All is bounded."""
+    """Answers what the environment does not tell. Each call takes a bounded time."""
 
     def scontrol(self, *words: str) -> Reply:
-        """What Slurm's scontrol answers."""
+        """Return the answer of Slurm's scontrol."""
 
     def read(self, path: str) -> str:
-        """A file's whole content; "" if it cannot be read. ConfigError if it is absurdly long."""
+        """Return the content of a file, or "" if it cannot be read.
+
+        Raises ConfigError if it is absurdly long.
+        """
 
     def launcher(self, variable: str) -> str:
-        """Names the process on this host that has set the variable for those that it started."""
+        """Name the process on this host that has set the variable for its children."""
 
     def now(self) -> float:
-        """Seconds since 1970."""
+        """Return the seconds since 1970."""
 
 
 class Cluster(Protocol):
-    """A scheduler or launcher: what a module of this package is."""
+    """Describes a scheduler or launcher. Modules of this package implement it."""
 
     def allocation(self, environ: Environ, machine: Machine) -> Hints | None:
-        """What holds for any torshrun inside the job; None if there is no job."""
+        """Return what holds for any torshrun inside the job, or None if there is no job."""
 
     def place(self, hints: Hints, environ: Environ, machine: Machine) -> Hints:
-        """The same with the job's nodes, if it has several and this torshrun is at one of them.
-        ConfigError if what the environment says cannot be.
+        """Return the hints with the job's nodes, if it has several and this is one of them.
+
+        Raises ConfigError if the variables in the environment are invalid.
         """

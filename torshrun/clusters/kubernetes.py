@@ -1,7 +1,7 @@
-"""Kubernetes: what a pod is told beyond the TORSH_* variables of its manifest.
+"""Reads what a pod of Kubernetes knows beyond the TORSH_* variables of its manifest.
 
 The environment has no number of nodes, and a name such as jupyter-bob-3 looks like a StatefulSet's
-pod: nothing is guessed from names.
+pod. Nothing is guessed from names.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ def allocation(environ: Environ, machine: Machine) -> Hints | None:
 
 
 def place(hints: Hints, environ: Environ, machine: Machine) -> Hints:
-    """The manifest's TORSH_NNODES and TORSH_RDZV_ENDPOINT say the rest."""
+    """Add the node rank of an Indexed Job.
+
+    TORSH_NNODES and TORSH_RDZV_ENDPOINT in the manifest give the rest.
+    """
     index = environ.get("JOB_COMPLETION_INDEX", "")
     if not NUMBER.fullmatch(index):
         return hints

@@ -1,4 +1,4 @@
-"""LSF: blaunch with one torshrun on each host, and job scripts."""
+"""Reads hints of LSF, for job scripts and for blaunch with one torshrun on each host."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ def allocation(environ: Environ, machine: Machine) -> Hints | None:
 
 
 def run_id(environ: Environ) -> str:
-    """Names the job, or the task of an array: all of an array's have one LSB_JOBID."""
+    """Return a name for the job, or the task of an array.
+
+    All tasks of an array have one LSB_JOBID.
+    """
     job, index = environ.get("LSB_JOBID", ""), environ.get("LSB_JOBINDEX", "0")
     return f"lsf-{job}" if index in ("", "0") else f"lsf-{job}[{index}]"
 
@@ -42,13 +45,15 @@ def place(hints: Hints, environ: Environ, machine: Machine) -> Hints:
 
 
 def hosts(environ: Environ, machine: Machine) -> list[str]:
-    """The job's hosts, each once."""
+    """Return the job's hosts, each once."""
     return list(_slots(environ, machine))
 
 
 def first_host(environ: Environ, machine: Machine) -> str:
-    """Where the first process of a parallel program is; "" if it is not known. Where jobs have a
-    launch host, it is the first of their hosts, with one slot, and jsrun starts nothing there.
+    """Return the host of the first process of a parallel program, or "" if unknown.
+
+    Where jobs have a launch host, it is their first host, has one slot, and jsrun starts nothing
+    there.
     """
     slots = _slots(environ, machine)
     names = list(slots)
@@ -59,7 +64,10 @@ def first_host(environ: Environ, machine: Machine) -> str:
 
 
 def _slots(environ: Environ, machine: Machine) -> Mapping[str, int]:
-    """By host, in the job's order: LSB_MCPU_HOSTS is left out where it would be too long."""
+    """Return the slots by host, in the job's order.
+
+    LSF leaves out LSB_MCPU_HOSTS where it would be too long.
+    """
     words = environ.get("LSB_MCPU_HOSTS", "").split()
     if words:
         counts = (int(word) if NUMBER.fullmatch(word) else 1 for word in words[1::2])

@@ -1,5 +1,7 @@
-"""mpiexec of Open MPI, of MPICH (Hydra) and those made of it, such as Intel MPI's, and of HPE Cray
-(PALS): each process that it starts is a node.
+"""Reads hints of mpiexec: each process that it starts is a node.
+
+That is mpiexec of Open MPI, of MPICH (Hydra) and its derivatives such as Intel MPI, and of HPE Cray
+(PALS).
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from torshrun.clusters.hints import Environ, Hint, Hints, Machine
 
 
 class _Names(NamedTuple):
-    """Variables that only mpiexec sets, and not srun's PMI."""
+    """Names variables that only mpiexec sets, and not srun's PMI."""
 
     library: str
     rank: str
@@ -26,7 +28,7 @@ _LIBRARIES = (
     _Names("MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
 )
 _CRAY = _Names("Cray's mpiexec", "PMI_RANK", "PMI_SIZE", "PMI_LOCAL_SIZE")
-"""Slurm's srun may set these on Cray's machines, too."""
+"""The variables of Cray's mpiexec. Slurm's srun may set them on Cray's machines, too."""
 
 
 def allocation(environ: Environ, machine: Machine) -> Hints | None:
@@ -34,7 +36,7 @@ def allocation(environ: Environ, machine: Machine) -> Hints | None:
 
 
 def place(hints: Hints, environ: Environ, machine: Machine) -> Hints:
-    """`hints` may be those of the scheduler whose nodes mpiexec uses."""
+    """Add the nodes of mpiexec. `hints` may be those of the scheduler whose nodes it uses."""
     names = _names(environ)
     if names is None:
         return hints
@@ -63,8 +65,10 @@ def _names(environ: Environ) -> _Names | None:
 
 
 def _first_host(names: _Names, environ: Environ, machine: Machine) -> tuple[Hint | None, str]:
-    """Where rank 0 is, and a name for the job: here, if all are, else on the scheduler's first
-    host, where mpiexec puts it unless it is told otherwise.
+    """Return the host of rank 0, and a name for the job.
+
+    That is this host if all ranks are here. Otherwise it is the scheduler's first host, where
+    mpiexec puts rank 0 unless it is told otherwise.
     """
     if environ[names.local_size] == environ[names.size]:
         return Hint("127.0.0.1", names.local_size), f"mpi-{machine.launcher(names.rank)}"

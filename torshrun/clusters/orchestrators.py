@@ -1,5 +1,6 @@
-"""SkyPilot and dstack: both run the same commands on each node, and tell it by variables of its own
-which nodes there are.
+"""Reads hints of SkyPilot and dstack.
+
+Both run the same commands on each node, and describe the nodes by variables of their own.
 """
 
 from __future__ import annotations
@@ -15,31 +16,31 @@ _GPUS = re.compile("[1-9][0-9]{0,3}")
 _JOB = re.compile(r"[A-Za-z0-9_.:@+-]{1,200}")
 _HOST = re.compile(r"[A-Za-z0-9_.:%-]{1,253}")
 _LONGEST = 200
-"""Characters of a variable that an error shows."""
+"""The most characters of a variable that an error shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orchestrator:
-    """A Cluster, by the names of its variables."""
+    """Implements Cluster for an orchestrator, given the names of its variables."""
 
     cluster: str
-    """As --scheduler has it."""
+    """The value of --scheduler."""
     title: str
-    """As its users know it."""
+    """The name that its users know."""
     rank: str
     """The variable with this node's rank, which is set in every job."""
     count: str
     addresses: str
     """The variable with the addresses of all nodes, in the order of their ranks."""
     master: str
-    """The variable with the address of node rank 0; "" where it is the first of all addresses."""
+    """The variable with the address of node rank 0. Empty if that is the first address."""
     gpus: str
     job: str
-    """The variable that names the job; the job has the same name when it is run again."""
+    """The variable that names the job. The name stays the same when the job is run again."""
     prefix: str
-    """What the run id has before that name."""
+    """The prefix of that name in the run id."""
     kill_delay: float | None
-    """Seconds between the signal that stops a job and SIGKILL; None is not known."""
+    """Seconds between the signal that stops a job and SIGKILL. None is unknown."""
 
     def allocation(self, environ: Environ, machine: Machine) -> Hints | None:
         if self.rank not in environ:
@@ -62,7 +63,9 @@ class Orchestrator:
         return Hint(seconds, f"{self.title}'s delay before SIGKILL, {self.kill_delay:g} s")
 
     def place(self, hints: Hints, environ: Environ, machine: Machine) -> Hints:
-        """ConfigError if the variables are not what the orchestrator sets, or contradict each
+        """Add the nodes.
+
+        Raises ConfigError if the variables are not what the orchestrator sets, or contradict each
         other.
         """
         rank, addresses = self._number(environ, self.rank), self._addresses(environ)
@@ -78,7 +81,9 @@ class Orchestrator:
             return replace(hints, found=(*hints.found, "one node"))
         if not master:
             names = (self.master or self.addresses,)
-            raise self._refused(environ, names, f"it does not tell where the {count} nodes meet")
+            raise self._refused(
+                environ, names, f"it does not say where the {count} nodes rendezvous"
+            )
         name = hints.run_id.text if hints.run_id else " ".join(addresses) or master
         return replace(
             hints,
@@ -91,13 +96,13 @@ class Orchestrator:
 
     def _number(self, environ: Environ, name: str) -> int:
         if not NUMBER.fullmatch(environ.get(name, "")):
-            raise self._refused(environ, (name,), f"that is no number, which {self.title} sets")
+            raise self._refused(environ, (name,), f"that is not a number, which {self.title} sets")
         return int(environ[name])
 
     def _addresses(self, environ: Environ) -> list[str]:
         found = environ.get(self.addresses, "").split()
         if not all(map(_HOST.fullmatch, found)):
-            raise self._refused(environ, (self.addresses,), "that is no list of addresses")
+            raise self._refused(environ, (self.addresses,), "that is not a list of addresses")
         return found
 
     def _master(self, environ: Environ, addresses: list[str]) -> str:
@@ -105,7 +110,7 @@ class Orchestrator:
             return addresses[0] if addresses else ""
         master = environ.get(self.master, "")
         if master and not _HOST.fullmatch(master):
-            raise self._refused(environ, (self.master,), "that is no address")
+            raise self._refused(environ, (self.master,), "that is not an address")
         if master and addresses and master not in addresses:
             names = (self.master, self.addresses)
             raise self._refused(environ, names, "the first node is not one of the nodes")
@@ -113,8 +118,8 @@ class Orchestrator:
 
     def _refused(self, environ: Environ, names: tuple[str, ...], why: str) -> ConfigError:
         told = ", ".join(f"{name}={environ.get(name, '')[:_LONGEST]!r}" for name in names)
-        way_out = "--scheduler none leaves these variables alone"
-        return ConfigError(f"{self.title}'s variables cannot be: {told}: {why} ({way_out})")
+        way_out = "--scheduler none ignores these variables"
+        return ConfigError(f"{self.title}'s variables are invalid: {told}: {why} ({way_out})")
 
 
 SKYPILOT = Orchestrator(

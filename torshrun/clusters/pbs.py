@@ -1,4 +1,7 @@
-"""PBS (OpenPBS, PBS Professional): pbsdsh with one torshrun on each node, and job scripts."""
+"""Reads hints of PBS (OpenPBS, PBS Professional), for job scripts and for pbsdsh.
+
+pbsdsh starts one torshrun on each node.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ def place(hints: Hints, environ: Environ, machine: Machine) -> Hints:
 
 
 def hosts(environ: Environ, machine: Machine) -> list[str]:
-    """The job's hosts, each once, in the order of their numbers."""
+    """Return the job's hosts, each once, in the order of their numbers."""
     path = environ.get("PBS_NODEFILE")
     return list(dict.fromkeys(machine.read(path).split())) if path else []
 
@@ -51,8 +54,10 @@ def _is_torque(environ: Environ) -> bool:
 
 
 def _is_spawned(environ: Environ) -> bool:
-    """Whether pbsdsh, or another task manager, has started this: the job script is task 1 of node
-    0. Torque numbers tasks otherwise, so that there is no telling.
+    """Return whether pbsdsh or another task manager has started this process.
+
+    The job script is task 1 of node 0. Torque numbers tasks differently, so that it cannot be known
+    there.
     """
     node, task = environ.get("PBS_NODENUM", ""), environ.get("PBS_TASKNUM", "")
     if _is_torque(environ) or not NUMBER.fullmatch(node):

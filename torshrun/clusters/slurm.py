@@ -1,4 +1,4 @@
-"""Slurm: srun with one torshrun on each node, and batch scripts."""
+"""Reads hints of Slurm, for batch scripts and for srun with one torshrun on each node."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torshrun.clusters.slurm_job import end_of
 
 _GPUS = re.compile("[1-9][0-9]{0,3}")
 _LONGEST = 10 * 366 * 86400.0
-"""Seconds; an end that is farther away, or over, is none that Slurm has told."""
+"""Seconds. An end that is farther away, or in the past, is not considered to be Slurm's."""
 
 
 def allocation(environ: Environ, machine: Machine) -> Hints | None:
-    """What holds for any torshrun inside the job; None if there is no job."""
+    """Return what holds for any torshrun inside the job, or None if there is no job."""
     job = environ.get("SLURM_JOB_ID")
     if not job or not NUMBER.fullmatch(job):
         return None
@@ -37,7 +37,7 @@ def allocation(environ: Environ, machine: Machine) -> Hints | None:
 
 
 def place(hints: Hints, environ: Environ, machine: Machine) -> Hints:
-    """ConfigError if Slurm's variables contradict each other."""
+    """Add the job's nodes. Raises ConfigError if Slurm's variables contradict each other."""
     step = slurm.step(environ)
     if step is None:
         return replace(hints, found=(*hints.found, *_outside_steps(environ)))
@@ -49,7 +49,7 @@ def place(hints: Hints, environ: Environ, machine: Machine) -> Hints:
 
 
 def _outside_steps(environ: Environ) -> Iterator[str]:
-    """A batch script and a shell are one process, whatever the job has."""
+    """Describe that a batch script or a shell is one process, whatever the job has."""
     nodes, here = environ.get("SLURM_JOB_NUM_NODES", "1"), environ.get("SLURMD_NODENAME")
     if here is None:  # where salloc was called
         which = "node" if nodes == "1" else f"{nodes} nodes"
@@ -60,8 +60,10 @@ def _outside_steps(environ: Environ) -> Iterator[str]:
 
 
 def _srun(nodes: object, *options: str, overlap: bool = False, cpus: int = 0) -> str:
-    """What starts one torshrun on each of so many nodes. In a shell that is itself a step's task
-    srun waits for ever for what the shell has, unless both are to have it.
+    """Return the command that starts one torshrun on each of `nodes` nodes.
+
+    In a shell that is itself the task of a step srun waits forever for the shell's resources,
+    unless both may share them (`overlap`).
     """
     shared = " --overlap" if overlap else ""
     own = f" --cpus-per-task={cpus}" if cpus else ""
@@ -77,7 +79,7 @@ def _several(step: slurm.Step, environ: Environ) -> str:
         len(step.tasks),
         f"--nproc-per-node={most}",
         overlap="SLURM_PTY_PORT" in environ,
-        cpus=most * int(each) if is_even else 0,  # those that all tasks of a node have now
+        cpus=most * int(each) if is_even else 0,  # the processors that all tasks of a node have now
     )
     return (
         f"Slurm has started {step.world_size} torshruns on {len(step.tasks)} node(s) "
@@ -109,7 +111,10 @@ def _grace(configuration: str) -> Hint:
 
 
 def _time_limit(job: str, environ: Environ, machine: Machine) -> Hint | None:
-    """Slurm tells it in the environment from version 23.02 on."""
+    """Return the time until the end of the job.
+
+    Slurm has it in the environment from version 23.02 on.
+    """
     end = environ.get("SLURM_JOB_END_TIME", "")
     if re.fullmatch(r"[0-9]{1,12}", end) and 0 < int(end) - machine.now() < _LONGEST:
         return Hint(_seconds(int(end) - machine.now()), "SLURM_JOB_END_TIME")

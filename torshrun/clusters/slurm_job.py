@@ -1,7 +1,8 @@
-"""A job of Slurm's, as scontrol tells of it, and its requeue. Jobs are known by SLURM_JOB_ID.
+"""Reads a job of Slurm's from scontrol, and requeues it.
 
-A task of an array has a job id of its own, but one of them has the array's, and to scontrol that id
-is the whole array: so the job's record is looked for, and it is requeued by its name in the array.
+Jobs are identified by SLURM_JOB_ID. Each task of an array has a job id of its own, but one of them
+has the array's, which scontrol takes for the whole array. So the job's record is searched for, and
+a task is requeued by its name in the array.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _JOB_NAME = re.compile(r"\bJobName=.*")
 
 
 def end_of(job: str, machine: Machine) -> float | None:
-    """When the job is to end, in seconds since 1970; None if it has no end, or none is told."""
+    """Return when the job is to end, in seconds since 1970, or None if it has no known end."""
     facts = _facts(job, machine.scontrol("show", "job", job).text)
     if not _TIME_LIMIT.fullmatch(facts.get("TimeLimit", "")):  # UNLIMITED, Partition_Limit …
         return None
@@ -31,15 +32,17 @@ def end_of(job: str, machine: Machine) -> float | None:
 
 
 def requeue(job: str, machine: Machine) -> str:
-    """Ask Slurm to requeue the job, and no other task of its array, unless it has ended or is being
-    cancelled: then somebody wants that. Returns what came of it, for people.
+    """Ask Slurm to requeue the job, and no other task of its array.
+
+    A job that has ended or is being cancelled is not requeued, as that is what somebody wants.
+    Returns the outcome for people.
     """
     reply = machine.scontrol("show", "job", job)
     facts = _facts(job, reply.text)
     state, name = facts.get("JobState"), _name(job, facts)
     if state is None:
         why = f": {reply.error}" if reply.error else ""
-        return f"error: Slurm's job {job} is not requeued: scontrol does not tell its state{why}"
+        return f"error: Slurm's job {job} is not requeued: scontrol does not report its state{why}"
     if state != "RUNNING":
         return f"Slurm's job {name} is not requeued: it is {state}"
     if facts.get("Requeue") == "0":
@@ -50,8 +53,10 @@ def requeue(job: str, machine: Machine) -> str:
 
 
 def meeting_place(run_id: str, machine: Machine) -> str:
-    """HOST:PORT where the nodes of a run of that name meet; "" if it is no step of a job that Slurm
-    knows. The step is taken to have the job's first node.
+    """Return HOST:PORT where the nodes of a run of that name rendezvous.
+
+    Returns "" if it is no step of a job that Slurm knows. The step is assumed to include the job's
+    first node.
     """
     named = re.fullmatch(r"slurm-([0-9]+)\.[0-9]+", run_id)
     if named is None:
@@ -64,21 +69,24 @@ def meeting_place(run_id: str, machine: Machine) -> str:
 
 
 def _name(job: str, facts: Mapping[str, str]) -> str:
-    """What names the job alone to Slurm's commands: 17, or 17_3 for a task of an array."""
+    """Return the job's name for Slurm's commands: 17, or 17_3 for a task of an array."""
     task = facts.get("ArrayTaskId", "")
     return f"{facts.get('ArrayJobId')}_{task}" if NUMBER.fullmatch(task) else job
 
 
 def _facts(job: str, text: str) -> Mapping[str, str]:
-    """The job's own record among those that scontrol has told: it tells all tasks of an array, and
-    all components of a heterogeneous job, in any order. Empty if there is none.
+    """Return the job's own record, or an empty mapping if there is none.
+
+    scontrol shows all tasks of an array, and all components of a heterogeneous job, in any order.
     """
     return next((facts for facts in _records(text) if facts.get("JobId") == job), {})
 
 
 def _records(text: str) -> Iterator[Mapping[str, str]]:
-    """What `scontrol show job` tells of each job. Of a name that occurs twice the first counts:
-    what users write (names of jobs, comments, paths) may look like facts too.
+    """Yield the fields of each job in the output of `scontrol show job`.
+
+    Of fields with the same name the first counts: texts of users (job names, comments, paths) may
+    look like fields, too.
     """
     for record in re.split(r"\n\s*\n", text):
         facts: dict[str, str] = {}

@@ -1,5 +1,7 @@
-"""Variables by which others number the nodes of a job. They are no options of torshrun's, nor of
-torchrun's: a torshrun that is given nothing else makes a job of its own.
+"""Warns about variables of other launchers that number the nodes of a job.
+
+They are no options of torshrun, nor of torchrun. A torshrun without other options starts a job of
+its own.
 """
 
 from __future__ import annotations
@@ -12,16 +14,16 @@ from torshrun.clusters.hints import NUMBER, Environ, in_worker
 
 _HOST = re.compile("[A-Za-z0-9_.:-]{1,253}")
 _LONGEST = 65536
-"""Characters of a list of hosts that is looked at."""
+"""The most characters of a list of hosts that is parsed."""
 
 
 class _Numbering(NamedTuple):
-    """Variables that number nodes."""
+    """Names variables that number nodes."""
 
     rank: str
     number: str
     master: str
-    """The address of rank 0; "" where launchers of processes say no more."""
+    """The variable with the address of rank 0. Empty if the launcher sets none."""
 
 
 _NUMBERINGS = (
@@ -30,17 +32,17 @@ _NUMBERINGS = (
     _Numbering("NODE_RANK", "NUM_NODES", "$MASTER_ADDR"),
     _Numbering("FLUX_TASK_RANK", "FLUX_JOB_SIZE", ""),
     _Numbering("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", ""),  # mpirun_rsh
-    _Numbering("PMI_RANK", "PMI_SIZE", ""),  # what starts processes and says nothing else
+    _Numbering("PMI_RANK", "PMI_SIZE", ""),  # launchers that set nothing else
 )
 _GRID_ENGINES = """torshrun --hostfile=<(awk '{print $1, "slots=" $2}' "$PE_HOSTFILE") …"""
-"""The variable names a file with a host, its slots and more on each line."""
+"""The command for Grid Engine. The file has a host and its slots on each line."""
 _HOSTS, _HERE = "SM_HOSTS", "SM_CURRENT_HOST"
-"""Amazon SageMaker's: a JSON list of names, and one of them."""
+"""Variables of Amazon SageMaker: a JSON list of host names, and the name of this host."""
 
 
 def told_of_others(environ: Environ) -> str:
-    """A line for people if variables say that this is one of several nodes; else ""."""
-    if in_worker(environ):  # the numbers are the workers' own
+    """Return a line for people if variables say that this is one of several nodes, else ""."""
+    if in_worker(environ):  # the numbers are those of the worker
         return ""
     for each in _NUMBERINGS:
         rank, count = (environ.get(name, "") for name in (each.rank, each.number))
@@ -61,12 +63,15 @@ def told_of_others(environ: Environ) -> str:
 def _line(told: str, command: str) -> str:
     return (
         f"{told}, but this torshrun is a job of its own, on this node only. For one job on all "
-        f"nodes: {command}; --standalone leaves this line out"
+        f"nodes: {command}; --standalone suppresses this line"
     )
 
 
 def _command(numbering: _Numbering) -> str:
-    """What starts torshrun on each node, by a shell there where none reads the command yet."""
+    """Return the command that starts torshrun on each node.
+
+    It includes a shell if no shell would expand the variables there.
+    """
     number, rank = f"${numbering.number}", f"${numbering.rank}"
     if numbering.master:
         return _torshrun(number, rank, numbering.master)

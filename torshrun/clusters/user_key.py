@@ -1,5 +1,6 @@
-"""A key that all nodes find in this user's home directory, and nobody else: where jobs on clusters
-have their secrets from without being given any.
+"""Keeps a key in this user's home directory, where all nodes find it and nobody else can read it.
+
+Jobs on clusters derive their secrets from it if none is given.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def make_user_key(environ: Environ) -> str:
-    """The path of the key, ~/.config/torshrun/key, which is made if it is not there. OSError."""
+    """Return the path of the key, ~/.config/torshrun/key. Create it if it does not exist.
+
+    Raises OSError.
+    """
     path = user_key_path(environ)
     folder = str(PurePath(path).parent)
     with contextlib.suppress(FileExistsError):
@@ -36,8 +40,10 @@ def make_user_key(environ: Environ) -> str:
 
 
 def user_key_path(environ: Environ) -> str:
-    """Where the key is, or would be. A relative XDG_CONFIG_HOME counts as none, as its
-    specification has it. OSError if there is no home directory, or HOME is relative.
+    """Return the path of the key, whether it exists or not.
+
+    A relative XDG_CONFIG_HOME is ignored, as its specification says. Raises OSError if there is no
+    home directory, or HOME is relative.
     """
     place = PurePath(environ.get("XDG_CONFIG_HOME", ""))
     if not place.is_absolute():
@@ -48,7 +54,7 @@ def user_key_path(environ: Environ) -> str:
 def _home(environ: Environ) -> str:
     if home := environ.get("HOME"):
         if not PurePath(home).is_absolute():
-            why = "it is no absolute path, so each directory would have a key of its own"
+            why = "it is not an absolute path, so each directory would have a key of its own"
             raise OSError(errno.EINVAL, why, f"HOME={home}")
         return home
     try:
@@ -58,8 +64,9 @@ def _home(environ: Environ) -> str:
 
 
 def _make_in(directory: int) -> None:
-    """Complete or not at all, and once, whichever of a job's nodes comes first: a link is made at
-    once, on network file systems too, and fails where the name is taken.
+    """Create the key once, completely or not at all, whichever of a job's nodes comes first.
+
+    A link is created atomically, on network file systems, too, and fails if the name exists.
     """
     if _is_there(directory):
         raise FileExistsError
@@ -83,5 +90,5 @@ def _is_there(directory: int) -> bool:
 
 
 def job_secret(key: str, run_id: str) -> str:
-    """The secret of one job, of which the key cannot be told."""
+    """Return the secret of one job. The key cannot be derived from it."""
     return hmac.new(key.encode(), b"torshrun job " + run_id.encode(), hashlib.sha256).hexdigest()

@@ -1,11 +1,11 @@
-"""The entry point: `torshctl` and `python -m torshrun.ctl`."""
+"""Starts torshctl, for the command `torshctl` and for `python -m torshrun.ctl`."""
 
 import signal
 import sys
 
 
 def main() -> None:
-    # An interrupt ends this process as it would any other: what was asked for stands.
+    # Let an interrupt end this process by the signal. Requests already made remain in the store.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from torshrun.ctl.command import run

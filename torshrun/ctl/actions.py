@@ -1,4 +1,4 @@
-"""What torshctl's commands do with a run, and how far it has come with what was asked of it."""
+"""Carries out torshctl's requests to a run, and follows how far each has got."""
 
 from __future__ import annotations
 
@@ -16,21 +16,24 @@ from torshrun.rendezvous import rows
 from torshrun.rendezvous.rows import NodeRow, SizeWanted, StopWanted
 
 STOPPED = exit_codes.SIGNALLED + 2
-"""The code that all agents of a stopped job end with: as by Ctrl-C on each."""
+"""The exit code of all agents of a stopped job, the same as after Ctrl-C on each."""
 _STOP_KEPT = 30.0
-"""Seconds at least that nodes have to find the request: it is not to meet the name's next run."""
+"""The least number of seconds for which nodes can find the request.
+
+It expires so that it does not stop the next run with the same id.
+"""
 
 
 class SteeredRun(Run):
-    """A run, and what can be done with it."""
+    """Changes the size of a run, drains its nodes, and stops it."""
 
     async def watch(self, show: Callable[[Picture], None]) -> None:
-        """Show each change until the run has ended, or nobody is left to end it."""
+        """Show each change until the run has ended, or no node and no leader is left to end it."""
         while not self.picture.verdict and (self.picture.present or self.picture.leader):
             show(await self.change())
 
     async def scale(self, asked: str, size: Nodes) -> str:
-        """Give the run another size. With one number, MIN stays if it is no larger."""
+        """Change the number of nodes. A single number keeps MIN unless MIN is larger."""
         self._check_runs()
         if any(row.fixed_rank >= 0 for row in self.picture.present):
             raise NotDone(
@@ -49,10 +52,10 @@ class SteeredRun(Run):
         self._check_runs()
         before = self.picture
         asked = find_nodes(before, names)
-        if before.header is None:  # it is a round's header that tells nodes to go
+        if before.header is None:  # nodes read in the header of a round that they are to leave
             raise NotDone(
-                f"run {before.run_id} has no round yet, by which a node is told to go: end "
-                f"torshrun there (SIGTERM), or the whole job (torshctl stop)"
+                f"run {before.run_id} has no round yet, in which a node can be asked to leave: end "
+                "torshrun there (SIGTERM), or the whole job (torshctl stop)"
             )
         if not force:
             check_drain(asked, before)
@@ -60,7 +63,7 @@ class SteeredRun(Run):
         await self.ask(keys, rows.DRAIN_KEPT)
         told = await self.wait(partial(drained, asked, before))
         if self.timeout is not None:
-            with suppress(StoreError):  # it may have gone with them
+            with suppress(StoreError):  # the store may have ended with these nodes
                 await self.withdraw([*keys])
         return told
 
@@ -71,7 +74,7 @@ class SteeredRun(Run):
         late = asked.difference(row.node for row in (await self.now()).staying)
         if late:
             names = ", ".join(sorted(late))
-            raise NotDone(f"too late: {names} is on its way out; start torshrun there again")
+            raise NotDone(f"too late: {names} is leaving already; start torshrun there again")
         return f"{', '.join(sorted(asked))} stays"
 
     async def stop(self, reason: str) -> str:
@@ -85,7 +88,7 @@ class SteeredRun(Run):
             told = await self.wait(stopped)
             if self.timeout is not None:
                 await self.withdraw([rows.WANT_STOP])
-        except StoreError as error:  # one that an agent serves ends with it
+        except StoreError as error:  # a store that an agent serves ends with the agent
             if self.picture.verdict:
                 return ended(self.picture)
             if isinstance(error.__cause__, ConnectionRefusedError):
@@ -94,7 +97,7 @@ class SteeredRun(Run):
         return told
 
     async def forget(self) -> str:
-        """Delete what the store still holds of a run that nobody is left of."""
+        """Delete what the store still holds of a run that has no nodes left."""
 
         def check(picture: Picture) -> None:
             if picture.present:
@@ -102,7 +105,7 @@ class SteeredRun(Run):
                 raise NotDone(f"run {picture.run_id} has {there}; end it first (torshctl stop)")
 
         if not await self.erase(check):
-            raise NotDone(f"run {self.picture.run_id} begins again: not forgotten")
+            raise NotDone(f"run {self.picture.run_id} has started again: it was not deleted")
         return f"run {self.picture.run_id} is forgotten"
 
     def _check_runs(self) -> None:
@@ -115,7 +118,10 @@ class SteeredRun(Run):
 
 
 def scaled(wanted: SizeWanted, least: int, now: Picture) -> Progress:
-    """Whether `least` nodes or more run, and no spare is left that would be taken, or NotDone."""
+    """Return whether the run has `least` nodes or more and no spare that it would take.
+
+    Raises NotDone if the job has ended.
+    """
     if now.verdict:
         raise NotDone(f"the job has ended meanwhile: {now.verdict.outcome}, {now.verdict.reason}")
     header = now.header
@@ -133,27 +139,27 @@ def scaled(wanted: SizeWanted, least: int, now: Picture) -> Progress:
 
 
 def check_drain(asked: Sequence[NodeRow], now: Picture) -> None:
-    """Raises NotDone if too few nodes would be left, by which the job would end."""
+    """Raise NotDone if too few nodes would be left, so that the job would end."""
     rest = [row for row in now.staying if row not in asked]
     least = now.limits[0] if now.limits else 0
     if len(rest) < least:
         raise NotDone(
-            f"run {now.run_id} needs {nodes(least)} and would have {len(rest)}, by which it ends. "
-            f"Start another node first or lower MIN (torshctl scale); --force drains all the same"
+            f"run {now.run_id} needs {nodes(least)} and would have {len(rest)}, which would end "
+            "it. Start another node first or lower MIN (torshctl scale); --force drains anyway"
         )
 
 
 def drained(asked: Sequence[NodeRow], before: Picture, now: Picture) -> Progress:
-    """Whether these nodes have gone, and the others go on without them."""
+    """Return whether these nodes have left and the others run on without them."""
     ids = {row.node for row in asked}
     names = ", ".join(sorted(ids))
     here = sorted(ids.intersection(row.node for row in now.present))
     if here:
-        return Progress(False, f"waiting for {', '.join(here)} to stop its workers and go")
+        return Progress(False, f"waiting for {', '.join(here)} to stop its workers and leave")
     if now.verdict:
         return Progress(True, f"{names} left, and the job has ended: {now.verdict.reason}")
     if not now.present:
-        return Progress(True, f"{names} left, and nobody is left of the run")
+        return Progress(True, f"{names} left, and no node of the run is left")
     if not any(map(before.takes_part, asked)):
         return Progress(True, f"{names} left: {now.summary}")
     if now.phase != "running" or now.round_token == before.round_token:
@@ -162,12 +168,12 @@ def drained(asked: Sequence[NodeRow], before: Picture, now: Picture) -> Progress
 
 
 def stopped(now: Picture) -> Progress:
-    """Whether the job has ended and its agents are gone."""
+    """Return whether the job has ended and its agents are gone."""
     if now.verdict is None:
-        who = "the nodes" if now.nodes else "a node: none is there, or none reaches the store"
+        who = "the nodes" if now.nodes else "a node: none is present, or none reaches the store"
         return Progress(False, f"waiting for {who} to end the job")
     if now.present:
-        return Progress(False, f"{ended(now)}; waiting for {nodes(len(now.present))} to go")
+        return Progress(False, f"{ended(now)}; waiting for {nodes(len(now.present))} to leave")
     return Progress(True, ended(now))
 
 
@@ -178,5 +184,5 @@ def ended(now: Picture) -> str:
 def _why_not_larger(now: Picture) -> str:
     if now.holds:
         holding = ", ".join(now.holds)
-        return f"waiting for the next checkpoint, before which {holding} wants no node to be added"
-    return f"waiting for the last call, after which {nodes(len(now.spares))} will be let in"
+        return f"waiting for the next checkpoint: until then {holding} lets no node be added"
+    return f"waiting for the last call, after which {nodes(len(now.spares))} will join"

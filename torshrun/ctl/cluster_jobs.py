@@ -1,5 +1,7 @@
-"""Jobs that a cluster has told where to meet, and that have their secret from a key of this user's:
-their run id is enough to reach them.
+"""Finds a cluster's job by its run id alone.
+
+The scheduler knows where the nodes of such a job rendezvous, and its secret comes from a key of
+this user.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ _OF_SCHEDULERS = ("slurm-", "pbs-", "lsf-")
 def reachable(
     request: Request, run_id: str, environ: Mapping[str, str], machine: Machine
 ) -> Request:
-    """The same request, with where the run meets and what its secret is made of, where the user
-    has not said it and its name tells.
+    """Return `request` completed by where the run meets and which file its secret is made of.
+
+    Only what the user has not given is added, as far as `run_id` tells it.
     """
     found = {"run_id": Entry(run_id, "RUN", "RUN")} if run_id else {}
     if not request.has("rdzv_endpoint") and not request.has("master_addr"):
@@ -33,7 +36,7 @@ def reachable(
 
 
 def _key(environ: Mapping[str, str]) -> str:
-    """The path of this user's key; "" if there is none."""
+    """Return the path of this user's key, or an empty string if there is none."""
     try:
         path = user_key_path(environ)
     except OSError:

@@ -1,5 +1,7 @@
-"""The torshctl command: argv to a request to a run, and its outcome to an exit code. What shows
-what workers do is in looking.py."""
+"""Parses torshctl's command line, requests something of a run, and returns an exit code.
+
+The commands that show what workers do are in looking.py.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
 
 NOT_DONE = 1
-"""The exit code when there is no such run or node, or what was asked for is not done yet."""
+"""The exit code if there is no such run or node, or if a request is not fulfilled yet."""
 _CODES = {ConfigError: USAGE, StoreError: RENDEZVOUS, TorshError: NOT_DONE}
 _CLEAR = "\x1b[H\x1b[2J"
 
@@ -41,16 +43,17 @@ _HELP = (
     "--rdzv-id. See what its ranks do, or what is wrong with them (explain, flight, stacks, top, "
     "trace). Or find what would keep jobs from running here (doctor), write scripts that start one "
     "(render), or let torshrun stand in for torchrun (shim).\n\n"
-    "Say where its nodes meet by the options that torshrun was given there, or by its variables: "
-    "TORSH_RDZV_BACKEND, TORSH_RDZV_ENDPOINT, TORSH_RDZV_CONF, TORSH_SECRET_FILE (also as PET_*), "
-    "TORSH_SECRET. Of a run of Slurm's, slurm-17.0, nothing need be said on the cluster.\n\n"
+    "Say where its nodes rendezvous by the options that torshrun was given there, or by its "
+    "variables: TORSH_RDZV_BACKEND, TORSH_RDZV_ENDPOINT, TORSH_RDZV_CONF, TORSH_SECRET_FILE (also "
+    "as PET_*), TORSH_SECRET. For a run of Slurm, such as slurm-17.0, nothing has to be given on "
+    "the cluster.\n\n"
     "Exit codes: 0 done; 1 not done, or no such run or node; 2 wrong usage; 69 the store cannot be "
     "reached."
 )
 
 
 def _waiting(command: Command) -> Command:
-    """Add the options that say how long to wait."""
+    """Add the options that set how long to wait."""
     timeout = click.option(
         "--timeout",
         default="30",
@@ -74,7 +77,7 @@ def _waiting(command: Command) -> Command:
 @click.version_option(package_name="torshrun", message="torshctl %(version)s")
 @click.pass_context
 def command(context: click.Context) -> None:
-    """See _HELP."""
+    """Show the help and exit with code 2 if no subcommand is given. The help is `_HELP`."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help(), err=True)
         context.exit(USAGE)
@@ -86,9 +89,9 @@ def command(context: click.Context) -> None:
 @click.option("--json", "as_json", is_flag=True, help="As one line of JSON, each time.")
 @meeting
 def status(run_id: str | None, watch: bool, as_json: bool, **options: Any) -> None:
-    """Show how RUN stands: its round, its nodes, and why those wait that do. Without RUN, list the
-    runs that the store knows of; where no store is named, the jobs of this host, and where each of
-    their ranks stands.
+    """Show the state of RUN: its round, its nodes, and why some of them wait. Without RUN, list the
+    runs in the store; if no store is given, list the jobs of this host, and what each of their
+    ranks is doing.
     """
 
     def show(picture: Picture) -> None:
@@ -105,7 +108,7 @@ def status(run_id: str | None, watch: bool, as_json: bool, **options: Any) -> No
             await run.watch(show)
 
     if run_id is None and (watch or as_json):
-        raise click.UsageError("--watch and --json are of one run: name it")
+        raise click.UsageError("--watch and --json apply to one run: name it")
     if run_id is None and not is_place_given(options, os.environ):
         from torshrun.ctl.host_jobs import find_jobs
         from torshrun.ctl.host_jobs import in_words as told
@@ -133,12 +136,12 @@ def scale(run_id: str, size: str, **options: Any) -> None:
 @command.command(short_help="Take nodes out of it.")
 @click.argument("run_id", metavar="RUN")
 @click.argument("names", metavar="NODE...", nargs=-1, required=True)
-@click.option("--undo", is_flag=True, help="Let them stay, if they have not been told yet.")
-@click.option("--force", is_flag=True, help="Even if the job ends because too few are left.")
+@click.option("--undo", is_flag=True, help="Let them stay, if they have not begun to leave.")
+@click.option("--force", is_flag=True, help="Drain them even if too few are left and the job ends.")
 @_waiting
 def drain(run_id: str, names: tuple[str, ...], undo: bool, force: bool, **options: Any) -> None:
     """Take each NODE (its id, host name, address or node rank) out of RUN: its workers are stopped,
-    its agent ends with code 75, and the others go on at once.
+    its agent ends with code 75, and the others continue at once.
     """
 
     async def act(run: SteeredRun) -> str:
@@ -151,14 +154,14 @@ def drain(run_id: str, names: tuple[str, ...], undo: bool, force: bool, **option
 
 @command.command(short_help="End it on all nodes.")
 @click.argument("run_id", metavar="RUN")
-@click.option("--reason", default="", metavar="TEXT", help="What its nodes tell about why.")
+@click.option("--reason", default="", metavar="TEXT", help="The reason that its nodes report.")
 @_waiting
 def stop(run_id: str, reason: str, **options: Any) -> None:
     """End RUN: on all nodes workers are stopped, and the agents end with code 130."""
     _carry_out(options, lambda run: run.stop(reason), run_id)
 
 
-@command.command(short_help="Delete what is left of one that died.")
+@command.command(short_help="Delete what is left of a run that died.")
 @click.argument("run_id", metavar="RUN")
 @meeting
 def forget(run_id: str, **options: Any) -> None:
@@ -170,7 +173,7 @@ def forget(run_id: str, **options: Any) -> None:
 
 @command.command(short_help="Find what would keep jobs from running here.")
 @click.option("--json", "as_json", is_flag=True, help="As one line of JSON.")
-@click.option("--only", default="", metavar="AREA,...", help="Look at these areas alone.")
+@click.option("--only", default="", metavar="AREA,...", help="Examine only these areas.")
 @click.option(
     "--peers",
     metavar="HOST:PORT,...",
@@ -183,13 +186,13 @@ def forget(run_id: str, **options: Any) -> None:
 @click.option(
     "--serve",
     metavar="[HOST:]PORT",
-    help="Do nothing but serve other doctors for an hour; needs the secret that they have.",
+    help="Only serve other doctors for an hour; needs the secret that they have.",
 )
 @click.option(
     "--timeout",
     default="30",
     metavar="SECONDS",
-    help="What loading a library, a look-up or a driver may take. [default: 30]",
+    help="How long loading a library, a look-up or a driver may take. [default: 30]",
 )
 @meeting
 def doctor(
@@ -202,8 +205,8 @@ def doctor(
     timeout: str,
     **options: Any,
 ) -> int:
-    """Look at what jobs need of this host, its network and the store where nodes are to meet, if
-    that is given. Each finding says what to do.
+    """Examine what jobs need of this host, its network and the store where nodes rendezvous, if one
+    is given. Each finding says what to do.
 
     Exit codes: 0 nothing is a problem; 1 something is; 2 wrong usage.
     """
@@ -212,11 +215,11 @@ def doctor(
     rendezvous, secret, master_port = place_if_given(options, os.environ)
     if serve is not None:
         if as_json or peers or all_pairs or network_check:
-            raise click.UsageError("--serve goes with none of the others: it only serves them")
+            raise click.UsageError("--serve excludes these options: it only serves other doctors")
         doctor.serve_peers(serve, secret, say)
         return 0
     if (all_pairs or network_check) and not peers:
-        raise click.UsageError("--all-pairs and --network-check are about --peers: name them")
+        raise click.UsageError("--all-pairs and --network-check need --peers")
     wanted = doctor.Wanted(
         rendezvous=rendezvous,
         secret=secret,
@@ -234,12 +237,14 @@ def doctor(
 @command.command(short_help="Write a job script for a scheduler or a cloud.")
 @click.argument("target", metavar="TARGET")
 @click.option("-f", "--file", "path", required=True, metavar="FILE", help="The job file.")
-@click.option("-o", "--output", default="-", metavar="FILE|DIR", help="Where to. [default: stdout]")
-@click.option("--force", is_flag=True, help="Replace a file that is there.")
+@click.option(
+    "-o", "--output", default="-", metavar="FILE|DIR", help="Where to write it. [default: stdout]"
+)
+@click.option("--force", is_flag=True, help="Replace an existing file.")
 def render(target: str, path: str, output: str, force: bool) -> None:
-    """Write the script or manifest by which TARGET runs the job of FILE, which is one that
-    torshrun's --config takes, with a section `cluster` (docs/render.md). TARGET is slurm, pbs, lsf,
-    kubernetes, jobset, trainjob, raycluster, compose, aws, gcp or azure.
+    """Write the script or manifest with which TARGET runs the job in FILE, a file for torshrun's
+    --config with a section `cluster` (docs/render.md). TARGET is slurm, pbs, lsf, kubernetes,
+    jobset, trainjob, raycluster, compose, aws, gcp or azure.
     """
     from torshrun.ctl.render import targets
     from torshrun.ctl.render.job import read_job
@@ -255,12 +260,12 @@ def render(target: str, path: str, output: str, force: bool) -> None:
         click.echo(write(text, output, name, mode=kind.mode, force=force))
 
 
-@command.command(short_help="Let torshrun stand in for torchrun here, or no longer.")
+@command.command(short_help="Let torshrun stand in for torchrun here, or undo that.")
 @click.argument("action", metavar="install|remove|status")
 def shim(action: str) -> None:
-    """Let torshrun be what starts where torchrun is called in this Python environment: by the
-    command, python -m torch.distributed.run, elastic_launch, accelerate launch and others
-    (docs/shim.md). TORSHRUN_AS_TORCHRUN=1, or 0, in the environment counts more than that.
+    """Start torshrun wherever torchrun is called in this Python environment: by the command, python
+    -m torch.distributed.run, elastic_launch, accelerate launch and others (docs/shim.md).
+    TORSHRUN_AS_TORCHRUN=1 or 0 in the environment takes precedence.
 
     Exit codes: 0 done; 1 the file cannot be written or removed; 2 wrong usage, or not possible.
     """
@@ -283,7 +288,7 @@ def _carry_out(
     *,
     even_traces: bool = False,
 ) -> None:
-    """Carry it out, and print what it has to say in the end; without a run: which there are."""
+    """Carry out `act` on the run and print its result. Without a run, list the runs."""
     import asyncio
 
     from torshrun.ctl.actions import SteeredRun

@@ -1,4 +1,4 @@
-"""torshctl explain: what is wrong with a job, with evidence, for people and programs."""
+"""Implements torshctl explain: says what is wrong with a job, with evidence."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from torshrun.text import format_ranks
 
 SCHEMA = 1
 JSON_BYTES = 8192
-"""What the answer for programs may have."""
+"""The most bytes of the answer for programs."""
 _MOST_RANKS = 16
 _MOST_EVIDENCE = 8
 _TEXT_CHARS = 400
@@ -41,53 +41,57 @@ _WELL = "exit code 0"
 
 
 class Verdict(NamedTuple):
-    """What is wrong with a job."""
+    """Says what is wrong with a job."""
 
     job: str
-    """The job, for people."""
+    """The job's name, for people."""
     state: str
     """`running` or `ended`."""
     wrong: str
     """`nothing`, `waiting` (ranks wait for others, or for each other), `mismatch`, `stopped` (a
-    process stands still), `dead` (one has ended), or `failed`."""
+    process is stopped), `dead` (one has ended), or `failed`.
+    """
     ranks: Sequence[int]
-    """Who is the cause, or may be."""
+    """The ranks that are, or may be, the cause."""
     nodes: Sequence[int]
-    """Likewise, by node rank."""
+    """The nodes that are, or may be, the cause, by node rank."""
     certainty: str
     """`certain`, `likely` or `undecided`."""
     headline: str
     operation: Operation | None
-    """What the others wait in, or what was called otherwise; None is unknown."""
+    """The operation that others wait in, or that ranks disagree on. None is unknown."""
     called: Mapping[int, Operation]
-    """What ranks that called something else called, or were last in."""
+    """The operation that each rank out of step called instead, or called last."""
     since: float | None
-    """For how many seconds the others wait, or had waited when it ended."""
+    """Seconds that the others have waited, or had waited when the job ended."""
     evidence: Sequence[str]
     advice: str
     kind: str
-    """Of the failure, as in the report; "" while the job runs."""
+    """The kind of the failure, as in the report. Empty while the job runs."""
     stands: Mapping[int, Whereabouts]
-    """By rank: step and section."""
+    """Step and section of each rank."""
     frames: Mapping[int, str]
-    """By rank: the innermost line of the program's own."""
+    """The innermost line of the program's own code, for each rank."""
     silent: Sequence[str]
-    """Lines about nodes of which something is missing."""
+    """Lines about nodes whose data is missing or incomplete."""
     groups: Mapping[int, str]
     """Names of groups."""
     members: Mapping[int, Sequence[int]]
-    """Ranks that have called anything in a group, or are known to be its members."""
+    """The ranks known to be in each group, or that have called an operation in it."""
 
 
 def show(place: str, asking: Asking, *, as_json: bool) -> int:
-    """Print it; the exit code."""
+    """Print the verdict and return the exit code: 0 if nothing is wrong, else 1."""
     verdict = explain(place, asking)
     click.echo(json.dumps(as_object(verdict)) if as_json else "\n".join(in_words(verdict)))
     return 0 if verdict.wrong == "nothing" else _WRONG
 
 
 def explain(place: str, asking: Asking) -> Verdict:
-    """What is wrong with a run, a job of this host, or what was kept of one. Unfit, StoreError."""
+    """Judge a run, a job of this host (by pid), or the files kept of a job that has ended.
+
+    Raises Unfit if there is nothing to judge, and StoreError if the store cannot be reached.
+    """
     if asking.is_run(place):
         answered = asking.ask(place, ["records", "stacks"])
         found = recorded.of_answers(place, answered["records"])
@@ -104,11 +108,11 @@ def nodes_of(found: Recorded) -> list[Node]:
     return [Node(dump.host, trails_of(dump)) for dump in found.dumps]
 
 
-# ---- of a running job
+# ---- a running job
 
 
 def of_running(found: Recorded, stood: Mapping[int, Stands]) -> Verdict:
-    """Of what its ranks have recorded, and where they stand."""
+    """Judge a running job by what its ranks have recorded and where they are blocked."""
     nodes = nodes_of(found)
     proved = conclude(nodes)
     first = proved.culprit
@@ -124,7 +128,7 @@ def of_running(found: Recorded, stood: Mapping[int, Stands]) -> Verdict:
     wrong, ranks, headline = _wrong_now(first, proved, dead, held)
     unknown = _unknown(nodes, stood)
     is_open = unknown or (first and _is_open(first, nodes))
-    lines = [f"{format_ranks(unknown)}: no node that answers has any of these"] if unknown else []
+    lines = [f"{format_ranks(unknown)}: no node that answered has any of these"] if unknown else []
     verdict = _blank(found, proved, nodes)._replace(
         state="running",
         wrong=wrong,
@@ -142,14 +146,14 @@ def of_running(found: Recorded, stood: Mapping[int, Stands]) -> Verdict:
 
 
 def _unknown(nodes: Sequence[Node], stood: Mapping[int, Stands]) -> Sequence[int]:
-    """Ranks that others had in their default group, and of which nothing is known."""
+    """Return the ranks that the default group includes but of which nothing is known."""
     held = [one for node in nodes for one in node.trails.operations.values()]
     size = max((each.ranks for one in held for each in one if not each.group), default=0)
     return sorted({*range(size)}.difference(stood, *(node.trails.operations for node in nodes)))
 
 
 def _is_open(first: Suspicion, nodes: Sequence[Node]) -> bool:
-    """Whether those whom others wait for wait for a message themselves, or for each other."""
+    """Return whether the ranks that others wait for also wait, for a message or for each other."""
     if first.kind != "missing":
         return first.kind == "crosswise"
     held = [node.trails.operations.get(rank, ()) for node in nodes for rank in first.ranks]
@@ -164,7 +168,7 @@ def _wrong_now(
     dead: Mapping[int, str],
     held: Mapping[int, str],
 ) -> tuple[str, Sequence[int], str]:
-    """What is wrong, with whom, and that in a line; "" is nothing."""
+    """Return what is wrong, with which ranks, and a headline. It is empty if nothing is wrong."""
     if held:
         return "stopped", sorted(held), _together(held)
     if dead:
@@ -176,7 +180,7 @@ def _wrong_now(
 
 
 def _together(ranks: Mapping[int, str]) -> str:
-    """ "ranks 0-1 have ended: exit code 1", of those that stand alike."""
+    """Describe ranks in the same condition together: "ranks 0-1 have ended: exit code 1"."""
     verbs = {"has ": "have ", "is ": "are ", "waits ": "wait "}
     manners: dict[str, list[int]] = {}
     for rank, how in sorted(ranks.items()):
@@ -204,11 +208,14 @@ def _frame(stack: str) -> str:
     return standing.place if standing else ""
 
 
-# ---- of one that has ended
+# ---- a job that has ended
 
 
 def of_kept(folder: Path) -> Verdict:
-    """Of the newest attempt below the folder of which anything was kept. Unfit if none was."""
+    """Judge the newest attempt below `folder` of which anything was kept.
+
+    Raises Unfit if nothing was kept.
+    """
     accounts, kept = _load(folder)
     found = _recorded(folder, accounts)
     nodes = nodes_of(found)
@@ -245,14 +252,14 @@ def _load(folder: Path) -> Kept:
         raise Unfit(f"cannot read {folder}: {error.strerror}") from None
     if not kept.accounts:
         raise Unfit(
-            f"there is no account of a failure below {folder}: torshrun keeps it where a job fails "
-            f"or hangs and has a --log-dir"
+            f"there is no record of a failure below {folder}: torshrun keeps it where a job fails "
+            "or hangs and has a --log-dir"
         )
     return kept
 
 
 def _recorded(folder: Path, accounts: Sequence[Account]) -> Recorded:
-    """What the ranks of this round had recorded, if anything."""
+    """Return what the ranks of this round had recorded. It is empty if they recorded nothing."""
     newest = accounts[-1]
     with suppress(Unfit):
         found = recorded.kept(folder)
@@ -264,7 +271,7 @@ def _recorded(folder: Path, accounts: Sequence[Account]) -> Recorded:
 
 
 def _unlike(lines: Sequence[str], more: Sequence[str]) -> Iterator[str]:
-    """All of these, but none twice that differs in its seconds alone."""
+    """Yield all lines, but only the first of those that differ only in seconds."""
     seen = set()
     for line in (*lines, *more):
         timeless = _SECONDS.sub("", line)
@@ -277,7 +284,7 @@ _SECONDS = re.compile(r"[0-9.]+ s\b")
 
 
 def _judged(accounts: Sequence[Account], proved: Concluded) -> Finding | None:
-    """By what the nodes have kept, where none of them was told what all found."""
+    """Judge from each node's testimony, if no node kept a finding about all of them."""
     witnesses = [
         replace(witness, turn=turn)
         for turn, each in enumerate(accounts)
@@ -292,12 +299,12 @@ def _once(witnesses: Sequence[Witness]) -> list[Witness]:
 
 
 def _about(proved: Concluded, ranks: Sequence[int]) -> Suspicion | None:
-    """What is out of step with these ranks, or at all if nobody is known to be to blame."""
+    """Return the suspicion about `ranks`, or the first one if no rank is at fault."""
     mine = [each for each in proved.suspicions if {*ranks} & {*each.ranks}]
     return culprit(mine if ranks else proved.suspicions)
 
 
-# ---- both
+# ---- for both
 
 
 def _blank(found: Recorded, proved: Concluded, nodes: Sequence[Node]) -> Verdict:
@@ -334,8 +341,10 @@ def _members(nodes: Sequence[Node]) -> Mapping[int, Sequence[int]]:
 
 
 def _with_call(verdict: Verdict, first: Suspicion | None, nodes: Sequence[Node]) -> Verdict:
-    """With the operation that it is about: what the culprits are inside, as where one died there or
-    its network broke; else of ranks that did not come the first call that they missed.
+    """Add the operation that the verdict is about.
+
+    That is the operation that the culprits are inside, as where one died there or its network
+    broke. If ranks did not come, it is the first collective that they missed.
     """
     records = {rank: held for node in nodes for rank, held in node.trails.operations.items()}
     own = _not_left({rank: records.get(rank, ()) for rank in verdict.ranks})
@@ -351,13 +360,13 @@ def _with_call(verdict: Verdict, first: Suspicion | None, nodes: Sequence[Node])
 
 
 def _not_left(records: Mapping[int, Sequence[Operation]]) -> Operation | None:
-    """The first operation, in the order of the program, that one of these ranks has not left."""
+    """Return the first operation in program order that one of these ranks has not left."""
     inside = [each for held in records.values() for each in held if each.state != "done"]
     return min(inside, key=lambda each: each.number, default=None)
 
 
 def in_words(verdict: Verdict) -> Iterator[str]:
-    """Lines for people."""
+    """Yield the lines that people read."""
     yield verdict.job
     yield f"  {verdict.headline}"
     if verdict.operation:
@@ -371,13 +380,16 @@ def in_words(verdict: Verdict) -> Iterator[str]:
         if line not in verdict.headline:
             yield f"  {line}"
     for line in verdict.silent:
-        yield f"  nothing of {line}"
+        yield f"  nothing from {line}"
     if verdict.advice:
         yield f"  what to do: {verdict.advice}"
 
 
 def as_object(verdict: Verdict) -> Mapping[str, Any]:
-    """The same for programs, in no more than JSON_BYTES: what matters least is cut first."""
+    """Return the verdict as an object for JSON of at most JSON_BYTES.
+
+    The least important entries are cut first.
+    """
     told = _object(verdict)
     for name in ("silent", "evidence", "where"):
         while len(json.dumps(told)) > JSON_BYTES and told[name]:
@@ -413,7 +425,7 @@ def _object(verdict: Verdict) -> dict[str, Any]:
 
 
 def _of_interest(verdict: Verdict) -> list[int]:
-    """Ranks that are told of, the culprits first."""
+    """Return the ranks to describe, the culprits first."""
     known = {*verdict.stands, *verdict.frames}
     order = sorted(known, key=lambda rank: (rank not in verdict.ranks, rank))
     return order[:_MOST_RANKS]

@@ -1,4 +1,4 @@
-"""torshctl flight: the last operations of all ranks, of running jobs or from files."""
+"""Implements torshctl flight: shows the last operations of all ranks of a job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NOTHING = 1
 
 
 def show(place: str | None, last: int, asking: Asking | None = None, *, as_json: bool) -> int:
-    """Print it; the exit code. `last`: how many operations of each rank are shown in words."""
+    """Print the operations and return the exit code. `last` is how many to show for each rank."""
     found = find(place, asking)
     for each in found:
         if as_json:
@@ -34,7 +34,7 @@ def _lines(recorded: Recorded, last: int) -> Iterator[str]:
     records, names = recorded.operations, recorded.group_names
     yield recorded.name
     for line in recorded.silent:
-        yield f"  nothing of {line}"
+        yield f"  nothing from {line}"
     yield from _of_clocks(recorded.dumps)
     for each in recorded.suspicions:
         yield f"  {in_words(each, 0.0, Told(names))}"
@@ -49,11 +49,11 @@ def _lines(recorded: Recorded, last: int) -> Iterator[str]:
 
 
 def _of_clocks(dumps: Sequence[Dump]) -> Iterator[str]:
-    """Whose times are not to be compared with the others'."""
+    """Yield a line for each node whose clock could not be aligned with the others'."""
     for dump in dumps if len(dumps) > 1 else ():
         if dump.offset is None:
             ranks = format_ranks(dump.records)
-            yield f"  times of {ranks} are by the clock of {dump.host} alone"
+            yield f"  times of {ranks} are those of the clock of {dump.host} alone"
 
 
 def _told(operation: Operation, names: Mapping[int, str]) -> str:
@@ -102,8 +102,7 @@ def _by_rank(operations: Mapping[int, Operation]) -> Mapping[int, object]:
 
 
 def _groups(records: Records, names: Mapping[int, str]) -> Sequence[Mapping[str, object]]:
-    """Who was seen in each group, what it is called, its size, and the first collective of it that
-    is still held."""
+    """Describe each group: members seen, name, size, and first collective still recorded."""
     seen = sorted(
         (each.group, rank, each.ranks, each.sequence)
         for rank, held in records.items()

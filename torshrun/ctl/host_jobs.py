@@ -1,4 +1,4 @@
-"""Jobs of torshrun's on this host, as their workers' status pages and the kernel tell them."""
+"""Finds torshrun's jobs on this host from their workers' status pages and from the kernel."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _COMMAND_CHARS = 200
 
 
 class HostJob(NamedTuple):
-    """A job, or a node of one, that runs here."""
+    """Describes a job, or the node of a job, that runs on this host."""
 
     agent: int
-    """The pid of its torshrun."""
+    """The pid of its agent."""
     command: str
     workers: tuple[HostWorker, ...]
-    """By rank."""
+    """The workers, by rank."""
     round: int = 0
-    """That of its workers."""
+    """The round of its workers."""
 
 
 class HostWorker(NamedTuple):
@@ -36,16 +36,16 @@ class HostWorker(NamedTuple):
     pid: int
     status: WorkerStatus
     state: str
-    """Of its process, as in /proc."""
+    """The state of its process, as in /proc."""
     waits: str
-    """What its main thread waits for in the kernel; "" is unknown."""
+    """The kernel resource that its main thread waits for. Empty if unknown."""
     place: tuple[str, int]
     """The file of its status page, and its local rank."""
     round: int
 
 
 def find_jobs() -> list[HostJob]:
-    """Those whose processes this user may look at, by pid."""
+    """Return the jobs whose processes this user may inspect, ordered by pid."""
     pids = sorted(int(name) for name in os.listdir("/proc") if name.isdecimal())  # noqa: PTH208
     keepers = ((pid, stat) for pid in pids if (stat := read_stat(pid)) and stat.name == _KEEPER)
     return [_job(pid, stat.parent) for pid, stat in keepers if _environ(pid).get(_SCRATCH)]
@@ -83,7 +83,7 @@ def _workers(keeper: int) -> Iterator[HostWorker]:
 
 
 def _environ(pid: int) -> Mapping[str, str]:
-    """As the process was started with; none of another user's."""
+    """Return the environment that a process started with. Empty for processes of other users."""
     try:
         content = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
     except OSError:
@@ -95,9 +95,9 @@ def _environ(pid: int) -> Mapping[str, str]:
 
 
 def in_words(jobs: Sequence[HostJob]) -> str:
-    """A line for each job, and below it one for each of its workers."""
+    """Return a line for each job, each followed by a line for each of its workers."""
     if not jobs:
-        return "no job of torshrun's runs on this host, or none that this user may look at\n"
+        return "no job of torshrun runs on this host, or none that this user may inspect\n"
     return "".join(f"{line}\n" for job in jobs for line in _lines(job))
 
 
@@ -117,7 +117,5 @@ def _does(worker: HostWorker) -> str:
         return f"in {numbered(last)}"
     if status.awaited:
         return f"{status.awaited.what} (rank {status.awaited.rank})"
-    after = (
-        f"in no collective, last in {numbered(last)}" if last else "in no collective that it notes"
-    )
+    after = f"in no collective, last in {numbered(last)}" if last else "in no recorded collective"
     return f"{after}; waits for {worker.waits}" if worker.waits else after

@@ -1,4 +1,4 @@
-"""Where torshctl finds a run: the options that say where its nodes meet."""
+"""Reads the options that say where the nodes of a run rendezvous."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 Options = dict[str, Any]
 
 _MEETING = "rdzv_backend rdzv_endpoint rdzv_conf master_addr master_port secret_file config"
-"""Those of torshrun's options, by key, that say where nodes meet."""
+"""The keys of the torshrun options that say where nodes rendezvous."""
 _ANY_JOB = {"nnodes": "2", "standalone": "false", "node_rank": "0", "require_secret": "false"}
-"""What else the rules about such a job ask for, and nothing here depends on."""
+"""Values that satisfy the other rules for such a job. Nothing here depends on them."""
 _PATIENCE = 10.0
-"""Seconds for which an etcd that has failed is tried again; a store of an agent does not return."""
+"""Seconds for which a failed etcd is tried again. An agent's store does not return."""
 
 
 def meeting(command: Command) -> Command:
-    """Add the options that say where the nodes of a run meet."""
+    """Add the options that say where the nodes of a run rendezvous."""
     for key in reversed(_MEETING.split()):
         option = BY_KEY[key]
         add = click.option(*option.spellings, key, metavar=option.metavar, help=option.help)
@@ -43,7 +43,7 @@ def meeting(command: Command) -> Command:
 
 
 def asking(command: Command) -> Command:
-    """Add the options by which a run's agents are asked."""
+    """Add the options for asking a run's agents."""
     timeout = click.option(
         "--timeout",
         default="15",
@@ -56,7 +56,10 @@ def asking(command: Command) -> Command:
 def place_if_given(
     given: Mapping[str, str | None], environ: Mapping[str, str]
 ) -> tuple[RendezvousConfig | None, str, int | None]:
-    """Where nodes meet, if that is said; the secret ("" is none) and the master's port, too."""
+    """Return where nodes rendezvous if it is given, the secret and the master's port.
+
+    The secret is empty if there is none.
+    """
     request = gather({**given, **_ANY_JOB}, None, (), environ)
     is_said = _says_where(request)
     secret = read_secret(request["secret_file"], request.name("secret_file"), environ)
@@ -65,7 +68,7 @@ def place_if_given(
 
 
 def is_place_given(given: Mapping[str, str | None], environ: Mapping[str, str]) -> bool:
-    """Whether it is said where nodes meet."""
+    """Return whether the options or the environment say where nodes rendezvous."""
     return _says_where(gather({**given, **_ANY_JOB}, None, (), environ))
 
 
@@ -77,25 +80,28 @@ def _says_where(request: Request) -> bool:
 def meeting_place(
     given: Mapping[str, str | None], environ: Mapping[str, str], run_id: str = ""
 ) -> RendezvousConfig:
-    """`given` are the options of the command line by key. Raises ConfigError."""
+    """Return where the run's nodes rendezvous.
+
+    `given` has the command line's options by key. Raises ConfigError if no place is given.
+    """
     request = gather({**given, **_ANY_JOB}, None, (), environ)
     request = reachable(request, run_id, environ, RealMachine())
     if not _says_where(request):
         raise ConfigError(
-            "--rdzv-endpoint is missing: say where the job's nodes meet, with the same --rdzv-* "
-            "options or variables (TORSH_RDZV_ENDPOINT) as torshrun has there"
+            "--rdzv-endpoint is missing: say where the job's nodes rendezvous, with the same "
+            "--rdzv-* options or variables (TORSH_RDZV_ENDPOINT) as torshrun has there"
         )
     return rendezvous(request, environ)
 
 
 def reach_of(options: Options, run_id: str) -> tuple[RendezvousConfig, float]:
-    """Where the nodes of a run meet, and how long a store that fails is tried again."""
+    """Return where the nodes of a run rendezvous, and for how many seconds to retry the store."""
     config = meeting_place(options, os.environ, run_id)
     return config, _PATIENCE if config.backend == "etcd" else 0.0
 
 
 def asking_of(options: Options) -> Asking:
-    """How the run is reached that the command line may name."""
+    """Return how to reach the run that the command line may name."""
     from torshrun.ctl.places import Asking
 
     timeout = values.seconds(options.pop("timeout"))

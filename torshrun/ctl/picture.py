@@ -1,4 +1,4 @@
-"""A run as its keys in the store tell it. Pure."""
+"""Decodes the state of a run from its keys in the store. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torshrun.rendezvous import rows
 
 
 class NotDone(TorshError):
-    """What was asked for is not so: there is no such run or node, or it did not happen in time."""
+    """Raised if there is no such run or node, or if a request is not fulfilled in time."""
 
 
 Phase = Literal["gathering", "running", "changing", "ended", "abandoned"]
@@ -19,22 +19,22 @@ Phase = Literal["gathering", "running", "changing", "ended", "abandoned"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """A run at one revision of the store."""
+    """Holds the state of a run at one revision of the store."""
 
     run_id: str
     nodes: tuple[rows.NodeRow, ...]
-    """By node rank, then those without one."""
+    """The nodes by node rank, then those without a rank."""
     leader: rows.LeaderRow | None = None
     header: rows.Header | None = None
     verdict: rows.VerdictRow | None = None
     places: Mapping[str, rows.PlaceRow]
-    """By node id."""
+    """Place in the queue, by node id."""
     size_wanted: rows.SizeWanted | None = None
     stop_wanted: rows.StopWanted | None = None
     wait: rows.WaitRow | None = None
-    """What its leader waits for."""
+    """The event that its leader waits for."""
     drains: frozenset[str] = frozenset()
-    """Ids of nodes that were asked to go."""
+    """Ids of nodes that are to leave."""
 
     @property
     def is_there(self) -> bool:
@@ -42,12 +42,16 @@ class Picture:
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether no node of it is left, and none has said how it ended."""
+        """Return whether a run has no nodes left and no verdict."""
         return bool(self.header) and not (self.verdict or self.leader or self.present)
 
     @property
     def phase(self) -> Phase:
-        """gathering: there was no round yet. changing: between two rounds."""
+        """Return the phase.
+
+        `gathering` means that there was no round yet, and `changing` that the next round is about
+        to begin.
+        """
         if self.verdict:
             return "ended"
         if self.is_abandoned:
@@ -58,12 +62,12 @@ class Picture:
 
     @property
     def summary(self) -> str:
-        """How it stands, in words."""
+        """Describe the state of the run in words."""
         verdict, header = self.verdict, self.header
         if verdict:
             return f"ended with code {verdict.code}: {verdict.outcome}, {verdict.reason}"
         if header is None:
-            return f"no round yet; {nodes(len(self.present))} there"
+            return f"no round yet; {nodes(len(self.present))} present"
         if self.is_abandoned:
             return f"abandoned: no node of round {header.number} is left (torshctl forget)"
         if header.phase == "closing":
@@ -73,30 +77,30 @@ class Picture:
 
     @property
     def round_token(self) -> str:
-        """What tells the round from any other; "" if there was none yet."""
+        """Return the token that identifies the round, or an empty string before the first."""
         return self.header.token if self.header else ""
 
     @property
     def limits(self) -> tuple[int, int] | None:
-        """At least and at most how many nodes; None if only the nodes know."""
+        """Return the fewest and the most nodes, or None if only the nodes know them."""
         source = self.size_wanted or self.header
         return (source.min_nodes, source.max_nodes) if source else None
 
     @property
     def present(self) -> tuple[rows.NodeRow, ...]:
-        """Nodes that have not left."""
+        """Return the nodes that have not left."""
         return tuple(row for row in self.nodes if row.state != "left")
 
     @property
     def staying(self) -> tuple[rows.NodeRow, ...]:
-        """Nodes that are there and were not asked to go."""
+        """Return the nodes that are present and were not asked to leave."""
         return tuple(
             row for row in self.present if not row.leaving and row.node not in self.asked_to_go
         )
 
     @property
     def spares(self) -> tuple[rows.NodeRow, ...]:
-        """Nodes that have no part in the round, and would take one."""
+        """Return the nodes that are not in the round but would join it."""
         return tuple(row for row in self.staying if not self.takes_part(row))
 
     @property
@@ -105,7 +109,7 @@ class Picture:
 
     @property
     def holds(self) -> list[str]:
-        """Ids of nodes that want none to be added just now."""
+        """Return the ids of nodes that currently do not want any node to be added."""
         return sorted(row.node for row in self.nodes if row.holds)
 
     def takes_part(self, row: rows.NodeRow) -> bool:
@@ -113,7 +117,7 @@ class Picture:
 
 
 def read(run_id: str, items: Mapping[str, bytes]) -> Picture:
-    """`items` are the run's keys, without what all of them begin with."""
+    """Decode a run from `items`, its keys without their common prefix."""
     nodes = [row for name, row in _under(rows.NODES, rows.NodeRow, items) if row.node == name]
     header = _one(rows.ROUND, rows.Header, items)
     placed = [row for row in nodes if _is_of(row, header)]
@@ -133,7 +137,10 @@ def read(run_id: str, items: Mapping[str, bytes]) -> Picture:
 
 
 def find_nodes(picture: Picture, names: Sequence[str]) -> tuple[rows.NodeRow, ...]:
-    """The nodes that are called so: by id, host, address or node rank. Raises NotDone."""
+    """Return the nodes that `names` name, by id, host, address or node rank.
+
+    Raises NotDone if a name fits no node, or more than one.
+    """
     return tuple(dict.fromkeys(_find(picture, name) for name in names))
 
 
@@ -149,7 +156,7 @@ def _find(picture: Picture, name: str) -> rows.NodeRow:
         return found[0]
     if found:
         ids = ", ".join(row.node for row in found)
-        raise NotDone(f"{name} is {len(found)} nodes of run {picture.run_id}: say which, by {ids}")
+        raise NotDone(f"{name} names {len(found)} nodes of run {picture.run_id}: give one of {ids}")
     there = ", ".join(f"{row.node} ({row.address})" for row in present) or "none"
     raise NotDone(
         f"run {picture.run_id} has no node {name}, by id, host, address or node rank; its nodes "
@@ -175,10 +182,10 @@ def _under(
 
 
 def _names(prefix: str, items: Mapping[str, bytes]) -> Iterator[str]:
-    """Those that somebody who knows the secret has written."""
+    """Yield the names below `prefix` whose values were signed with the secret."""
     return (key.removeprefix(prefix) for key in items if key.startswith(prefix) and items[key])
 
 
 def nodes(count: int, kind: str = "") -> str:
-    """ "1 node", "2 nodes", "2 more nodes"."""
+    """Return a count such as "1 node", "2 nodes" or "2 more nodes"."""
     return f"{count} {kind}node{'' if count == 1 else 's'}"

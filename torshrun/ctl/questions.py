@@ -1,4 +1,4 @@
-"""torshctl asks all agents of a run, and gathers what they answer before a deadline."""
+"""Asks all agents of a run, and gathers their answers before a deadline."""
 
 from __future__ import annotations
 
@@ -18,29 +18,30 @@ from torshrun.rendezvous.rows import MOST_ANSWER, AnswerRow, NodeRow, QuestionRo
 from torshrun.text import printable
 
 ALL_BYTES = 256 << 20
-"""Bytes that all nodes together may answer, which a store holds for a moment."""
+"""Bytes that all nodes together may answer. A store holds them for a moment."""
 _MOST_CONTENT = 1 << 28
 _OF_RANK = 512 << 10
-"""Bytes that a node may tell of each rank; what is compressed already may be longer."""
+"""Bytes that a node may report for each rank. A compressed answer may be longer unpacked."""
 _LONGER = 5.0
-"""Seconds that a question stands for after who asked has ceased to wait."""
+"""Seconds that a question remains in the store after torshctl has stopped waiting."""
 
 
 class Answered(NamedTuple):
-    """What the nodes of a run have answered."""
+    """Holds what the nodes of a run have answered."""
 
     contents: Mapping[str, bytes]
-    """By node id, in the order of node ranks."""
+    """Content by node id, in the order of node ranks."""
     silent: Sequence[str]
-    """Lines about the nodes that have not, or not all of it, and why."""
+    """Lines about nodes that have not answered, or not completely, and why."""
 
 
 class AskedRun(Run):
-    """A run whose agents are asked."""
+    """Asks the agents of a run, and gathers their answers."""
 
     async def answers(self, kind: str, argument: str = "") -> Answered:
-        """What they answer to a question of this kind within `timeout` seconds. NotDone if nobody
-        can.
+        """Ask all agents a question, and return the answers that come within `timeout` seconds.
+
+        Raises NotDone if no node can answer.
         """
         nodes = self._asked()
         most = max(min(MOST_ANSWER, ALL_BYTES // len(nodes)), 1 << 16)
@@ -50,8 +51,8 @@ class AskedRun(Run):
         try:
             await self.ask({key: rows.encode(question)}, seconds + _LONGER)
             trouble = await self._gather(question.id, nodes, seconds)
-        except StoreError as error:  # one that an agent serves ends with it
-            trouble = f"the store has gone meanwhile: {error}"
+        except StoreError as error:  # a store that an agent serves ends with the agent
+            trouble = f"the store is gone: {error}"
         found = Answered(*self._read(question.id, nodes, trouble))
         with suppress(StoreError):
             answers = f"{rows.ANSWERS}{question.id}/"
@@ -66,7 +67,10 @@ class AskedRun(Run):
         return self.picture.present
 
     async def _gather(self, question: str, nodes: Sequence[NodeRow], seconds: float) -> str:
-        """Until all have answered that are there; why some did not, as far as it is one reason."""
+        """Wait until all nodes that are still present have answered.
+
+        Returns the common reason why some did not, or an empty string.
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self._open(question, nodes, self.picture):
@@ -75,7 +79,7 @@ class AskedRun(Run):
         return f"it did not answer within {seconds:g} s"
 
     def _open(self, question: str, nodes: Sequence[NodeRow], now: Picture) -> bool:
-        """Whether somebody is there who may still answer."""
+        """Return whether any node is present that may still answer."""
         there = {row.node for row in now.present}
         return any(row.node in there and not self._row(question, row) for row in nodes)
 
@@ -110,12 +114,13 @@ class AskedRun(Run):
             yield part
 
 
-_CUT = "it had more to say than a store takes, and the end of it is missing"
+_CUT = "its answer was larger than a store takes, and the end is missing"
 
 
 def inflated(content: bytes, most: int = _MOST_CONTENT) -> bytes:
-    """What zlib had compressed, as far as it is there and no more bytes than that; b"" if it is no
-    such thing.
+    """Decompress `content`, at most to `most` bytes and as far as it is complete.
+
+    Returns b"" if it is not compressed data.
     """
     try:
         return zlib.decompressobj().decompress(content, most)
@@ -136,7 +141,10 @@ def ask_run(
     kinds: Sequence[str],
     argument: str = "",
 ) -> Mapping[str, Answered]:
-    """What the agents of a run answer to questions of these kinds. NotDone, StoreError."""
+    """Return what the agents of a run answer to questions of these kinds.
+
+    Raises NotDone if there is no such run or no node can answer, and StoreError.
+    """
     from torshrun.rendezvous.address import detach
 
     async def visit() -> Mapping[str, Answered]:

@@ -1,4 +1,4 @@
-"""Where torshctl finds what workers have recorded: jobs of this host, or files that agents kept."""
+"""Finds what workers have recorded, in jobs of this host or in files that agents kept."""
 
 from __future__ import annotations
 
@@ -17,50 +17,53 @@ from torshrun.health.alignment import aligned
 from torshrun.health.recordings import Dump, Record, load, read_dump, read_recordings
 from torshrun.text import printable
 
-if TYPE_CHECKING:  # few look at runs
+if TYPE_CHECKING:  # only commands that name a run need it
     from torshrun.ctl.questions import Answered
 
 UNSEEN = (
     "Operations of torch.distributed's own gloo, nccl and mpi are not recorded (--torch-backend "
     "torsh takes gloo's place), and none with TORSH_RECORDER=off"
 )
-"""What to tell where no operation is recorded."""
+"""The hint that is shown where no operation is recorded."""
 WAITED = 5.0
-"""Seconds for which ranks of a running job wait for others before that is worth a word."""
+"""Seconds that ranks of a running job must have waited before it is reported."""
 _PATTERN = "operations_*.bin"
 
 
 class Recorded(NamedTuple):
-    """What is known of one job, or one attempt of it."""
+    """Holds what is known of one job, or of one attempt of a job."""
 
     name: str
-    """For people."""
+    """The name that is shown to people."""
     dumps: Sequence[Dump]
-    """Of its nodes, by rank of the node, on one clock as far as that is known."""
+    """The recordings of its nodes by node rank, on one clock as far as that is known."""
     silent: Sequence[str] = ()
-    """Lines about nodes of which something is missing."""
+    """Lines about nodes whose data is missing or incomplete."""
     folder: str = ""
-    """Where what is known was kept, of one attempt; "" is a running job."""
+    """The directory that the recordings of an attempt were read from. Empty for a running job."""
 
     @property
     def operations(self) -> Mapping[int, Sequence[Operation]]:
-        """Of all nodes, by rank."""
+        """Return the operations of all nodes, by rank."""
         return {rank: held for dump in self.dumps for rank, held in dump.operations.items()}
 
     @property
     def members(self) -> Mapping[int, Sequence[int]]:
-        """Of the groups that all ranks tell of, by number."""
+        """Return the members of the groups that ranks have recorded, by group number."""
         return {group.number: group.members for group in self._groups() if group.members}
 
     @property
     def group_names(self) -> Mapping[int, str]:
-        """What groups are called, by number."""
+        """Return the names of groups, by group number."""
         return {group.number: printable(group.name) for group in self._groups() if group.name}
 
     @property
     def suspicions(self) -> list[Suspicion]:
-        """Who keeps others waiting, or differs from them. In a running job ranks always wait for
-        each other: only those count that have waited for WAITED seconds."""
+        """Return the ranks that others wait for, or that differ from the others.
+
+        In a running job ranks always wait for each other. There only those count for which others
+        have waited for WAITED seconds.
+        """
         found = suspicions(self.operations, self.members)
         is_ended = bool(self.folder)
         return [
@@ -75,8 +78,11 @@ class Recorded(NamedTuple):
 
 
 def find(place: str | None, asking: Asking | None = None) -> list[Recorded]:
-    """Of a directory, the pid of a torshrun of this host, (None) all of these, or a run whose
-    agents are asked, if `asking` tells where its nodes meet. Unfit if there is nothing.
+    """Return what is recorded of `place`.
+
+    That is a directory, the pid of a torshrun of this host, None for all of these, or a run whose
+    agents are asked, if `asking` knows where its nodes rendezvous. Raises Unfit if there is
+    nothing.
     """
     if place is not None and asking and asking.is_run(place):
         return [of_answers(place, asking.ask(place, ["records"])["records"])]
@@ -86,7 +92,7 @@ def find(place: str | None, asking: Asking | None = None) -> list[Recorded]:
 
 
 def of_answers(run_id: str, answered: Answered) -> Recorded:
-    """Of a run, by what its agents have answered."""
+    """Return what is recorded of a run, from its agents' answers."""
     dumps = [dump for each in answered.contents.values() if (dump := read_dump(each))]
     count = sum(len(dump.records) for dump in dumps)
     hosts = ", ".join(dict.fromkeys(dump.host for dump in dumps)) or "no node"
@@ -99,7 +105,7 @@ def of_answers(run_id: str, answered: Answered) -> Recorded:
 
 
 def of_job(job: HostJob) -> Recorded:
-    """What the workers of one that runs here have noted until now."""
+    """Return what the workers of a job on this host have recorded until now."""
     files = dict.fromkeys(worker.place[0] for worker in job.workers)
     read = {file: read_recordings(file) for file in files}
     records: dict[int, Record] = {}
@@ -114,7 +120,7 @@ def of_job(job: HostJob) -> Recorded:
 
 
 def kept(folder: Path) -> Recorded:
-    """The newest attempt below the folder that has any; all nodes of it."""
+    """Return all nodes of the newest attempt below `folder` that has recordings."""
     found = list(loaded(folder))
     if not found:
         raise Unfit(
@@ -135,7 +141,7 @@ def kept(folder: Path) -> Recorded:
 
 
 def loaded(folder: Path) -> Iterator[tuple[float, Dump]]:
-    """When each was written, and what it holds, the oldest first."""
+    """Yield the time and the content of each file of recordings, the oldest first."""
     try:
         files = files_below(folder, _PATTERN)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""A run in its store: as it stands, as it changes, and what can be asked of it."""
+"""Watches a run in its store, and writes requests to it."""
 
 from __future__ import annotations
 
@@ -23,21 +23,24 @@ from torshrun.rendezvous.epoch import Epoch, read_epoch
 from torshrun.rendezvous.meeting import Meeting, join
 
 ALL_RUNS = rows.base("").removesuffix("/")
-"""What the keys of every run begin with."""
+"""The prefix of the keys of all runs."""
 QUIET = 0.1
-"""Seconds for which changes are gathered before anybody looks at them."""
+"""Seconds for which changes are gathered before they are read."""
 _PAUSE = 0.2  # seconds between two attempts
 
 
 class Progress(NamedTuple):
     done: bool
     text: str
-    """What has happened, or what is still waited for; one line for a person."""
+    """The outcome so far, or what is still missing, in one line for people."""
 
 
 @asynccontextmanager
 async def reach(config: RendezvousConfig) -> AsyncGenerator[Store, None]:
-    """The store where the nodes meet; it is never served here. StoreError if it cannot be had."""
+    """Open the store where the nodes rendezvous. It is never served here.
+
+    Raises StoreError if the store cannot be reached.
+    """
     is_etcd = config.backend == "etcd"
     meeting = await (Meeting.open(config, lambda _: None) if is_etcd else _visit(config))
     try:
@@ -47,22 +50,25 @@ async def reach(config: RendezvousConfig) -> AsyncGenerator[Store, None]:
 
 
 async def _visit(config: RendezvousConfig) -> Meeting:
-    """The store that an agent serves. StoreError says why it is not to be had."""
+    """Connect to the store that an agent serves.
+
+    Raises StoreError with the reason if it cannot be reached.
+    """
     try:
         return await join(config, REQUEST_TIMEOUT)
     except StoreError as error:
         if isinstance(error.__cause__, ConnectionRefusedError):
             raise StoreError(
-                f"nobody serves a store at {config.endpoints[0]}: the job there has ended or was "
-                f"never started, or its nodes meet elsewhere (--rdzv-endpoint)"
+                f"no store is served at {config.endpoints[0]}: the job there has ended or was "
+                "never started, or its nodes rendezvous elsewhere (--rdzv-endpoint)"
             ) from None
         is_refusal = error.__cause__ is None and not isinstance(error, StoreTimeout)
-        hint = "; --secret-file or TORSH_SECRET has to be that of its nodes" if is_refusal else ""
+        hint = "; --secret-file or TORSH_SECRET must be that of its nodes" if is_refusal else ""
         raise StoreError(f"{str(error).rstrip('.')}{hint}") from None
 
 
 async def run_ids(store: Store) -> list[str]:
-    """The ids of the runs that have keys in the store."""
+    """Return the ids of the runs that have keys in the store."""
     keys = [item.key for item in (await store.list(ALL_RUNS)).items]
     pattern = re.compile(rf"{re.escape(ALL_RUNS)}(.+)/(?:ctl|nodes)/[^/]+", re.DOTALL)
     return sorted({unquote(found[1]) for key in keys if (found := pattern.fullmatch(key))})
@@ -70,18 +76,18 @@ async def run_ids(store: Store) -> list[str]:
 
 @dataclass(eq=False)
 class Run:
-    """One run, which can be dealt with while it is `watched`."""
+    """Watches a run, and sends it requests while it is `watched`."""
 
     store: Store
     run_id: str
     secret: bytes = field(repr=False)
-    """The job's; b"" if its nodes were given none."""
+    """The secret of the job. Empty if its nodes were given none."""
     patience: float
     """Seconds for which a store that fails is tried again."""
     timeout: float | None = None
-    """Seconds to wait until what was asked for is done; None: do not wait."""
+    """Seconds to wait until a request is fulfilled. With None it is not waited for."""
     say: Callable[[str], None] = lambda _: None
-    """Is told meanwhile what is still waited for, in a line."""
+    """Receives a line whenever what is still waited for changes."""
 
     def __post_init__(self) -> None:
         self._epoch: Epoch | None = None
@@ -94,8 +100,10 @@ class Run:
 
     @asynccontextmanager
     async def watched(self, *, even_traces: bool = False) -> AsyncGenerator[Self, None]:
-        """Look at the run, and watch it from then on. NotDone if there is no such run,
-        `even_traces`: and no key of one; StoreError.
+        """Read the run, and watch it from then on.
+
+        Raises NotDone if there is no such run. With `even_traces` it is enough that a key of the
+        run is left. Raises StoreError if the store cannot be reached.
         """
         self._items, revision = await self._list()
         self.picture = read(self.run_id, self._items)
@@ -106,7 +114,7 @@ class Run:
             )
         if not (self.picture.is_there or (even_traces and self._items)):
             others = ", ".join(map(repr, await run_ids(self.store)))
-            there = f"the runs there are: {others}" if others else "it holds no run"
+            there = f"its runs are: {others}" if others else "it holds no run"
             raise NotDone(
                 f"there is no run {self.run_id!r} in this store (--rdzv-id names it); {there}"
             )
@@ -117,10 +125,13 @@ class Run:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
 
-    # ---- how it stands
+    # ---- its state
 
     async def change(self) -> Picture:
-        """The run after its next change. StoreError when the store is gone and all is told."""
+        """Wait for the next change of the run and return its new state.
+
+        Raises StoreError once the store is gone and all earlier changes were returned.
+        """
         await self._changed.wait()
         await asyncio.sleep(QUIET)
         self._changed.clear()
@@ -132,7 +143,10 @@ class Run:
         return self.picture
 
     async def wait(self, check: Callable[[Picture], Progress]) -> str:
-        """What has happened when it is done. NotDone after the timeout."""
+        """Wait until `check` finds the request done, and return what has happened.
+
+        Raises NotDone after the timeout.
+        """
         if self.timeout is None:
             return "asked for; not waiting for it (--no-wait)"
         progress = check(self.picture)
@@ -143,7 +157,7 @@ class Run:
                     last = progress
                     while progress == last:
                         progress = check(await self.change())
-        except StoreError:  # which may be a TimeoutError, too
+        except StoreError:  # some are TimeoutErrors, too
             raise
         except TimeoutError:
             text = f"not done after {self.timeout:g} s, but asked for: {progress.text}"
@@ -151,13 +165,13 @@ class Run:
         return progress.text
 
     async def now(self) -> Picture:
-        """The run as the store has it at this moment."""
+        """Return the run's current state in the store."""
         return read(self.run_id, (await self._list())[0])
 
-    # ---- what is asked of it
+    # ---- requests
 
     async def ask(self, wanted: dict[str, bytes], seconds: float | None = None) -> None:
-        """Write these keys, which vanish after so many seconds (None: never)."""
+        """Write these keys. They vanish after `seconds`, or never if that is None."""
         if not self._epoch:
             raise NotDone(f"run {self.run_id} has just ended")
         signed = SignedStore(self.store, self._epoch.records)
@@ -169,10 +183,13 @@ class Run:
         await self._write(self.store, [Delete(self._base + key) for key in keys])
 
     async def erase(self, check: Callable[[Picture], None]) -> bool:
-        """Delete all its keys unless `check` raises. False, with some left, if it lives on."""
+        """Delete all of the run's keys unless `check` raises.
+
+        Returns False, with some keys left, if the run has become active again.
+        """
         items = (await self.store.list(self._base)).items
         if not self._epoch and any(self._name(item.key).startswith(rows.NODES) for item in items):
-            raise NotDone(f"run {self.run_id} has nodes, and a secret that this is not")
+            raise NotDone(f"run {self.run_id} has nodes, and a different secret")
         check(read(self.run_id, {self._name(i.key): self._value(i) for i in items}))
         no_leader = Compare(self._base + rows.LEADER, 0)
         for start in range(0, len(items), BATCH):
@@ -191,7 +208,7 @@ class Run:
     # ---- watching
 
     async def _list(self) -> tuple[dict[str, bytes], int]:
-        """What the run's nodes have signed, and the revision."""
+        """Return the values that the run's nodes have signed, and the revision."""
         items, revision = await self.store.list(self._base)
         epoch = next((item for item in items if self._name(item.key) == rows.EPOCH), None)
         self._epoch = epoch and read_epoch(self.run_id, self.secret, epoch)
@@ -206,7 +223,7 @@ class Run:
         return verified(self._epoch.records, seen.key, seen.value, seen.lease)
 
     async def _follow(self, revision: int) -> None:
-        """Watch; after a break list anew, until the store has failed for too long."""
+        """Watch the run. List it again after a break, until the store has failed for too long."""
         broken = math.inf
         while not self._failure:
             with suppress(StoreError):

@@ -1,4 +1,4 @@
-"""How torshctl talks to people while it works."""
+"""Prints what torshctl says to people while it works."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from torshrun.text import printable
 
 
 def say(text: str) -> None:
-    """A line on stderr."""
+    """Print a line on stderr."""
     click.echo(f"torshctl: {printable(text)}", err=True)

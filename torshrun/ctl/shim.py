@@ -1,4 +1,4 @@
-"""torshctl shim: let torshrun stand in for torchrun in this Python environment, or no longer."""
+"""Implements torshctl shim: lets torshrun replace torchrun in this Python environment, or not."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from torsh_runtime.errors import ConfigError, TorshError
 NAME = "torshrun_as_torchrun.pth"
 VARIABLE = "TORSHRUN_AS_TORCHRUN"
 OFF = ("0", "false", "no", "off")
-"""Its values that turn the shim off, as torshrun/shim/hook.py has them."""
+"""Values of the variable that turn the shim off, the same as in torshrun/shim/hook.py."""
 LINE = 'import sys; exec("try:\\n import torshrun.shim.hook\\nexcept ImportError: pass")\n'
-"""Python runs it at its start. Without torshrun it does nothing."""
+"""The line that Python runs when it starts. It does nothing if torshrun is not installed."""
 _OWN = ("torshrun_shim.pth", NAME)
 _WORDS = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 
 
 class Environment:
-    """A Python environment: the directory that packages are in, and the one of their scripts."""
+    """Represents a Python environment by its directories of packages and of scripts."""
 
     def __init__(self, packages: Path, scripts: Path) -> None:
         self._packages, self._scripts = packages, scripts
@@ -29,12 +29,15 @@ class Environment:
 
     @classmethod
     def here(cls) -> Environment:
-        """That of this Python."""
+        """Return the environment of this Python."""
         return cls(Path(sysconfig.get_path("purelib")), Path(sysconfig.get_path("scripts")))
 
     def install(self) -> str:
-        """Raises ConfigError where there is one already, ours or another's, TorshError if the file
-        cannot be written."""
+        """Install the shim and return what to print.
+
+        Raises ConfigError if this or another shim is installed already, and TorshError if the file
+        cannot be written.
+        """
         if self._file.exists():
             raise ConfigError(f"the shim is installed already: {self._file}")
         other = self.other_shim()
@@ -51,7 +54,10 @@ class Environment:
         return f"torchrun is torshrun in this environment now: {self._file}"
 
     def remove(self) -> str:
-        """Raises ConfigError where it is not installed, TorshError if it cannot be removed."""
+        """Remove the shim and return what to print.
+
+        Raises ConfigError if it is not installed, and TorshError if the file cannot be removed.
+        """
         if not self._file.exists():
             raise ConfigError(f"the shim is not installed: there is no {self._file}")
         try:
@@ -61,7 +67,7 @@ class Environment:
         return f"torchrun is torch's own again: {self._file} is removed"
 
     def status(self, environ: Mapping[str, str]) -> str:
-        """In words."""
+        """Describe whether the shim is installed and active."""
         said = environ.get(VARIABLE, "")
         installed = f"installed: {self._file}" if self._file.exists() else "not installed"
         lines = [f"shim {installed}"]
@@ -76,7 +82,10 @@ class Environment:
         return "\n".join(lines)
 
     def other_shim(self) -> str:
-        """What else changes torchrun: a .pth file, or a script of another package; "" is none."""
+        """Return what else replaces torchrun: a .pth file, or a script of another package.
+
+        Returns an empty string if nothing does.
+        """
         for path in sorted(self._packages.glob("*.pth")):
             if path.name not in _OWN and any(word in _text(path) for word in _WORDS):
                 return str(path)
@@ -88,7 +97,7 @@ class Environment:
 
 
 def _owner_of_torchrun(packages: Path) -> str:
-    """The package that has installed a script of that name, and is not torch."""
+    """Return the package other than torch that has installed a script named torchrun."""
     for each in distributions(path=[str(packages)]):
         for entry in each.entry_points.select(group="console_scripts", name="torchrun"):
             if not entry.value.startswith("torch."):
@@ -105,7 +114,7 @@ def _text(path: Path) -> str:
 
 
 def carry_out(action: str) -> str:
-    """`install`, `remove` or `status`, in this environment; what to say of it."""
+    """Carry out `install`, `remove` or `status` in this environment, and return what to print."""
     here = Environment.here()
     if action == "status":
         return here.status(os.environ)

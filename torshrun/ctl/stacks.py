@@ -1,4 +1,4 @@
-"""torshctl stacks: where the Python of all ranks stands, of a run or of a torshrun of this host."""
+"""Implements torshctl stacks: shows where the Python code of all ranks is."""
 
 from __future__ import annotations
 
@@ -18,42 +18,43 @@ from torshrun.text import format_ranks, printable
 SCHEMA = 1
 _NOTHING = 1
 _BOUND = 20.0
-"""Seconds that the stacks of one job here may take."""
+"""The most seconds that collecting the stacks of a job of this host may take."""
 _CHARS = 1 << 15
 _MOST_LINES = 60
-"""Lines of one stack that are shown."""
+"""The most lines of one stack that are shown."""
 
 
 class Stands(NamedTuple):
-    """Where one rank stands."""
+    """Says where one rank is."""
 
     host: str
     pid: int
     ended: str
-    """How its process has ended; "" if it has not."""
+    """The end of its process, in words. Empty if it runs."""
     state: str
-    """Of its process, as in /proc; "" is unknown."""
+    """The state of its process, as in /proc. Empty if unknown."""
     waits: str
-    """What its main thread waits for in the kernel; "" is unknown."""
+    """The kernel resource that its main thread waits for. Empty if unknown."""
     stack: str
-    """Most recent call first; "" is unknown."""
+    """The stack, most recent call first. Empty if unknown."""
 
 
 class Stood(NamedTuple):
-    """Where the ranks of a job stand."""
+    """Says where the ranks of a job are."""
 
     name: str
-    """For people."""
+    """The name that is shown to people."""
     ranks: Mapping[int, Stands]
     hints: Sequence[str]
-    """Why some stacks are missing, and what to do about it."""
+    """Reasons why some stacks are missing, and what to do about it."""
     silent: Sequence[str]
     """Lines about nodes of which nothing is known."""
 
 
 def find(place: str | None, asking: Asking) -> list[Stood]:
-    """Of a run, of the torshrun of this pid, or (None) of all of this host. Unfit if there is
-    none.
+    """Return the stacks of a run, of the torshrun with this pid, or of all on this host for None.
+
+    Raises Unfit if there is none.
     """
     if place is not None and (asking.is_run(place) or not place.isdecimal()):
         return [of_answers(place, *asking.ask(place, ["stacks"])["stacks"])]
@@ -61,7 +62,10 @@ def find(place: str | None, asking: Asking) -> list[Stood]:
 
 
 def of_answers(run_id: str, contents: Mapping[str, bytes], silent: Sequence[str]) -> Stood:
-    """Of a run, by what its agents have answered. Whatever makes no sense counts as not said."""
+    """Return the stacks of a run, from its agents' answers.
+
+    Answers that cannot be decoded are ignored.
+    """
     ranks: dict[int, Stands] = {}
     hints: dict[str, None] = {}
     for content in contents.values():
@@ -86,7 +90,7 @@ def _read(host: str, facts: Mapping[str, Any]) -> Stands:
 
 
 def of_job(job: HostJob) -> Stood:
-    """Of one that runs here."""
+    """Collect the stacks of a job that runs on this host."""
     import os
 
     pids = [worker.pid for worker in job.workers]
@@ -105,7 +109,7 @@ def of_job(job: HostJob) -> Stood:
 
 
 def show(place: str | None, asking: Asking, *, as_json: bool) -> int:
-    """Print it; the exit code."""
+    """Print the stacks and return the exit code."""
     found = find(place, asking)
     for each in found:
         if as_json:
@@ -118,10 +122,10 @@ def show(place: str | None, asking: Asking, *, as_json: bool) -> int:
 
 
 def _lines(stood: Stood) -> Iterator[str]:
-    """Ranks that stand alike stand together."""
+    """Yield the lines of all ranks. Ranks with the same stack share one."""
     yield stood.name
     for line in stood.silent:
-        yield f"  nothing of {line}"
+        yield f"  nothing from {line}"
     alike: dict[tuple[str, str], list[int]] = {}
     for rank, each in stood.ranks.items():
         alike.setdefault((_state(each), each.stack), []).append(rank)
@@ -135,7 +139,7 @@ def _lines(stood: Stood) -> Iterator[str]:
 
 
 def where(stood: Stood, ranks: Sequence[int]) -> str:
-    """ " on node1 (pid 812)", as far as these ranks have that in common."""
+    """Return " on node1 (pid 812)", as far as these ranks have that in common."""
     hosts = {stood.ranks[rank].host for rank in ranks}
     host = f" on {hosts.pop()}" if len(hosts) == 1 else ""
     return f"{host} (pid {stood.ranks[ranks[0]].pid})" if len(ranks) == 1 else host
@@ -144,12 +148,12 @@ def where(stood: Stood, ranks: Sequence[int]) -> str:
 def _state(stands: Stands) -> str:
     told = manner(stands)
     if not (told or stands.stack):
-        told = "its stack is not known"
+        told = "its stack is unknown"
     return f", {told}" if told else ""
 
 
 def manner(stands: Stands) -> str:
-    """How its process stands, in words; "" if it just runs."""
+    """Describe the condition of its process. Empty if it just runs."""
     if stands.ended:
         return f"has ended: {stands.ended}"
     held = {"T": "is stopped (SIGCONT continues it)", "t": "is held by a debugger"}

@@ -1,4 +1,4 @@
-"""A run in words, for people and for programs. Pure."""
+"""Describes a run in words, for people and for programs. Pure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torshrun.text import printable
 _ROUND = "number size world_size master_addr master_port restarts max_restarts reason"
 _NODE = "host address nproc state round node_rank first_rank standbys"
 _VERDICT = "outcome code reason"
-"""What --json tells of the records."""
+"""The fields of the records that --json prints."""
 _COLUMNS = ("RANK", "NODE", "ADDRESS", "WORKERS", "STATE")
 
 
 def in_words(picture: Picture) -> str:
-    """A few lines about the run, then a line for each node."""
+    """Return a few lines about the run, then a line for each node."""
     lines = [f"run {picture.run_id}: {picture.summary}", *_details(picture)]
     if picture.nodes:
         lines += ["", *_table([_COLUMNS, *(_cells(picture, row) for row in picture.nodes)])]
@@ -26,7 +26,7 @@ def in_words(picture: Picture) -> str:
 
 
 def in_json(picture: Picture) -> str:
-    """The same on one line, as a JSON object."""
+    """Return the state of the run as a JSON object on one line."""
     content = {
         "run": picture.run_id,
         "phase": picture.phase,
@@ -68,7 +68,7 @@ def _details(picture: Picture) -> Iterator[str]:
         yield f"  restarts: {header.restarts} of {header.max_restarts} used"
         yield f"  master: {header.master_addr} port {header.master_port}"
     if not picture.verdict:
-        leader = picture.leader.node if picture.leader else "none just now"
+        leader = picture.leader.node if picture.leader else "none at the moment"
         yield f"  leader: {leader}"
         yield from _hints(picture, header)
 
@@ -77,7 +77,7 @@ def _hints(picture: Picture, header: Header | None) -> Iterator[str]:
     if picture.wait:
         yield f"  the job waits {picture.wait.why}"
     if picture.stop_wanted:
-        yield f"  somebody asked for its end: {picture.stop_wanted.reason}"
+        yield f"  its end was requested: {picture.stop_wanted.reason}"
     if picture.holds:
         yield f"  no node is added before the next checkpoint: {', '.join(picture.holds)}"
     known = sum(map(picture.takes_part, picture.nodes))

@@ -1,4 +1,4 @@
-"""A terminal that shows pictures on its other screen, and is as it was afterwards."""
+"""Shows pictures on the alternate screen of a terminal, and restores the terminal afterwards."""
 
 from __future__ import annotations
 
@@ -19,17 +19,20 @@ _ARROWS = {"\x1b[A": "up", "\x1b[B": "down", "\x1b[C": "right", "\x1b[D": "left"
 
 
 class Ended(BaseException):
-    """A signal came that ends the program."""
+    """Raised when a signal ends the program."""
 
     def __init__(self, signo: int) -> None:
         self.signo = signo
 
 
 class Terminal:
-    """Ends by with: then the terminal is as it was. Its signals raise Ended meanwhile."""
+    """Takes over the terminal while it is used in a `with` statement, then restores it.
+
+    Signals that end the program raise Ended meanwhile.
+    """
 
     def __init__(self) -> None:
-        """stdout is a terminal; without one at stdin there are no keys."""
+        """Prepare the terminal of stdout. Without a terminal at stdin there are no keys."""
         self._out = sys.stdout.fileno()
         self._keys = sys.stdin.fileno() if sys.stdin.isatty() else -1
         self._before = termios.tcgetattr(self._keys) if self._keys >= 0 else None
@@ -60,7 +63,7 @@ class Terminal:
         self._undo.close()
 
     def size(self) -> tuple[int, int]:
-        """Columns and rows."""
+        """Return the number of columns and rows."""
         try:
             columns, rows = os.get_terminal_size(self._out)
         except OSError:
@@ -68,7 +71,7 @@ class Terminal:
         return columns or 80, rows or 24
 
     def show(self, lines: Sequence[str]) -> None:
-        """Put these in place of what is there. EOFError when the terminal is gone."""
+        """Replace the screen by these lines. Raises EOFError if the terminal is gone."""
         body = "\x1b[K\r\n".join(lines)
         try:
             self._write(f"\x1b[H{body}\x1b[K\x1b[J")
@@ -76,8 +79,10 @@ class Terminal:
             raise EOFError from None
 
     def wait(self, seconds: float) -> list[str]:
-        """The keys that come until then; [] is none, or another size of the terminal. EOFError when
-        the terminal is gone.
+        """Return the keys pressed within `seconds`.
+
+        The list is empty if there were none, or if the size of the terminal has changed. Raises
+        EOFError if the terminal is gone.
         """
         watched = [self._wake] if self._keys < 0 else [self._wake, self._keys]
         ready, _, _ = select.select(watched, [], [], max(seconds, 0.0))
@@ -105,7 +110,7 @@ class Terminal:
                 termios.tcsetattr(self._keys, termios.TCSANOW, self._before)
 
     def _suspend(self, signo: int, _frame: FrameType | None) -> None:
-        """Ctrl-Z: as for any other program."""
+        """Suspend on Ctrl-Z, as any other program does."""
         self._leave()
         handler = signal.signal(signo, signal.SIG_DFL)
         os.kill(os.getpid(), signo)
@@ -119,7 +124,7 @@ class Terminal:
 
 
 def _keys(typed: str) -> Iterator[str]:
-    """Arrows by their names, other keys by what they type."""
+    """Yield arrow keys by their names, other keys by what they type."""
     while typed:
         arrow = _ARROWS.get(typed[:3].replace("\x1bO", "\x1b["))
         yield arrow or typed[0]
@@ -127,7 +132,7 @@ def _keys(typed: str) -> Iterator[str]:
 
 
 def _nothing(_signo: int, _frame: FrameType | None) -> None:
-    """It wakes wait()."""
+    """Do nothing: the signal alone wakes wait()."""
 
 
 def _end(signo: int, _frame: FrameType | None) -> None:

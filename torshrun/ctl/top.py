@@ -1,4 +1,4 @@
-"""torshctl top: jobs of this host, or one that has ended, on the terminal, as they are now."""
+"""Implements torshctl top: shows live in the terminal how the ranks of jobs spend their time."""
 
 from __future__ import annotations
 
@@ -24,29 +24,31 @@ if TYPE_CHECKING:
     from torshrun.ctl.terminal import Terminal
 
 WINDOW_SECONDS = 5.0
-"""What shares and rates are of: the last seconds, as many as these."""
+"""Length of the window, in seconds, over which shares and rates are taken."""
 _FIRST_LOOK = 0.25
-"""Seconds between the two looks that one picture needs, to know of the use of processors."""
+"""Seconds between the two samples that processors' usage needs in one picture."""
 _WIDE = 100
-"""Columns of a picture that goes to no terminal."""
+"""Columns of a picture that is not printed on a terminal."""
 _MOST_LINES = 10_000
 _MOST_GONE = 8
-"""Jobs that have ended, of which the last picture is kept."""
+"""The most jobs that have ended whose last picture is kept."""
 _IDLE_SECONDS = 3600.0
 _STEP_SECONDS = 1.0
-"""Seconds that an arrow goes back or forth."""
+"""Seconds that an arrow key moves in time."""
 _KEYS = "q quit  s sort: {sort}  p pause  \N{LEFTWARDS ARROW} \N{RIGHTWARDS ARROW} time"
 
 Ask = Callable[[], Sequence[Recorded]]
-"""Gives what is known of a run at this moment."""
+"""A function that returns what is known of a run at this moment."""
 
 
 class Jobs:
-    """What is shown, looked at again and again. A job that is gone stays as it was last."""
+    """Samples jobs repeatedly. A job that is gone keeps its last sample."""
 
     def __init__(self, place: str | None, ask: Ask | None = None) -> None:
-        """Of a directory, a torshrun's pid or (None) all of this host; `ask`: of a run, whatever
-        the place. Unfit if there is nothing.
+        """Take the first sample.
+
+        `place` is a directory, the pid of a torshrun, or None for all jobs of this host. If `ask`
+        is given, it returns the run instead. Raises Unfit if there is nothing.
         """
         self._place = place
         self._ask = ask
@@ -66,25 +68,27 @@ class Jobs:
             self.samples = [Sample(each, has_ended=is_kept) for each in find(self._place)]
 
     def look(self) -> None:
-        """Bring the samples up to date."""
+        """Take new samples of the jobs."""
         if self._is_of_host:
             self._look_at_host()
         elif self._ask is not None:
             try:
                 self.samples = [*map(Sample, self._ask())]
-            except TorshError:  # it is gone, or nobody answers for it
+            except TorshError:  # the run is gone, or none of its agents answers
                 self.samples = [each._replace(has_ended=True) for each in self.samples]
 
     @property
     def is_live(self) -> bool:
-        """Whether there is anything that may change."""
+        """Return whether any sample may still change."""
         return self._place is None or not all(each.has_ended for each in self.samples)
 
     def _look_at_host(self) -> None:
         jobs = [job for job in find_jobs() if self._place in (None, str(job.agent))]
         now = [Sample(of_job(job), self._usage_of(job)) for job in jobs if job.workers]
         names = {each.recorded.name for each in now}
-        agents = tuple(f"pid {job.agent}:" for job in jobs)  # that are between two rounds, too
+        agents = tuple(
+            f"pid {job.agent}:" for job in jobs
+        )  # also those between two rounds, without workers
         gone = [
             each._replace(has_ended=not each.recorded.name.startswith(agents))
             for each in self.samples
@@ -107,10 +111,10 @@ class Jobs:
 
 
 class State(NamedTuple):
-    """What its user has asked for so far."""
+    """Holds what the user has selected so far."""
 
     job: int = 0
-    """The place of the one that is shown."""
+    """The index of the job that is shown."""
     sort: str = "rank"
     at: float = 0.0
     """Seconds from the last moment that is known: 0 or less."""
@@ -119,7 +123,7 @@ class State(NamedTuple):
 
 
 def press(state: State, key: str) -> State:
-    """The state after a key; others than those of _KEYS change nothing."""
+    """Return the state after a key. Keys other than those of _KEYS change nothing."""
     if key == "q":
         return state._replace(quits=True)
     if key == "s":
@@ -136,7 +140,10 @@ def press(state: State, key: str) -> State:
 
 
 def show(place: str | None, at: float, interval: float, asking: Asking, *, once: bool) -> int:
-    """Show it until its user ends it, or once where stdout is no terminal; the exit code."""
+    """Show the jobs until the user quits, or once if stdout is no terminal.
+
+    Returns the exit code.
+    """
     is_run = place is not None and asking.is_run(place)
     jobs = Jobs(place, partial(find, place, asking) if is_run else None)
     if once or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
@@ -156,7 +163,7 @@ def show(place: str | None, at: float, interval: float, asking: Asking, *, once:
 
 def _print(jobs: Jobs, at: float, pause: float) -> None:
     if any(each.usage for each in jobs.samples):
-        time.sleep(pause)  # the use of processors takes two looks
+        time.sleep(pause)  # processors' usage needs two samples
         jobs.look()
     is_terminal = sys.stdout.isatty()
     columns = os.get_terminal_size().columns if is_terminal else 0

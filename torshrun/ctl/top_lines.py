@@ -1,4 +1,4 @@
-"""torshctl top in lines of text, for a terminal of any size. Pure."""
+"""Renders torshctl top as lines of text, for a terminal of any size. Pure."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ SORTS: Mapping[str, Callable[[RankView], float]] = {
     "bytes": lambda each: -each.spent.share(each.spent.nbytes),
     "since": lambda each: -(each.since or 0.0),
 }
-"""In which orders the ranks can stand."""
+"""The orders in which ranks can be sorted."""
 HUNG_SECONDS = 1.0
-"""An operation that is waited in for so long is named above the ranks."""
+"""Seconds after which an operation that ranks wait in is named above the ranks."""
 _BAR = 10
 _PARTS = (("#", "32"), ("-", "36"), (".", "33"))
-"""Own work, moving bytes, waiting: how the bar shows each, and in which colour."""
+"""The characters and colours of the bar for own work, moving bytes and waiting."""
 _HEAD = f"{'STEP':>7} {'OWN# MOVE- WAIT.':16} {'B/S':>5} {'CPU%':>5} {'MEM':>5} {'SINCE':>6}  DOES"
 
 Line = Sequence[tuple[str, str]]
-"""Pieces of text, each with the parameters of its colour's escape sequence; "" is none."""
+"""Pieces of text, each with the parameters of its escape sequence for colour, or ""."""
 
 
 class Shape(NamedTuple):
-    """How a picture is to be."""
+    """Holds the size and form of a picture."""
 
     columns: int
     rows: int
     color: bool = False
     sort: str = "rank"
     keys: str = ""
-    """The last line; "" is none."""
+    """The last line. Empty is none."""
     note: str = ""
-    """Stands before the job's name, such as "paused"."""
+    """Text before the name of the job, such as "paused"."""
 
 
 def lines(shown: View, shape: Shape) -> list[str]:
-    """The picture: no more than `rows` lines of no more than `columns` columns."""
+    """Return the picture: at most `rows` lines of at most `columns` columns."""
     made = [*_head(shown, shape)]
     last: list[Line] = [[(shape.keys, "2")]] if shape.keys else []
     room = max(shape.rows - len(made) - len(last), 0)
@@ -122,7 +122,7 @@ def _table(shown: View, room: int, sort: str) -> list[Line]:
 
 
 def _alike(ordered: Sequence[RankView]) -> list[list[RankView]]:
-    """Ranks that do the same, together, in the order of the first of each."""
+    """Group ranks that do the same, in the order of the first of each."""
     found: dict[object, list[RankView]] = {}
     for each in ordered:
         found.setdefault(each.likeness, []).append(each)
@@ -130,7 +130,10 @@ def _alike(ordered: Sequence[RankView]) -> list[list[RankView]]:
 
 
 def _row(row: Sequence[RankView], label: str, width: int) -> Line:
-    """Of one rank, or of several: averages, the least step, and what the first of them does."""
+    """Return the row of one rank or of several.
+
+    Several show averages, their smallest step, and what the one that waits longest does.
+    """
     label = label if len(label) <= width else f"{label[: width - 1]}…"
     steps = [number for each in row if (number := done_of(each.pace)) is not None]
     longest = max(row, key=lambda each: each.since or 0.0)
@@ -152,7 +155,7 @@ def _row(row: Sequence[RankView], label: str, width: int) -> Line:
 
 
 def _bar(row: Sequence[RankView]) -> Iterator[tuple[str, str]]:
-    """Of the shares, with the percentage that is waiting beside it."""
+    """Yield the bar of shares, and the percentage of time spent waiting."""
     known = [each.spent for each in row if each.spent.covered > 0]
     if not known:
         yield f"{'':{_BAR}} {'-':>5}", ""
@@ -165,7 +168,7 @@ def _bar(row: Sequence[RankView]) -> Iterator[tuple[str, str]]:
     yield f" {_percent(waited):>5}", ""
 
 
-# ---- figures, and what fits
+# ---- numbers, and cutting to fit
 
 
 def _average(values: Iterable[float | None]) -> float | None:
@@ -178,7 +181,7 @@ def _percent(part: float, sign: str = " %") -> str:
 
 
 def _short(number: float) -> str:
-    """Bytes in five columns: "1.2G"."""
+    """Return a number of bytes in at most five columns, such as "1.2G"."""
     if not math.isfinite(number):
         return "?"
     for unit in ("", "K", "M", "G", "T"):
@@ -189,7 +192,7 @@ def _short(number: float) -> str:
 
 
 def _span(seconds: float) -> str:
-    """ "12 ms", "3.2 s", "5 min": how long something is going on."""
+    """Return a duration such as "12 ms", "3.2 s" or "5 min"."""
     if not math.isfinite(seconds):
         return "?"
     for limit, factor, unit in ((0.9995, 1000, "ms"), (99.95, 1, "s"), (5970, 1 / 60, "min")):
@@ -199,7 +202,7 @@ def _span(seconds: float) -> str:
 
 
 def _fitted(line: Line, columns: int, *, color: bool) -> str:
-    """The line, cut where the terminal ends."""
+    """Return the line, cut at the terminal's width."""
     left, pieces = columns, []
     for text, style in line:
         piece = _cut(text, left)
@@ -222,7 +225,7 @@ def _cut(text: str, columns: int) -> str:
 
 
 def _width(character: str) -> int:
-    """The columns that a terminal takes for it."""
+    """Return the number of columns that a terminal uses for the character."""
     if unicodedata.combining(character):
         return 0
     return 2 if unicodedata.east_asian_width(character) in "WF" else 1

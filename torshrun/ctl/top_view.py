@@ -1,5 +1,4 @@
-"""What torshctl top shows of a job at one moment: how each rank stands, and the job as a whole.
-Pure."""
+"""Computes what torshctl top shows of a job at one moment, for each rank and for the job. Pure."""
 
 from __future__ import annotations
 
@@ -31,77 +30,78 @@ _MOST_SCALARS = 8
 
 
 class Usage(NamedTuple):
-    """What the kernel says of a worker."""
+    """Holds what the kernel reports of a worker."""
 
     cpu: float | None = None
-    """CPUs that it used since the last look; None is unknown."""
+    """CPUs that it has used since the last sample. None is unknown."""
     memory: int | None = None
-    """Bytes."""
+    """Resident memory in bytes."""
     state: str = ""
-    """Of its process, as in /proc."""
+    """The state of its process, as in /proc."""
     waits: str = ""
-    """What its main thread waits for in the kernel; "" is unknown."""
+    """The kernel resource that its main thread waits for. Empty if unknown."""
 
 
 class Sample(NamedTuple):
-    """A job at one moment."""
+    """Holds what is known of a job at one moment."""
 
     recorded: Recorded
     usage: Mapping[int, Usage] = {}
-    """By rank; of jobs on this host alone."""
+    """Usage by rank, for jobs on this host only."""
     has_ended: bool = False
-    """Whether this is the last that is known of it."""
+    """True for the last sample of a job that has ended."""
 
 
 class RankView(NamedTuple):
-    """How one rank stands."""
+    """Holds what is shown of one rank."""
 
     rank: int
     pace: Pace
     spent: Spent
     does: str
-    """In words."""
+    """The current activity of the rank, in words."""
     since: float | None
-    """Seconds for which it has done this; None is unknown."""
+    """Seconds for which it has done this. None is unknown."""
     awaited: tuple[int, ...]
     """The ranks that it waits for at this moment."""
     likeness: tuple[object, ...]
-    """Equal for ranks that do the same."""
+    """A key that is equal for ranks that do the same."""
     usage: Usage
 
 
 class View(NamedTuple):
-    """All that is shown of a job, but for its form."""
+    """Holds what is shown of a job, independent of its form."""
 
     name: str
     place: str
-    """The round, and who takes part in it."""
+    """The round, and the ranks and hosts in it."""
     at: float
-    """Seconds from the last moment that is known: 0 or less."""
+    """Seconds from the last known moment: 0 or less."""
     has_ended: bool
     step: int | None
-    """That of the rank that is least far, or what its bar counts."""
+    """The step of the rank that has got least far, or the count of its progress bar."""
     total: int | None
     rate: float | None
-    """Steps a second, of the median rank."""
+    """Steps per second of the median rank."""
     samples: float | None
-    """Samples a second, of all ranks."""
+    """Samples per second of all ranks."""
     scalars: Mapping[str, float]
-    """Averages over the ranks that have told them."""
+    """Averages over the ranks that have reported them."""
     seconds: float
-    """Length of the window that shares are of."""
+    """Length of the window, in seconds, over which shares are taken."""
     awaited: Mapping[int, float]
-    """For each rank the share of all ranks' time that was waited for it, the largest first."""
+    """The share of all ranks' time that was spent waiting for each rank, the largest first."""
     suspicion: Suspicion | None
-    """What has been waited in longest."""
+    """The operation that ranks have waited in longest."""
     silent: Sequence[str]
-    """Lines about nodes of which something is missing."""
+    """Lines about nodes whose data is missing or incomplete."""
     ranks: Sequence[RankView]
 
 
 def view(sample: Sample, at: float, seconds: float) -> View:
-    """The job `at` seconds (0 or less) from the moment of the sample, with shares of so many
-    seconds before.
+    """Return the job `at` seconds (0 or less) from the moment of the sample.
+
+    Shares are those of the `seconds` before.
     """
     parts = _by_clock(sample.recorded.dumps, at)
     records = {rank: record for part in parts for rank, record in part.items()}
@@ -134,12 +134,12 @@ def view(sample: Sample, at: float, seconds: float) -> View:
 
 
 def done_of(pace: Pace) -> int | None:
-    """How far a rank is: its step, or what its bar counts where that tells more."""
+    """Return how far a rank has got: its step, or the count of its progress bar."""
     return pace.step if pace.done is None else pace.done
 
 
 def _place(dumps: Sequence[Dump], count: int) -> str:
-    """ "round 0, 4 ranks of node1"."""
+    """Return a text such as "round 0, 4 ranks of node1"."""
     number = max((dump.round for dump in dumps), default=0)
     hosts = [printable(each) for each in dict.fromkeys(dump.host for dump in dumps)]
     of = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts"
@@ -158,7 +158,7 @@ def _until(dump: Dump, at: float) -> dict[int, Record]:
 
 
 def _by_clock(dumps: Sequence[Dump], at: float) -> list[dict[int, Record]]:
-    """The records as they were, together those whose times can be compared."""
+    """Return the records at that moment, those together whose times can be compared."""
     common: dict[int, Record] = {}
     alone = []
     for dump in dumps:
@@ -170,7 +170,7 @@ def _by_clock(dumps: Sequence[Dump], at: float) -> list[dict[int, Record]]:
 
 
 def _complete(records: Mapping[int, Record]) -> dict[int, Record]:
-    """With what the ranks' records tell of each other's operations."""
+    """Add to each record what the other ranks' records tell of its operations."""
     operations = arrived({rank: record.operations for rank, record in records.items()})
     return {rank: record._replace(operations=operations[rank]) for rank, record in records.items()}
 
@@ -236,7 +236,7 @@ def _for_whom(
 
 
 def _peer(message: Operation, groups: Sequence[Group]) -> tuple[int, ...]:
-    """The rank of the job at the other end, if it is known."""
+    """Return the message's other end as a rank of the job. Empty if unknown."""
     members = next((each.members for each in groups if each.number == message.group), ())
     if 0 <= message.root < len(members):
         return (members[message.root],)
@@ -257,7 +257,7 @@ def _in_words(now: Doing, awaited: Sequence[int], record: Record, usage: Usage) 
 
 
 def _called(operation: Operation, groups: Sequence[Group]) -> str:
-    """ "all_reduce #12 of dp"."""
+    """Name an operation, such as "all_reduce #12 of dp"."""
     name = next((printable(each.name) for each in groups if each.number == operation.group), "")
     of = f" of {name}" if name else f" of group {operation.group:x}" if operation.group else ""
     of = "" if name == DEFAULT else of

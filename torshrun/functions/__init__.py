@@ -1,1 +1,1 @@
-"""Functions of a program or a notebook in workers: what torshrun.launch() does."""
+"""Runs functions of a program or a notebook in workers: implements torshrun.launch()."""

@@ -1,5 +1,8 @@
-"""A torshrun beside the program that wants workers: started, sent the program's signals, waited
-for. It is a process of its own, so that nothing of the program's state changes."""
+"""Runs a torshrun beside the program that wants workers.
+
+It is started, sent the program's signals, and waited for. It is a process of its own, so that
+nothing of the program's state changes.
+"""
 
 from __future__ import annotations
 
@@ -20,46 +23,49 @@ from torshrun.exit_codes import USAGE
 from torshrun.signals import NOTICES
 
 _OF_HOSTS = ("TORSH_HOSTFILE", "TORSH_INCLUDE", "TORSH_EXCLUDE")
-"""Variables by which torshrun would start the workers elsewhere."""
+"""Variables by which torshrun would start the workers on other hosts."""
 _TIED = "torsh_runtime.elastic.tied"
 REFUSED = "torshrun has started no worker: its output says why"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How it ended."""
+    """Describes how torshrun ended."""
 
     code: int
-    """Its exit code, 128 + n for signal n."""
+    """The exit code of torshrun, 128 + n for signal n."""
     signo: int = 0
-    """The first signal that this process was sent meanwhile, and that it has passed on."""
+    """The first signal that this process got meanwhile and passed on."""
     account: Mapping[str, Any] | None = None
-    """What it has left of the root cause, as torshrun/failure/error_file.py writes it."""
+    """The root cause that it has recorded, as torshrun/failure/error_file.py writes it."""
 
     @property
     def is_refusal(self) -> bool:
-        """Whether it has started no worker, because it could not do what its options ask for."""
+        """Return whether it has started no worker, as its options cannot be carried out."""
         return self.code == USAGE and self.account is None
 
     @property
     def rank(self) -> int:
-        """Whose failure it was; -1 is unknown."""
+        """Return the rank that failed, or -1 if unknown."""
         return int(self._extra("rank", -1))
 
     @property
     def pid(self) -> int:
-        """The failed worker's; 0 is unknown."""
+        """Return the pid of the failed worker, or 0 if unknown."""
         return int(self._extra("pid", 0))
 
     @property
     def exitcode(self) -> int:
-        """How the failed worker ended, as torch has it: -n for signal n; else torshrun's code."""
+        """Return how the failed worker ended, as torch has it: -n for signal n.
+
+        If that is unknown, returns torshrun's code.
+        """
         status = int(self._extra("status", self.code << 8))
         return -(status & 0x7F) or status >> 8
 
     @property
     def report(self) -> str:
-        """What people are told of it."""
+        """Return the report for people."""
         killed = f"torshrun was killed by signal {self.code - 128}, and with it the workers"
         alone = f"torshrun ended with code {self.code}: its output says why"
         return str(self._extra("report", "") or (killed if self.code == 137 else alone))
@@ -72,9 +78,11 @@ class Outcome:
 
 
 def run_torshrun(words: Sequence[str], place: Path, signals: Sequence[signal.Signals]) -> Outcome:
-    """Run it with these arguments and wait for it. `place`: for what it leaves. `signals`: those
-    that stop the job. In the main thread this process passes them on, and notices, too. Variables
-    that say how torchrun starts workers do not count, as the arguments say it.
+    """Run torshrun with these arguments and wait for it.
+
+    `place` is a directory for its files, and `signals` are those that stop the job. In the main
+    thread this process passes them on, and notices, too. Variables that set how torchrun starts
+    workers are ignored, as the arguments set it.
     """
     error_file = place / "error.json"
     given = (name for name in os.environ if not _says_how(name))
@@ -104,8 +112,10 @@ def _says_how(variable: str) -> bool:
 def _passed_on(
     signals: Sequence[signal.Signals], process: subprocess.Popen[bytes]
 ) -> Iterator[list[int]]:
-    """The list gets the `signals` that came. What this process ignores, as under nohup, stays
-    ignored, and a notice that it handles stays its own.
+    """Pass signals on, and yield the list of those of `signals` that came.
+
+    Signals that this process ignores, as under nohup, stay ignored, and notices that it handles
+    itself are not passed on.
     """
     got: list[int] = []
     if threading.current_thread() is not threading.main_thread():

@@ -1,4 +1,4 @@
-"""torshrun.launch(): a function in workers, from a program or a notebook."""
+"""Implements torshrun.launch(), which runs a function in workers, from a program or a notebook."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ ELSEWHERE = ("help", "version", "dry_run", "print_config", "print_completion", "
 
 
 class LaunchFailed(WorkerFailed):
-    """Workers of launch() have failed, or were stopped. Its text is torshrun's report.
+    """Raised when workers of launch() have failed, or were stopped. Its text is torshrun's report.
 
-    Attributes: code (torshrun's exit code), rank (whose failure was the cause; -1: nobody's, or it
-    is not known), report.
+    Attributes: code (torshrun's exit code), rank (of the failure that is the cause, or -1 if there
+    is none or it is unknown), report.
     """
 
     def __init__(self, code: int, rank: int, report: str) -> None:
@@ -42,23 +42,23 @@ def launch(
     max_restarts: int = 0,
     options: Sequence[str] = (),
 ) -> dict[int, Any]:
-    """Call function(*args) in workers of torshrun's; what each rank of this node returns, by rank.
+    """Call function(*args) in workers, and return the results of this node's ranks, by rank.
 
     nproc_per_node: a number of workers, "cpu", "gpu" or "auto".
-    max_restarts: how often all workers are started again after one failed.
-    options: further ones of torshrun's command line, such as ["--hang-timeout", "60"].
+    max_restarts: how often all workers are started again after a failure.
+    options: further options of torshrun's command line, such as ["--hang-timeout", "60"].
 
     Workers are new processes, each with RANK, WORLD_SIZE and so on. A function that is defined at
     the top level of a module, or of the program, is found there by its name: the program's main
-    module is run again for it, so launch() belongs behind `if __name__ == "__main__"`. One of a
-    notebook, a lambda or a nested function goes as a value, with what it uses, by cloudpickle.
+    module is run again for it, so call launch() below `if __name__ == "__main__"`. One of a
+    notebook, a lambda or a nested function is sent by value, with what it uses, by cloudpickle.
 
     Raises LaunchFailed when workers fail and no restart is left, KeyboardInterrupt when
     interrupted, ConfigError and BackendUnavailable for what cannot be started.
     """
     if is_main_being_found():
         raise ConfigError(
-            "launch() is called while a worker loads the program: call it behind "
+            "launch() is called while a worker loads the program: call it below "
             'if __name__ == "__main__"'
         )
     _check_given(function, options)
@@ -72,10 +72,10 @@ def launch(
 
 
 def _check_given(function: object, options: Sequence[str]) -> None:
-    """Raise ConfigError for what would run something else than the function, or nothing here."""
+    """Raise ConfigError for options that would run something else, or nothing here."""
     is_text = isinstance(options, str) or any(not isinstance(each, str) for each in options)
     if is_text or not callable(function):
-        raise ConfigError("launch() takes a function, and options as a list of texts")
+        raise ConfigError("launch() takes a function, and options as a list of strings")
     line = parse(options)
     if line.script is not None:
         raise ConfigError(
@@ -88,7 +88,7 @@ def _check_given(function: object, options: Sequence[str]) -> None:
 
 
 def check_outcome(outcome: Outcome) -> None:
-    """Raise what has become of the workers, unless they have succeeded."""
+    """Raise the exception for the outcome, unless the workers have succeeded."""
     if outcome.signo == signal.SIGINT:
         raise KeyboardInterrupt
     if outcome.is_refusal:

@@ -1,5 +1,7 @@
-"""A function, its arguments and its results on their way to workers and back, as files of a
-directory that is this user's alone."""
+"""Transfers a function, its arguments and its results to workers and back.
+
+They are files of a directory that only this user can access.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,11 @@ _MAIN = ("__main__", "__mp_main__")
 def leave_function(
     place: Path, function: Callable[..., Any], args: Sequence[Any], *, by_value: bool
 ) -> None:
-    """Write what workers need to call it. A function that has a name in a file goes by its name;
-    any other, and with `by_value` each one of the main module, goes as a value, with all that it
-    uses of that module. Raises ConfigError, also where there is no space for it, and
-    BackendUnavailable without cloudpickle.
+    """Write what workers need to call the function.
+
+    A function that has a name in a file is sent by its name. Any other, and with `by_value` each
+    one of the main module, is sent by value, with everything that it uses of that module. Raises
+    ConfigError, also if there is no space for it, and BackendUnavailable without cloudpickle.
     """
     of_main = getattr(function, "__module__", None) in _MAIN
     named = None if by_value and of_main else _name_of(function)
@@ -52,7 +55,7 @@ def leave_function(
 
 
 def take_function(place: Path) -> tuple[Callable[..., Any], Sequence[Any], bool]:
-    """The function, its arguments, and whether it has come as a value."""
+    """Return the function, its arguments, and whether it was sent by value."""
     about = json.loads((place / _ABOUT).read_text())
     sys.path[:] = about["path"]
     _remember_source(*about["source"])
@@ -62,7 +65,11 @@ def take_function(place: Path) -> tuple[Callable[..., Any], Sequence[Any], bool]
 
 
 def leave_result(place: Path, result: Any, *, by_value: bool) -> None:
-    """Write this rank's; what cannot be pickled is told, since to fail now would call it again."""
+    """Write this rank's result.
+
+    If it cannot be pickled, the reason is written, since a failure now would call the function
+    again.
+    """
     rank, turn = int(os.environ["RANK"]), int(os.environ.get("TORSH_ROUND", "0"))
     try:
         data, kind = _cloudpickle(result) if by_value else pickle.dumps(result), "result"
@@ -74,8 +81,12 @@ def leave_result(place: Path, result: Any, *, by_value: bool) -> None:
 
 
 def take_results(place: Path) -> dict[int, Any]:
-    """By rank, those of the last round that left any. ConfigError for what could not be pickled."""
-    # Classes of the main module are called so in workers, and by multiprocessing in any process.
+    """Return the results of the last round that left any, by rank.
+
+    Raises ConfigError if one could not be pickled.
+    """
+    # Workers, and multiprocessing in any process, use this module name for classes of the main
+    # module.
     sys.modules.setdefault("__mp_main__", sys.modules["__main__"])
     files = [(*_turn_and_rank(path), path) for path in place.glob("re*_*_*")]
     last = max((turn for turn, _, _ in files), default=0)
@@ -134,18 +145,18 @@ def _cloudpickle(values: object) -> bytes:
 
 
 def _with_file(name: str, make: Callable[..., CodeType], args: Sequence[Any]) -> CodeType:
-    """The code under its file's name, which cloudpickle leaves out and tracebacks need."""
+    """Set the code's file name, which cloudpickle leaves out and tracebacks need."""
     return make(*args).replace(co_filename=name)
 
 
 def _source_of(function: Callable[..., Any]) -> tuple[str, list[str]]:
-    """The name and the lines of a notebook's cell, which is in no file."""
+    """Return the name and the lines of a notebook's cell, which is in no file."""
     code = getattr(function, "__code__", None)
     name = code.co_filename if isinstance(code, CodeType) else ""
     return (name, []) if Path(name).exists() else (name, linecache.getlines(name))
 
 
 def _remember_source(name: str, lines: list[str]) -> None:
-    """For tracebacks."""
+    """Keep the source lines for tracebacks."""
     if lines:
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)

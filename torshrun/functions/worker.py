@@ -1,4 +1,4 @@
-"""python -m torshrun.functions.worker PLACE: calls the function that was left there."""
+"""Calls the function that was left in a directory: python -m torshrun.functions.worker PLACE."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torshrun.functions.transfer import leave_result, take_function
 
 
 def main() -> None:
-    """What torshrun.launch() has asked for."""
+    """Call the function of torshrun.launch() and write its result."""
     place = Path(sys.argv[1])
     function, args, by_value = take_function(place)
     sys.argv[1:] = []

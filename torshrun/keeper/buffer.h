@@ -9,7 +9,7 @@ struct buffer {
   size_t begin, end, capacity;
 };
 
-/* Make room for so many bytes behind `end`. Returns false when memory runs out. */
+/* Make room for `room` bytes after `end`. Returns false if memory runs out. */
 static bool reserve(struct buffer *b, size_t room) {
   if (b->begin == b->end) b->begin = b->end = 0;
   if (b->capacity - b->end >= room) return true;

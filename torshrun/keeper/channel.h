@@ -1,7 +1,7 @@
-/* The socket to the agent: frames both ways, and the descriptors that come with some. Nothing here
+/* The socket to the agent carries frames in both directions, some with descriptors. Nothing here
  * blocks.
  *
- * A frame is a u32 length followed by that many bytes, of which the first is the kind. Integers
+ * A frame is a u32 length followed by that many bytes, the first of which is the kind. Integers
  * are in the machine's own byte order, packed.
  */
 #pragma once
@@ -18,7 +18,7 @@
 #define MAX_FRAME (64u << 20)
 #define READ_SIZE 65536
 
-/* Descriptors that came with one frame: fewer than were sent if there was no room for them. */
+/* Descriptors that came with one frame: fewer than were sent if there was no room. */
 struct passed {
   int fds[MAX_FDS];
   size_t count;
@@ -27,9 +27,9 @@ struct passed {
 struct channel {
   int socket;
   struct buffer in, out;
-  struct passed passed[2]; /* a frame's may come with the end of the one before */
+  struct passed passed[2]; /* they may arrive with the end of the previous frame */
   size_t passed_count;
-  bool lost; /* the agent is gone, or talks nonsense */
+  bool lost; /* the agent is gone, or has sent an invalid frame */
 };
 
 static void flush_reports(struct channel *c) {
@@ -77,10 +77,10 @@ static void take_fds(struct channel *c, struct msghdr *message) {
   }
   if (!any) return;
   if (c->passed_count < 2) c->passed[c->passed_count++] = came;
-  else c->lost = true; /* and so are they: the process ends */
+  else c->lost = true; /* the process ends, and closes them */
 }
 
-/* Read once. Whether there was anything. */
+/* Read once. Returns whether there was anything to read. */
 static bool read_channel(struct channel *c) {
   union { char space[CMSG_SPACE(MAX_FDS * sizeof(int))]; struct cmsghdr align; } control;
   if (c->lost || !reserve(&c->in, READ_SIZE)) return c->lost = true, false;
@@ -96,7 +96,7 @@ static bool read_channel(struct channel *c) {
   return true;
 }
 
-/* The next whole frame from its kind on, valid until the next read; NULL if there is none. */
+/* Return the next complete frame from its kind on, valid until the next read, or NULL. */
 static char *next_frame(struct channel *c, size_t *size) {
   struct buffer *b = &c->in;
   uint32_t length;

@@ -1,4 +1,4 @@
-/* Which children a process has, according to a /proc. */
+/* Lists the children of a process from a /proc. */
 #pragma once
 #include <dirent.h>
 #include <fcntl.h>
@@ -37,12 +37,12 @@ static pid_t parent_of(int proc, const char *pid) {
   size_t n = fread(line, 1, sizeof line - 1, file);
   fclose(file);
   line[n] = 0;
-  char *end = strrchr(line, ')'); /* the name before it may hold anything */
+  char *end = strrchr(line, ')'); /* the name before it may contain anything */
   if (end) sscanf(end + 1, " %*c %d", &parent);
   return parent;
 }
 
-/* For kernels built without /proc/PID/task/TID/children. */
+/* Scan /proc, for kernels built without /proc/PID/task/TID/children. */
 static size_t children_scanned(int proc, pid_t self, pid_t *out) {
   size_t n = 0;
   int fd = openat(proc, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -55,8 +55,8 @@ static size_t children_scanned(int proc, pid_t self, pid_t *out) {
   return n;
 }
 
-/* Fill `out` with up to MAX_CHILDREN pids of children of `self`, which has one thread; how many.
- * All pids are those that this /proc shows. */
+/* Fill `out` with up to MAX_CHILDREN pids of children of `self`, which has one thread. Returns
+ * their number. The pids are those in this /proc. */
 static size_t list_children(int proc, pid_t self, pid_t *out) {
   size_t n = children_listed(proc, self, out);
   return n == SIZE_MAX ? children_scanned(proc, self, out) : n;

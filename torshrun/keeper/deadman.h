@@ -1,4 +1,4 @@
-/* The dead-man timer. */
+/* Implements the dead-man timer, the watchdog over the agent. */
 #pragma once
 #include <stdbool.h>
 #include <stdint.h>
@@ -11,8 +11,8 @@
 #define MOMENT_NS (2 * SECOND_NS)
 
 struct dead_man {
-  int timers[2]; /* of a clock that stands still while the machine is suspended, and of one that
-                    does not */
+  int timers[2]; /* of a clock that stops while the machine is suspended, and of one that does
+                    not */
   bool counts_suspend;
   int64_t deadline_ns;
 };
@@ -29,7 +29,7 @@ static bool make_dead_man(struct dead_man *d) {
   return d->timers[0] >= 0 && d->timers[1] >= 0;
 }
 
-/* Forgets what was armed before; a deadline of 0 disarms. */
+/* Arm the timer, and cancel an earlier deadline. A deadline of 0 disarms it. */
 static void arm(struct dead_man *d, int64_t deadline_ns, bool counts_suspend) {
   struct itimerspec never = {.it_value = {0}};
   struct itimerspec when = {.it_value = {.tv_sec = (time_t)(deadline_ns / SECOND_NS),
@@ -40,8 +40,9 @@ static void arm(struct dead_man *d, int64_t deadline_ns, bool counts_suspend) {
   timerfd_settime(d->timers[counts_suspend], TFD_TIMER_ABSTIME, &when, NULL);
 }
 
-/* Whether the timer has run out. A keeper that sees it late has been stopped itself, and so, most
- * likely, has its agent (a frozen container): unless that time counts, the agent gets a moment. */
+/* Return whether the timer has expired. A keeper that sees it late has been stopped itself, and
+ * most likely its agent, too (a frozen container): unless that time counts, the agent gets a
+ * moment. */
 static bool has_fired(struct dead_man *d) {
   uint64_t expirations;
   if (read(d->timers[d->counts_suspend], &expirations, sizeof expirations) < 0) return false;

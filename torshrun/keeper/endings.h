@@ -1,7 +1,7 @@
-/* Whether a worker has run for the last time, before its process has ended: the kernel tells that
- * only once its memory is freed, which for some gigabytes is the better part of a second. It has to
- * be looked for: when somebody sends SIGCHLD, as workers do who have noticed that a peer is ending
- * (csrc/transport/shm/vitals.cpp), and now and then for those that nobody watches. */
+/* Detects that a worker will run no more, before its process has ended. The kernel reports the end
+ * only once the memory is freed, which takes the better part of a second for some gigabytes. So the
+ * keeper looks at its workers: when it gets SIGCHLD, which workers also send if they notice that a
+ * peer is ending (csrc/transport/shm/vitals.cpp), and from time to time, as not all are watched. */
 #pragma once
 #include <dirent.h>
 #include <fcntl.h>
@@ -15,20 +15,20 @@
 
 #include "children.h"
 
-#define LOOK_MS 50     /* between two looks at up to */
-#define LOOKED_AT 32   /* workers, in turn: what that costs does not grow further with their number */
-#define SOON_MS 2      /* after a signal, between */
-#define SOON_LOOKS 5   /* looks at all */
-#define PF_EXITING 0x4 /* of the kernel's flags */
+#define LOOK_MS 50     /* between two looks */
+#define LOOKED_AT 32   /* workers at most in one look, in turn, which bounds its cost */
+#define SOON_MS 2      /* between two looks after a signal */
+#define SOON_LOOKS 5   /* looks at all workers after a signal */
+#define PF_EXITING 0x4 /* a flag of the kernel */
 
 struct thread_stat {
   unsigned flags;
-  int exit_code; /* as waitpid gives it; 0 as well if it may not be known */
+  int exit_code; /* as in waitpid; also 0 if it may not be read */
 };
 
-/* A field of proc(5)'s list, by its number there, which is more than 2; NULL if it is not there. */
+/* Return a field of a stat line by its number in proc(5), which is more than 2, or NULL. */
 static const char *stat_field(const char *line, int number) {
-  const char *at = strrchr(line, ')'); /* the name before it may hold anything */
+  const char *at = strrchr(line, ')'); /* the name before it may contain anything */
   for (int field = 2; at && field < number; field++) at = strchr(at + 1, ' ');
   return at;
 }
@@ -45,8 +45,8 @@ static bool read_thread(int proc, const char *path, struct thread_stat *out) {
          sscanf(code, "%d", &out->exit_code) == 1;
 }
 
-/* The sum of the numbers of all its threads, if all are on their way out; 0 if one is not, or if it
- * cannot be told. */
+/* Return the sum of the ids of all its threads if all are exiting. Returns 0 if one is not, or if
+ * that is unknown. */
 static uint64_t exiting_threads(int proc, pid_t pid) {
   char path[300];
   struct thread_stat thread;
@@ -66,22 +66,22 @@ static uint64_t exiting_threads(int proc, pid_t pid) {
   return all ? sum : 0;
 }
 
-/* A file that tells whether the process has let go of its memory; -1 if there is none. */
+/* Open a file that shows whether the process has released its memory. Returns -1 if it fails. */
 static int open_memory(int proc, pid_t pid) {
   char path[32];
   snprintf(path, sizeof path, "%d/statm", pid);
   return openat(proc, path, O_RDONLY | O_CLOEXEC);
 }
 
-/* A first thread that has ended by itself has let go of it, too. */
+/* Return whether the memory is released. That also holds if only the first thread has ended. */
 static bool has_let_go(int memory) {
   char size;
   return pread(memory, &size, 1, 0) == 1 && size == '0';
 }
 
-/* Whether a process that is a child runs nothing more, and the status with which it ends, which is
- * 0 as well if that may not be known. Threads are looked at twice, as one may have started another
- * between being listed and ending: then they are others. */
+/* Return whether a child process runs nothing more. Sets `status` to its wait status, which is also
+ * 0 if it may not be read. The threads are read twice, as one may have started another between
+ * being listed and ending: then their sum differs. */
 static bool is_ending(int proc, pid_t pid, int32_t *status) {
   char path[32];
   struct thread_stat first;

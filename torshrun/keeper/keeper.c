@@ -1,16 +1,16 @@
-/* torsh-keeper: the process that parents every worker of one agent.
+/* torsh-keeper: the parent process of every worker of one agent.
  *
  * usage: torsh-keeper SOCKET_FD AGENT_PID [namespace]
  *
- * TORSH_KEEPER_SCRATCH names a directory to remove at the end; it is no argument because
- * `pkill -f` looks at those.
+ * TORSH_KEEPER_SCRATCH names a directory to remove at the end. It is not an argument, because
+ * `pkill -f` matches arguments.
  *
- * Workers and whatever they leave behind are descendants of the keeper, which is a subreaper. When
- * the agent ends, however it ends, the keeper kills all of them, removes the scratch directory and
- * exits. It never blocks on the agent: reads and writes are buffered and non-blocking.
+ * Workers and processes that they leave behind are descendants of the keeper, which is a subreaper.
+ * When the agent ends for any reason, the keeper kills all of them, removes the scratch directory
+ * and exits. It never blocks on the agent: reads and writes are buffered and non-blocking.
  *
- * With `namespace` it first becomes process 1 of a PID namespace; then they end even if agent and
- * keeper are killed at the same moment. All pids that it reports are those seen outside.
+ * With `namespace` it first becomes process 1 of a PID namespace. Then they end even if agent and
+ * keeper are killed at the same moment. All pids that it reports are those outside the namespace.
  *
  * Frames are described in channel.h. A request or report is
  *
@@ -21,8 +21,8 @@
  *            'O' own      u32 id, i32 pid, i32 pid outside the namespace
  *                         that child of the keeper waits to become a worker, too
  *            'T' take     u32 id, u32 0                    it is a worker from now on
- *            'K' signal   u32 id or ALL, i32 signo         to the worker's process group
- *            'N' notify   u32 id or ALL, i32 signo         to the worker's process alone
+ *            'K' signal   u32 id or ALL, i32 signo         signal the worker's process group
+ *            'N' notify   u32 id or ALL, i32 signo         signal the worker's process alone
  *            'W' sweep    u32 tag, u32 bound in ms         kill all that are not parked, wait for it
  *            'L' list     u32 tag, u32 0                   name all that are not parked
  *            'A' arm      u64 deadline in ns, u32 clock    0 disarms
@@ -30,10 +30,10 @@
  *   report   'n' inside   i32 pid, i32 errno, u8 stage     first of all, in a namespace; see there
  *            'p' spawned  u32 id, i32 pid
  *            'f' failed   u32 id, i32 errno, u8 stage      for the stages see start.h
- *            'x' ending   u32 id, i32 wait status          runs nothing more; sent where two or more
- *                         workers are, unless it ends before or its status is 0 or unknown
+ *            'x' ending   u32 id, i32 wait status          runs nothing more; sent if there are two
+ *                         or more workers, unless it ends before or its status is 0 or unknown
  *            'e' exited   u32 id, i32 wait status, u64 peak RSS in KiB
- *            'w' swept    u32 tag, u32 n, n x i32 pid of those that will not die
+ *            'w' swept    u32 tag, u32 n, n x i32 pid of those that have not died
  *            'l' left     u32 tag, u32 n, n x i32 pid        of children that are not parked
  *            'd' dead man
  */
@@ -72,7 +72,7 @@ enum { SOCKET, AGENT, CHILDREN, TIMER, BOOT_TIMER, WATCHED }; /* what poll looks
 struct worker {
   uint32_t id;
   pid_t pid;
-  pid_t outer_pid; /* the same outside the namespace */
+  pid_t outer_pid; /* its pid outside the namespace */
   int exec_fd;     /* EOF here means that exec succeeded; -1 once that is known */
   bool parked;     /* waits to become a worker; sweeps and signals for all leave it alone */
   int memory_fd;   /* see endings.h; -1 when there is nothing to look for */
@@ -80,7 +80,7 @@ struct worker {
 
 struct sweep {
   bool active;
-  bool silent; /* nobody asked for it, so nobody is told */
+  bool silent; /* it was not requested, so it is not reported */
   uint32_t tag;
   int64_t deadline_ns;
 };
@@ -88,9 +88,9 @@ struct sweep {
 struct keeper {
   struct start_facts facts;
   bool inside; /* a PID namespace of its own, as process 1 */
-  int proc;    /* the /proc outside, and */
-  pid_t self;  /* the keeper's pid in it */
-  int own_proc; /* its own */
+  int proc;    /* the /proc outside the namespace */
+  pid_t self;  /* the keeper's pid in that /proc */
+  int own_proc; /* the /proc inside the namespace */
   int agent_fd, signal_fd;
   struct channel channel;
   struct dead_man dead_man;
@@ -100,7 +100,7 @@ struct keeper {
   struct sweep sweep;
   size_t looked_at; /* the worker before which the next look for endings begins */
   int64_t next_look_ns;
-  int looks_soon; /* that many more at all of them */
+  int looks_soon; /* the number of further looks at all of them */
 };
 
 /* ---- workers ---- */
@@ -113,7 +113,7 @@ static void report_failed(struct keeper *k, uint32_t id, int32_t error, uint8_t 
   report(&k->channel, 'f', body, sizeof body);
 }
 
-/* Find out, and report, whether exec succeeded. */
+/* Find out whether exec succeeded, and report it. */
 static void settle_exec(struct keeper *k, struct worker *w) {
   struct note note;
   ssize_t n;
@@ -124,7 +124,7 @@ static void settle_exec(struct keeper *k, struct worker *w) {
   w->exec_fd = -1;
   if (n == sizeof note) {
     report_failed(k, w->id, note.value, note.stage);
-    w->id = ALL; /* its exit is of no interest */
+    w->id = ALL; /* its exit is not reported */
     return;
   }
   uint32_t body[2] = {w->id, (uint32_t)w->outer_pid};
@@ -137,7 +137,7 @@ static void stop_looking(struct worker *w) {
   w->memory_fd = -1;
 }
 
-/* Report it if the worker is ending with a status that tells more than that. */
+/* Report that the worker is ending, if its status is known and not 0. */
 static void look_at(struct keeper *k, struct worker *w) {
   struct { uint32_t id; int32_t status; } body = {w->id, 0};
   if (!has_let_go(w->memory_fd) || !is_ending(k->proc, w->outer_pid, &body.status)) return;
@@ -148,7 +148,7 @@ static void look_at(struct keeper *k, struct worker *w) {
 static int ms_until_look(const struct keeper *k) {
   size_t workers = 0;
   for (size_t i = 0; i < k->worker_count; i++) workers += !k->workers[i].parked;
-  if (workers < 2) return -1; /* there is nobody to be told early */
+  if (workers < 2) return -1; /* no other worker profits from an early report */
   int64_t left_ns = k->next_look_ns - now_ns();
   return left_ns > 0 ? (int)((left_ns + 999999) / 1000000) : 0;
 }
@@ -169,7 +169,7 @@ static void look_for_endings(struct keeper *k) {
 }
 
 static void report_exit(struct keeper *k, struct worker *w, int status, const struct rusage *use) {
-  if (w->exec_fd >= 0) settle_exec(k, w); /* which closes it: its only writer is dead */
+  if (w->exec_fd >= 0) settle_exec(k, w); /* closes exec_fd, as its only writer is dead */
   if (w->id == ALL) return;
   char body[16];
   int32_t status32 = status;
@@ -180,7 +180,7 @@ static void report_exit(struct keeper *k, struct worker *w, int status, const st
   report(&k->channel, 'e', body, sizeof body);
 }
 
-/* Reap all that have ended. Returns false when no child is left. */
+/* Reap all children that have ended. Returns false if no child is left. */
 static bool reap(struct keeper *k) {
   for (;;) {
     int status;
@@ -231,7 +231,7 @@ static void launch(struct keeper *k, uint32_t id, const struct start *start, boo
   }
 }
 
-/* ---- those that wait to become workers ---- */
+/* ---- processes that wait to become workers ---- */
 
 static bool is_known(const struct keeper *k, pid_t pid) {
   for (size_t i = 0; i < k->worker_count; i++)
@@ -245,7 +245,7 @@ static bool any_parked(const struct keeper *k) {
   return false;
 }
 
-/* 0, or why this is no process to own. */
+/* Return the errno why this process cannot be owned, or 0. */
 static int refuse_own(const struct keeper *k, pid_t pid) {
   siginfo_t info;
   if (pid <= 1 || is_known(k, pid)) return EINVAL;
@@ -274,8 +274,8 @@ static void take(struct keeper *k, uint32_t id) {
 
 /* ---- killing ---- */
 
-/* The children that are not parked: up to MAX_CHILDREN pids, as the keeper or, `outside`, as the
- * agent sees them; how many. */
+/* List up to MAX_CHILDREN pids of children that are not parked, as the keeper sees them or, if
+ * `outside`, as the agent does. Returns their number. */
 static size_t list_unparked(const struct keeper *k, bool outside, pid_t *pids) {
   size_t kept = 0;
   size_t n = outside ? list_children(k->proc, k->self, pids)
@@ -291,12 +291,12 @@ static size_t list_unparked(const struct keeper *k, bool outside, pid_t *pids) {
   return kept;
 }
 
-/* One pass. What a killed process leaves behind becomes a child of the keeper, so that repeating
+/* Kill in one pass. Children of a killed process become children of the keeper, so that repeating
  * this until no child is left reaches every descendant. */
 static void kill_children(const struct keeper *k) {
   pid_t pids[MAX_CHILDREN];
   bool all = k->inside && !any_parked(k);
-  if (all) kill(-1, SIGKILL); /* everybody in the namespace but this process */
+  if (all) kill(-1, SIGKILL); /* every process in the namespace but this one */
   if (all) return;
   for (size_t i = 0; i < k->worker_count; i++)
     if (!k->workers[i].parked) kill(-k->workers[i].pid, SIGKILL);
@@ -348,7 +348,7 @@ static void launch_whole(struct keeper *k, const struct spawn_head *head,
   free(argv);
 }
 
-/* Start it, or say why not. Returns false if the request does not even say who it is about. */
+/* Start the process, or report why not. Returns false if the request does not even have an id. */
 static bool handle_spawn(struct keeper *k, char *body, size_t size, bool parked) {
   static const struct passed none;
   struct spawn_head head;
@@ -361,7 +361,7 @@ static bool handle_spawn(struct keeper *k, char *body, size_t size, bool parked)
   if ((head.fds && !came) || !is_whole(&head, body, size - sizeof head))
     report_failed(k, head.id, EBADMSG, 'r');
   else if (passed->count == head.fds) launch_whole(k, &head, passed, body, parked);
-  else report_failed(k, head.id, EMFILE, 'h'); /* some were lost on the way: no room for them */
+  else report_failed(k, head.id, EMFILE, 'h'); /* there was no room for some */
   if (came) drop_passed(&k->channel);
   return true;
 }
@@ -376,7 +376,7 @@ static bool handle_arm(struct keeper *k, const char *body) {
   return true;
 }
 
-/* Whether the request made sense. */
+/* Carry out a request. Returns false if it is invalid. */
 static bool handle_frame(struct keeper *k, char *frame, size_t size) {
   uint32_t words[2];
   char *body = frame + 1;
@@ -408,7 +408,7 @@ static void receive(struct keeper *k) {
 static void check_dead_man(struct keeper *k) {
   if (!has_fired(&k->dead_man)) return;
   report(&k->channel, 'd', "", 0);
-  take(k, ALL); /* nobody is spared */
+  take(k, ALL); /* no process is spared */
   if (!k->sweep.active) start_sweep(k, true, 0, LAST_SWEEP_MS);
 }
 
@@ -421,7 +421,7 @@ static struct pollfd readable(int fd) {
   return (struct pollfd){.fd = fd, .events = POLLIN};
 }
 
-/* Whether there is anything but a look for endings, or another moment of a sweep. */
+/* Wait for events. Returns false if only a look for endings or the next pass of a sweep is due. */
 static bool wait_for_something(struct keeper *k, size_t workers) {
   struct pollfd *p = k->polled;
   p[SOCKET] = readable(k->channel.socket);
@@ -474,7 +474,7 @@ static void kill_everything(struct keeper *k) {
   } while (now_ns() < deadline_ns);
 }
 
-/* -1 if there is none, or if it is that of another PID namespace, where its numbers are others'. */
+/* Open /proc. Returns -1 if there is none, or if it belongs to another PID namespace. */
 static int open_proc(void) {
   int proc = open("/proc", O_PATH | O_DIRECTORY | O_CLOEXEC);
   if (proc < 0 || pid_in(proc) == getpid()) return proc;
@@ -482,7 +482,7 @@ static int open_proc(void) {
   return -1;
 }
 
-/* What has to happen in the agent's own namespace. */
+/* Do what has to be done in the agent's own namespace. */
 static bool connect_agent(struct keeper *k, char **argv) {
   pid_t agent = (pid_t)atoi(argv[2]);
   k->channel.socket = atoi(argv[1]);
@@ -495,7 +495,7 @@ static bool connect_agent(struct keeper *k, char **argv) {
   return fcntl(k->channel.socket, F_SETFD, FD_CLOEXEC) == 0;
 }
 
-/* Whether this process is inside now; the one that is not told the agent why. */
+/* Enter the namespace. Returns whether this process is inside, and reports it to the agent. */
 static bool move_inside(struct keeper *k) {
   struct { int32_t pid, error; char stage; } body = {0, 0, 0};
   body.stage = (char)enter_namespace(k->proc);
@@ -512,7 +512,7 @@ static bool prepare(struct keeper *k) {
   setsid(); /* fails if the agent has made the session already */
   sigemptyset(&child);
   sigaddset(&child, SIGCHLD);
-  sigfillset(&all); /* blocked, not ignored: a new worker must not lose what it is sent at once */
+  sigfillset(&all); /* blocked, not ignored: a new worker must not lose early signals */
   sigprocmask(SIG_SETMASK, &all, NULL);
   raise_descriptor_limit(&k->facts.files);
   k->facts.parent = getpid();
@@ -521,7 +521,7 @@ static bool prepare(struct keeper *k) {
   k->self = k->inside ? pid_in(k->proc) : getpid();
   k->signal_fd = signalfd(-1, &child, SFD_NONBLOCK | SFD_CLOEXEC);
   k->polled = calloc(WATCHED, sizeof *k->polled);
-  prctl(PR_SET_PDEATHSIG, SIGCONT); /* stopped, it would not see that the agent has ended */
+  prctl(PR_SET_PDEATHSIG, SIGCONT); /* a stopped keeper would not see that the agent has ended */
   return k->signal_fd >= 0 && k->polled && make_dead_man(&k->dead_man) &&
          prctl(PR_SET_CHILD_SUBREAPER, 1) == 0;
 }

@@ -1,5 +1,5 @@
-/* Into a PID namespace in which the keeper is process 1: when that one dies, by whatever, the
- * kernel kills all others in it. Processes see a /proc of their own there. */
+/* Enters a PID namespace in which the keeper is process 1. When that process dies, for whatever
+ * reason, the kernel kills all others in the namespace, which has a /proc of its own. */
 #pragma once
 #include <errno.h>
 #include <fcntl.h>
@@ -14,8 +14,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* The caller's pid as this /proc shows it, which is that of the namespace it was mounted in; 0 if
- * it cannot tell. */
+/* Return the caller's pid in this /proc, which is the one in the namespace that it was mounted in.
+ * Returns 0 if it is unknown. */
 static pid_t pid_in(int proc) {
   char text[16] = "";
   return readlinkat(proc, "self", text, sizeof text - 1) > 0 ? (pid_t)atoi(text) : 0;
@@ -29,7 +29,7 @@ static bool write_file(const char *path, const char *text) {
   return ok;
 }
 
-/* Everybody keeps their user and group in the new user namespace. */
+/* Keep the user and the group in the new user namespace. */
 static bool map_ids(uid_t uid, gid_t gid) {
   char users[64], groups[64];
   snprintf(users, sizeof users, "%u %u 1", (unsigned)uid, (unsigned)uid);
@@ -38,7 +38,8 @@ static bool map_ids(uid_t uid, gid_t gid) {
          write_file("/proc/self/uid_map", users) && write_file("/proc/self/gid_map", groups);
 }
 
-/* Those without the privilege get it from a user namespace. The stage that failed, or 0. */
+/* Leave the namespaces. Without the privilege, get it from a user namespace. Returns the stage that
+ * failed, or 0. */
 static uint8_t leave_namespaces(void) {
   uid_t uid = geteuid();
   gid_t gid = getegid();
@@ -47,13 +48,13 @@ static uint8_t leave_namespaces(void) {
   return map_ids(uid, gid) ? 0 : 'i';
 }
 
-/* Mounts made outside later still appear inside; the new /proc does not appear outside. */
+/* Mount a new /proc that is not visible outside. Later mounts outside still appear inside. */
 static bool mount_proc(void) {
   return mount("none", "/", NULL, MS_REC | MS_SLAVE, NULL) == 0 &&
          mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL) == 0;
 }
 
-/* Return as process 1 of a new namespace and child of the caller's parent: the caller itself ends.
+/* Continue as process 1 of a new namespace and child of the caller's parent. The caller ends.
  * Returns 0, or the stage that failed: 'p' /proc, 'u' unshare, 'i' id map, 'k' fork, 'm' mount. */
 static uint8_t enter_namespace(int proc) {
   if (pid_in(proc) != getpid()) return 'p';

@@ -9,7 +9,7 @@ from torshrun.procfs import read_text
 
 STEPS = {
     "p": "finding its own pid in /proc",
-    "u": "leaving the namespaces it was born in",
+    "u": "leaving its namespaces",
     "i": "mapping its user in a user namespace",
     "k": "starting a process in the new namespace",
     "m": "mounting a /proc in the new namespace",

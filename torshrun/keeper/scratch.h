@@ -1,4 +1,4 @@
-/* The job's scratch directory, and its end. */
+/* Removes the job's scratch directory. */
 #pragma once
 #include <dirent.h>
 #include <errno.h>
@@ -8,13 +8,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* A directory in `parent`, or at a path; no link is followed to it. */
+/* Open a directory in `parent`, or at a path, unless it is a link. */
 static int open_folder(int parent, const char *name) {
   return openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 }
 
-/* Remove what is in a directory, as far as it is on this device, and close it. Entries are found
- * from the descriptor: whoever may rename a parent directory cannot lead this elsewhere. */
+/* Remove the contents of a directory that are on this device, and close it. Entries are opened
+ * relative to the descriptor, so that renaming a parent directory cannot redirect this. */
 static void empty_folder(int fd, dev_t device) {
   struct stat facts;
   DIR *folder = fstat(fd, &facts) == 0 && facts.st_dev == device ? fdopendir(fd) : NULL;

@@ -1,4 +1,4 @@
-/* From a forked child to a worker's program. */
+/* Turns a forked child into a worker's program. */
 #pragma once
 #include <errno.h>
 #include <fcntl.h>
@@ -14,30 +14,30 @@
 #include "channel.h"
 #include "namespace.h"
 
-/* What a new process tells the keeper before it is a worker. */
+/* A message of a new process to the keeper, before it becomes a worker. */
 struct note {
   int32_t value; /* with 'p' the pid outside the namespace, else an errno */
-  uint8_t stage; /* 'k' fork, 'h' descriptors, 'a' affinity, 'd' directory, 'x' exec; of a
-                    request that makes no sense the keeper itself tells 'r' */
+  uint8_t stage; /* 'k' fork, 'h' descriptors, 'a' affinity, 'd' directory, 'x' exec; the
+                    keeper itself reports 'r' for an invalid request */
 };
 
-/* What a new process is to become. */
+/* The program that a new process is to become. */
 struct start {
   const struct passed *passed; /* become its descriptors 0, 1, .. */
-  const char *cpus;            /* bits of the processors it may use, in longs */
+  const char *cpus;            /* bit mask of the processors it may use, in longs */
   size_t cpus_size;            /* 0: those of the parent */
-  const char *cwd;             /* "" is the parent's */
+  const char *cwd;             /* empty: the parent's */
   char **argv, **envp;
 };
 
-/* What all new processes have in common. */
+/* Values that all new processes share. */
 struct start_facts {
   pid_t parent;
   int outer_proc; /* the /proc outside the keeper's namespace; -1 without one */
   struct rlimit files; /* the limit on descriptors */
 };
 
-/* A keeper of many workers needs many; what it had before is for them. */
+/* Raise the limit, as many workers need many descriptors. Workers get the limit from before. */
 static void raise_descriptor_limit(struct rlimit *before) {
   getrlimit(RLIMIT_NOFILE, before);
   struct rlimit most = {before->rlim_max, before->rlim_max};
@@ -56,14 +56,14 @@ static _Noreturn void fail_child(int report_fd, uint8_t stage) {
   _exit(tell(report_fd, errno, stage) ? 127 : 126);
 }
 
-/* A copy of fd above all that a worker gets. */
+/* Duplicate fd to a number above all descriptors of a worker. */
 static int copy_above(int fd) {
   int copy = fcntl(fd, F_DUPFD_CLOEXEC, 4 * MAX_FDS);
-  if (copy < 0 && errno == EINVAL) errno = EMFILE; /* the limit is lower still */
+  if (copy < 0 && errno == EINVAL) errno = EMFILE; /* the limit is below that number */
   return copy;
 }
 
-/* Give the new process exactly the descriptors it was sent, and report_fd until it execs. */
+/* Give the new process exactly the descriptors that were passed, and report_fd until it execs. */
 static int arrange_fds(const struct passed *passed, int report_fd) {
   int high[MAX_FDS];
   int first_free = passed->count > 3 ? (int)passed->count : 3;
@@ -94,7 +94,7 @@ static _Noreturn void become_worker(const struct start_facts *facts, const struc
   if (facts->outer_proc >= 0) tell(report_fd, pid_in(facts->outer_proc), 'p');
   report_fd = arrange_fds(start->passed, report_fd);
   setrlimit(RLIMIT_NOFILE, &facts->files);
-  /* The system call itself: libc's wrapper may know fewer processors than the machine has. */
+  /* Use the system call, as libc's wrapper may support fewer processors than the machine has. */
   if (start->cpus_size && syscall(SYS_sched_setaffinity, 0, start->cpus_size, start->cpus) < 0)
     fail_child(report_fd, 'a');
   if (*start->cwd && chdir(start->cwd) < 0) fail_child(report_fd, 'd');

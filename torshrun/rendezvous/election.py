@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torsh_runtime.store.base import Compare, Delete, Put
+from torsh_runtime.transitions import Machine
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.asking import Asking
 from torshrun.rendezvous.beats import Beat, Beats
@@ -49,6 +50,7 @@ class Election:
         """When this node is to stand for election."""
         self._lead: Lead | None = None
         self._task: asyncio.Task[None] | None = None
+        self._seen = Machine("election", "no leader")
 
     @property
     def is_won(self) -> bool:
@@ -72,9 +74,17 @@ class Election:
             self._last_fence = self.fence or self._last_fence
             self._confirmed = self._stood.get(leader.token if leader else "", _NEVER)[1]
         self.leader, self.fence, self._revision = leader, fence, revision
+        self._note()
         self.stands_at = math.inf if fence else self._soon()
         if self.is_won and not self._lead and not self.member.over:
             self._begin()
+
+    def _note(self) -> None:
+        if self.leader is None:
+            self._seen.become("no leader")
+        else:
+            state = "leading" if self.is_won else "following"
+            self._seen.become(state, f"fence {self.fence}", node=self.leader.node)
 
     def _soon(self) -> float:
         """When to stand for election; later if the last leader is still heard, who knows most, or
@@ -94,6 +104,7 @@ class Election:
         """Write this node's row if there is no leader; the watch tells who won."""
         asking, settings, row = self.asking, self.asking.settings, self.member.row
         self.stands_at = asking.clock() + settings.interval  # if nothing comes of it
+        self._seen.become("standing", f"since revision {self._revision}", node=row.node)
         leader = LeaderRow(
             node=row.node,
             endpoint=row.endpoint,
@@ -131,8 +142,8 @@ class Election:
     # ---- this node's term
 
     def _begin(self) -> None:
-        view = View(self.asking.settings, self.member.row.node, self.asking.clock())
-        view.fence = self.fence
+        now, node = self.asking.clock(), self.member.row.node
+        view = View(self.asking.settings, node, now, self.fence)
         self._lead = Lead(self.asking, view, self._on_first_listing)
         revision = self.member.header_revision
         self._lead.take_header(self.member.header, revision, revision)
@@ -157,7 +168,7 @@ class Election:
             return {}
         view = self._lead.view
         view.note_summary(view.node, own)
-        return dict(view.summaries)
+        return dict(view.nodes.summaries)
 
     def has_spare_for(self, node: str) -> bool:
         """Whether this node leads, that one takes part in the round, and another waits for a place
@@ -185,8 +196,8 @@ class Election:
         """The leader knows now who is there, and so who is missing."""
         if self._lead:
             view, now = self._lead.view, self.asking.clock()
-            ends = inherited_until(view, self.answers, self._last_fence, now)
-            view.blind_until, view.inherited_until = ends
+            blind, inherited = inherited_until(view, self.answers, self._last_fence, now)
+            view.sight = replace(view.sight, blind_until=blind, inherited_until=inherited)
 
     def _judge(self, beat: Beat) -> bool:
         lead = self._lead

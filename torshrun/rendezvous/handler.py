@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from torsh_runtime.errors import StoreError
 from torsh_runtime.store.base import Listing
+from torsh_runtime.transitions import Machine
 from torshrun.health.clocks import SAME, CommonClock
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.answers import Answers
@@ -22,6 +23,7 @@ from torshrun.rendezvous.base import (
     Rendezvous,
     RendezvousEvent,
     Report,
+    RoundClosing,
     Summaries,
     check_summary,
 )
@@ -60,6 +62,7 @@ class NodeRendezvous(Rendezvous):
         self._settings = self.asking.settings
         self._clock = self.asking.clock
         self._member = Member(self._settings, self.facts, self.before)
+        self._seen = Machine("member", self._member.status)
         self._make_parts()
         self._unread: dict[str, tuple[bytes | None, int, int]] = {}
         """What was seen until then, by name; see `_take`."""
@@ -195,6 +198,7 @@ class NodeRendezvous(Rendezvous):
             if not self._over:
                 self._over = isinstance(event, JobOver)
                 self._post(event)
+        self._note(events)
         row = self._member.row
         if self._over and row.state == "left" and self._election.is_won:
             self._election.end()
@@ -203,6 +207,11 @@ class NodeRendezvous(Rendezvous):
             loop = asyncio.get_running_loop()
             loop.call_later(2 * self._settings.interval, self._left)
         self._due.set()
+
+    def _note(self, events: tuple[RendezvousEvent, ...]) -> None:
+        why = next((event.reason for event in events if isinstance(event, RoundClosing)), "")
+        row = self._member.row
+        self._seen.become(self._member.status, why, round=row.round, node=self.facts.host)
 
     def _left(self) -> None:
         self._tell(self._member.left())

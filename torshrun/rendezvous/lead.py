@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from torsh_runtime.errors import StoreError
 from torsh_runtime.store.base import Compare, Delete, Put, Write
+from torsh_runtime.transitions import Machine
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.asking import BATCH, Asking
 from torshrun.rendezvous.mirror import Mirror
@@ -50,6 +51,7 @@ class Lead:
         self._wait = ""  # what is waited for, without figures
         self._tell_at = math.inf  # when people are told of it
         self._over = False
+        self._seen = Machine("leader", "no round")
 
     async def run(self) -> None:
         """Lead. The store may come and go meanwhile."""
@@ -70,6 +72,12 @@ class Lead:
             return
         self._header_revision, self._header_as_of = revision, as_of
         self.view.take_header(header, self.asking.clock())
+        if self._over:
+            self._seen.become("over")
+        elif header:
+            self._seen.become(f"round {header.phase}", header.reason, round=header.number)
+        else:
+            self._seen.become("no round")
         self.news.set()
 
     # ---- deciding
@@ -77,7 +85,7 @@ class Lead:
     async def _decide(self) -> None:
         """One decision, carried out, or the wait for news."""
         now = self.asking.clock()
-        decision = decide(self.view, now)
+        self.view.sight, decision = decide(self.view, now)
         self._rest = REST * (self.asking.clock() - now)
         try:
             if decision.action:
@@ -105,7 +113,7 @@ class Lead:
         """Nobody enters a round that is closing: it is to be seen who has."""
         revision = await self._nodes.refresh()
         if revision >= self._header_revision:
-            self.view.listed_since_close = True
+            self.view.sight = replace(self.view.sight, listed_since_close=True)
         else:  # of a member that lags behind
             await self.asking.pause()
         return True
@@ -190,7 +198,7 @@ class Lead:
     async def _form(self, fences: Fences, form: Form) -> bool:
         token = f"{self.asking.chance.getrandbits(64):016x}"
         nodes = form.seating.nodes
-        self.view.forming[token] = tuple(row.node for row in nodes)
+        self.view.sight = self.view.sight.with_places(token, [row.node for row in nodes])
         asking, store = self.asking, self.asking.store
         lease = await asking.ask(store.grant(PLACES_KEPT + asking.settings.ttl))
         places: list[Write] = [
@@ -212,7 +220,7 @@ class Lead:
             phase="open",
             token=token,
             fence=view.fence,
-            leader_inside=view.node in view.forming[token],
+            leader_inside=view.node in view.sight.forming[token],
             size=len(form.seating.nodes),
             world_size=sum(row.nproc for row in form.seating.nodes),
             master_addr=first.address,
@@ -238,7 +246,8 @@ class Lead:
         """
         asking = self.asking
         await self._nodes.refresh()
-        if decide(self.view, asking.clock()).action != conclude:
+        self.view.sight, decision = decide(self.view, asking.clock())
+        if decision.action != conclude:
             return True
         lease = await asking.ask(asking.store.grant(asking.settings.verdict_ttl))
         writes: list[Write] = [Put(asking.key(rows.VERDICT), rows.encode(conclude.verdict), lease)]
@@ -252,6 +261,9 @@ class Lead:
         ]
         outcome = await asking.ask(asking.store.transact(fences, writes))
         self._over = outcome.succeeded
+        if self._over:
+            verdict = conclude.verdict
+            self._seen.become("over", f"{verdict.outcome}: {verdict.reason}")
         return outcome.succeeded
 
     # ---- watching

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
+from torsh_runtime.transitions import Machine
 from torshrun.health.clocks import ClockEstimator, CommonClock, Exchange
 from torshrun.rendezvous.asking import FIRST_PAUSE, Asking
 from torshrun.rendezvous.base import Granted, Post
@@ -64,6 +65,7 @@ class Pulse:
         self._quick = self._early = 0  # how many beats are still to follow at once, and soon
         self._estimated = "", ClockEstimator()
         """The node that led last of those that answered, and its clock."""
+        self._seen = Machine("grant", "none")
         self.summary = b""
         """What this node tells the leader with each beat."""
 
@@ -173,6 +175,7 @@ class Pulse:
             return
         if member.row.token != self._token:
             self._token, self._granted, self._heard_until = member.row.token, -math.inf, -math.inf
+            self._seen.become("none", "another round", round=member.row.round)
             self._be_quick()
             self.beat_soon()
         if -math.inf < self._granted <= self._clock():  # this node stood still: too late
@@ -183,6 +186,7 @@ class Pulse:
             until = max(until, self.leads_until())
         if until > self._granted:
             self._granted = until
+            self._seen.become("held", f"for {until - self._clock():.1f} s", round=member.row.round)
             self.post(Granted(until))
             self.arm()
 
@@ -209,4 +213,5 @@ class Pulse:
 
     def _run_out(self) -> None:
         silence = self._clock() - (self._granted - GRANT * self._settings.ttl)
+        self._seen.become("run out", f"{silence:.1f} s of silence", round=self.member.row.round)
         self.tell(self.member.grant_over(silence))

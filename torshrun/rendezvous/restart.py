@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from torshrun.rendezvous.base import Sequel
 from torshrun.rendezvous.settings import Settings
@@ -66,20 +68,30 @@ def pause(backoff: float, history: History, chance: float) -> float:
 
 
 class Hosts:
-    """What one leader saw in its term. A loss counts if its round had not lasted: the first is
-    free, then the pause before a node of that host may join again doubles, as between restarts.
+    """What one leader saw in its term, as a value. A loss counts if its round had not lasted: the
+    first is free, then the pause before a node of that host may join again doubles, as between
+    restarts.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        losses: Mapping[str, tuple[History, int, float]] = MappingProxyType({}),
+    ) -> None:
+        """`losses` has for each host what it went through, the last round that lost one of its
+        nodes, and when."""
         self._settings = settings
-        self._losses: dict[str, tuple[History, int, float]] = {}
-        """For each host what it went through, the last round that lost one of its nodes, when."""
+        self._losses = losses
 
-    def lose(self, host: str, number: int, seconds: float, now: float) -> None:
-        """A node of it was lost to round `number`, after `seconds`. Counts once for a round."""
+    def lose(self, host: str, number: int, seconds: float, now: float) -> Hosts:
+        """What was seen when a node of the host has been lost to round `number`, after `seconds`.
+        It counts once for a round.
+        """
         history, last, _ = self._losses.get(host, (History(), -1, now))
-        if number != last:
-            self._losses[host] = following(history, "", seconds), number, now
+        if number == last:
+            return self
+        loss = following(history, "", seconds), number, now
+        return Hosts(self._settings, {**self._losses, host: loss})
 
     def free_at(self, host: str, *, needed: bool) -> float:
         """When a node of this host may join; `needed`: there are too few without it."""

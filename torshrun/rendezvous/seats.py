@@ -41,7 +41,7 @@ class Candidates(NamedTuple):
 
 def candidates(view: View, rows: list[NodeRow], now: float, least: int) -> Candidates:
     """Which of these nodes may have a place now; at least so many are needed."""
-    known, hosts = view.roster.reports.keys() - view.roster.dropped, view.hosts
+    known, hosts = view.roster.reports.keys() - view.roster.dropped, view.sight.hosts
     absent = {row.node: _MISSED for row in rows if view.is_absent(row.node)}
     absent |= {row.node: _UNHEARD for row in rows if not view.hears(row.node)}
     absent |= {row.node: _UNFIT for row in rows if row.ttl and misfit(row, view.settings)}
@@ -69,7 +69,7 @@ def seat(view: View, now: float) -> Seating:
 def _seniority(view: View, row: NodeRow) -> tuple[bool, int, int, str]:
     report = view.roster.reports.get(row.node)
     rank = report.node_rank if report else 0
-    return report is None, rank, view.revisions.get(row.node, 0), row.node
+    return report is None, rank, view.nodes.revisions.get(row.node, 0), row.node
 
 
 def _chosen(view: View, rows: list[NodeRow]) -> tuple[list[NodeRow], list[tuple[str, str]]]:

@@ -1,4 +1,4 @@
-"""What the leader decides: pure, (view, now) -> one action, or when to look again.
+"""What the leader decides: pure, (view, now) -> (sight, one action or when to look again).
 
 A round is open, then closing, and then the next is formed. It is closed as soon as one of its
 nodes fails, goes or is lost, or others are to join. The next is formed once nobody can run
@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 from torshrun import exit_codes
@@ -23,6 +23,7 @@ from torshrun.rendezvous.base import Outcome, Sequel
 from torshrun.rendezvous.restart import History, following, judge
 from torshrun.rendezvous.rows import Header, NodeRow, VerdictRow
 from torshrun.rendezvous.seats import Seating, candidates, seat
+from torshrun.rendezvous.sight import Sight
 from torshrun.rendezvous.view import View
 from torshrun.signals import FIRST_CAUSES
 
@@ -82,8 +83,16 @@ class Decision(NamedTuple):
     nothing, but that the round ends."""
 
 
-def decide(view: View, now: float) -> Decision:
-    """What to do now."""
+def decide(view: View, now: float) -> tuple[Sight, Decision]:
+    """What the leader remembers from now on, and what it is to do."""
+    _ = view.roster  # derived once for all that follows
+    seen = view.with_sight(view.sight)
+    decision = _decide(seen, now)
+    return seen.sight, decision
+
+
+def _decide(view: View, now: float) -> Decision:
+    """What to do now. `view` is this decision's own: it gets another sight on the way."""
     stop, header = view.wishes.stop, view.header
     if stop:
         return _conclude("stopped", stop.code, stop.reason)
@@ -91,7 +100,7 @@ def decide(view: View, now: float) -> Decision:
         return _gather(view, now)
     if len(view.roster.succeeded) == header.size:
         return _conclude("succeeded", 0, "all workers succeeded")
-    if header.phase == "closing" and not view.listed_since_close:
+    if header.phase == "closing" and not view.sight.listed_since_close:
         return Decision(ListNodes())
     _blame(view, header, now)
     return (_keep_open if header.phase == "open" else _change)(view, header, now)
@@ -128,7 +137,7 @@ def _gather(view: View, now: float) -> Decision:
     restarts = max((row.restarts for row in earlier), default=0)
     formed = _form(view, now, History(restarts=restarts))
     if not isinstance(formed.action, Form):
-        view.enough_since = math.inf
+        view.sight = view.sight.without_enough()
         return formed
     last_call = _last_call(view, now)
     if len(formed.action.seating.nodes) < view.limits[1] and now < last_call:
@@ -138,8 +147,8 @@ def _gather(view: View, now: float) -> Decision:
 
 def _last_call(view: View, now: float) -> float:
     """Until when more nodes are waited for, now that there are enough."""
-    view.enough_since = min(view.enough_since, now)
-    return view.enough_since + view.settings.last_call_timeout
+    view.sight = view.sight.with_enough(now)
+    return view.sight.enough_since + view.settings.last_call_timeout
 
 
 def _missing_of(earlier: list[NodeRow], view: View, now: float) -> tuple[int, float]:
@@ -149,12 +158,14 @@ def _missing_of(earlier: list[NodeRow], view: View, now: float) -> tuple[int, fl
     """
     if not earlier:
         return 0, now
-    last, rules, seen = max(earlier, key=lambda row: row.round), view.settings, view.first_seen
-    fenced = seen.setdefault(last.token, now) + rules.outage_timeout + 2 * rules.ttl
+    last, rules = max(earlier, key=lambda row: row.round), view.settings
     inside = [row for row in earlier if row.token == last.token and row.node_rank >= 0]
+    view.sight = view.sight.with_first_seen([last.token, *(row.node for row in inside)], now)
+    seen = view.sight.first_seen
+    fenced = seen[last.token] + rules.outage_timeout + 2 * rules.ttl
     for row in inside:
         lead = rules.ttl if row.node == last.round_leader else 2 * rules.ttl
-        fenced = min(fenced, seen.setdefault(row.node, now) + lead)
+        fenced = min(fenced, seen[row.node] + lead)
     return last.round_size - len(inside), fenced
 
 
@@ -164,12 +175,12 @@ def _form(view: View, now: float, history: History) -> Decision:
     if len(seating.nodes) < view.limits[0]:
         return _too_few(view, now, seating)
     finding = causes.told(view) if view.header else ""
-    return Decision(Form(view.claimed + 1, seating, history, finding))
+    return Decision(Form(view.sight.claimed + 1, seating, history, finding))
 
 
 def _too_few(view: View, now: float, seating: Seating) -> Decision:
     least, count, timeout = view.limits[0], len(seating.nodes), view.settings.join_timeout
-    deadline = view.idle_since + timeout
+    deadline = view.sight.idle_since + timeout
     whys = "".join(f" {view.name(node)}: {why}." for node, why in seating.waiting[:8])
     if now < deadline:
         _, _, what = _wait(f"at least {least} node(s) ({count} here)", deadline, now)
@@ -224,7 +235,7 @@ def _awaited(view: View) -> Iterator[tuple[float, str, str]]:
         yield view.fenced_at(node), f"{name} to be heard of again", f"{name} was lost"
     if roster.unaccounted:
         count = roster.unaccounted
-        yield view.blind_until, _grants_of(count), f"{count} node(s) were lost"
+        yield view.sight.blind_until, _grants_of(count), f"{count} node(s) were lost"
     if roster.placed:
         name = view.name(min(roster.placed))
         yield _enter_by(view), f"{name} to enter the round", f"{name} did not enter it"
@@ -232,7 +243,7 @@ def _awaited(view: View) -> Iterator[tuple[float, str, str]]:
 
 def _enter_by(view: View) -> float:
     """A read and a write of a store that nodes do reach take so long; thousands take turns."""
-    return view.opened_at + max(2 * view.settings.ttl, 10.0) + len(view.seated) / 100
+    return view.sight.opened_at + max(2 * view.settings.ttl, 10.0) + len(view.sight.seated) / 100
 
 
 def _departure(view: View) -> str:
@@ -254,7 +265,7 @@ def _growth(view: View, header: Header, now: float) -> Decision:
     rows = [view.rows[node] for node in roster.newcomers]
     among = candidates(view, rows, now, least - header.size)
     if not among.ready or room <= 0 or roster.unaccounted or view.settings.fixed_ranks:
-        view.enough_since = math.inf
+        view.sight = view.sight.without_enough()
         why = next((f"for {view.name(node)}: {why}" for node, why in among.held.items()), "")
         return Decision(None, among.wake, why) if room > 0 else Decision(None)
     last_call = _last_call(view, now)
@@ -262,9 +273,10 @@ def _growth(view: View, header: Header, now: float) -> Decision:
         return Decision(None, why="for the job's next checkpoint, to let nodes in")
     if len(among.ready) < room and now < last_call:
         return _wait("the last call of nodes", last_call, now)
-    view.invited = frozenset(row.node for row in among.ready)
+    invited = frozenset(row.node for row in among.ready)
+    view.sight = replace(view.sight, invited=invited)
     count = min(room, len(among.ready))
-    names = view.name(min(view.invited)) if count == 1 else f"{count} nodes"
+    names = view.name(min(invited)) if count == 1 else f"{count} nodes"
     return Decision(Close(f"{names} joined"))
 
 
@@ -292,8 +304,8 @@ def _unfenced(view: View, now: float) -> Decision | None:
     end, node = max(((view.fenced_at(node), node) for node in roster.apart), default=(now, ""))
     if end > now:
         return _wait(f"the grant of {view.name(node)}, which is lost, to run out", end, now)
-    if roster.unaccounted and view.blind_until > now:
-        return _wait(_grants_of(roster.unaccounted), view.blind_until, now)
+    if roster.unaccounted and view.sight.blind_until > now:
+        return _wait(_grants_of(roster.unaccounted), view.sight.blind_until, now)
     return None
 
 
@@ -313,7 +325,7 @@ def _after_failure(view: View, header: Header, now: float) -> Decision:
     sequel = judge(header.max_restarts, view.history, cause.startup)
     if sequel != "restart":
         return _failed(view, cause, sequel)
-    ready = view.idle_since + header.delay
+    ready = view.sight.idle_since + header.delay
     if now < ready:
         return _wait("the pause after a failure to end", ready, now)
     return _form(view, now, following(view.history, cause.startup, cause.seconds))
@@ -379,12 +391,12 @@ def _blame(view: View, header: Header, now: float) -> None:
     """Count against their hosts the nodes that were lost, lost touch, did not enter, left, or were
     gone when the round had been closed for them, but for those that were told to go.
     """
-    roster, gone = view.roster, view.invited - view.rows.keys()
+    roster, gone = view.roster, view.sight.invited - view.rows.keys()
     lost = {node for node in roster.apart if view.fenced_at(node) <= now}
     is_late = header.phase == "open" and now >= _enter_by(view)
     late = roster.placed if is_late else set()
     for node in late:
-        view.miss(node)
+        view.sight = view.sight.with_absent(node, view.latest[node].sequence)
     for node in gone | lost | late | roster.dropped | (roster.going - view.wishes.drained):
         if view.latest[node].leaving not in ON_PURPOSE:
-            view.hosts.lose(view.host(node), header.number, now - view.opened_at, now)
+            view.sight = view.sight.with_loss(view.host(node), now)

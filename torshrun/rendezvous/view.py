@@ -6,10 +6,11 @@ import math
 from dataclasses import dataclass, field
 
 from torshrun.rendezvous.beats import Beat
-from torshrun.rendezvous.restart import History, Hosts
+from torshrun.rendezvous.restart import History
 from torshrun.rendezvous.roster import Roster, derive
 from torshrun.rendezvous.rows import Header, NodeRow, SizeWanted, StopWanted
 from torshrun.rendezvous.settings import Settings
+from torshrun.rendezvous.sight import Sight, Term
 
 FORGOTTEN_AFTER = 10.0
 """Times the ttl: a node that has not beaten for so long, and has no row, is none of ours."""
@@ -25,49 +26,84 @@ class Wishes:
     """Nodes that are to go."""
 
 
+@dataclass(slots=True)
+class Nodes:
+    """What the nodes told, by node: tables, since a copy of them at each event would cost O(n)."""
+
+    rows: dict[str, NodeRow] = field(default_factory=dict)
+    revisions: dict[str, int] = field(default_factory=dict)
+    """When each row was first seen in its present state of waiting: the order of arrival."""
+    latest: dict[str, NodeRow] = field(default_factory=dict)
+    """The last row of each node, also of those that are gone."""
+    told: dict[str, NodeRow] = field(default_factory=dict)
+    """What each node told last of this round, those that have reported in that order."""
+    summaries: dict[str, bytes] = field(default_factory=dict)
+    """What each node that has a row told last."""
+
+
+@dataclass(slots=True)
+class Heard:
+    """The nodes' beats, by node."""
+
+    granted: dict[str, float] = field(default_factory=dict)
+    """When a beat of this node was last granted, in this round."""
+    sure: dict[str, float] = field(default_factory=dict)
+    """When a beat came of which the node knows that it was answered."""
+    last: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """The number of each node's last beat, and when it came."""
+    all_since: float = -math.inf
+    count_again: float = -math.inf
+    """When to count anew who has beaten: at once if the round has nodes not counted yet."""
+
+
 class View:
     """The nodes, the round and what was asked for, as one leader sees them in its term, by its own
     clock. What follows from the rows is derived anew after they have changed, see `roster`.
     """
 
-    def __init__(self, settings: Settings, node: str, now: float) -> None:
-        self.settings = settings
-        self.node = node
-        """The leader's own id."""
-        self.fence = 0
-        """The revision of this leader's election."""
-        self.rows: dict[str, NodeRow] = {}
-        self.revisions: dict[str, int] = {}
-        """When each row was first seen in its present state of waiting: the order of arrival."""
-        self.header: Header | None = None
-        self.idle_since = now
-        """Since when no round is open, as far as this leader knows."""
-        self.listed_since_close = False
-        """Whether all rows were listed since it is closing, and so all that entered it are known:
-        what is heard of nodes may be later than what is heard of the header."""
-        self.claimed = -1
-        """The highest round that was ever spoken of."""
-        self.forming: dict[str, tuple[str, ...]] = {}
-        """The nodes of each round that this leader set out to form, by the round's token."""
-        self.hosts = Hosts(settings)
-        self.summaries: dict[str, bytes] = {}
-        """What each node that has a row told last."""
-        self._absent: dict[str, int] = {}
-        """The row, by its sequence, of each node that did not enter the round it had a place in."""
-        self.first_seen: dict[str, float] = {}
-        """When rounds of an earlier epoch, by token, and their leaders were first told of."""
+    def __init__(self, settings: Settings, node: str, now: float, fence: int = 0) -> None:
+        """`node` is the leader's own id, and `fence` the revision of its election."""
+        self.term = Term(settings, node, fence)
+        self.sight = Sight.at_start(settings, now)
         self.wishes = Wishes()
-        self._token: str | None = None  # the round's, also while there is no header any more
-        self.latest: dict[str, NodeRow] = {}
-        """The last row of each node, also of those that are gone."""
+        self.nodes = Nodes()
+        self.heard = Heard()
         self._roster: Roster | None = None
-        self._sure: dict[str, float] = {}
-        """When a beat came of which the node knows that it was answered."""
-        self._last: dict[str, tuple[int, float]] = {}
-        self._heard_all_since = -math.inf
-        self._count_again = -math.inf
-        """When to count anew who has beaten: at once if the round has nodes not counted yet."""
-        self._begin_round(now)
+
+    def with_sight(self, sight: Sight) -> View:
+        """The same nodes, as another sight has them."""
+        other = object.__new__(type(self))
+        other.term, other.sight, other.wishes = self.term, sight, self.wishes
+        other.nodes, other.heard, other._roster = self.nodes, self.heard, self._roster
+        return other
+
+    @property
+    def settings(self) -> Settings:
+        return self.term.settings
+
+    @property
+    def node(self) -> str:
+        return self.term.node
+
+    @property
+    def fence(self) -> int:
+        return self.term.fence
+
+    @property
+    def header(self) -> Header | None:
+        return self.sight.header
+
+    @property
+    def rows(self) -> dict[str, NodeRow]:
+        return self.nodes.rows
+
+    @property
+    def latest(self) -> dict[str, NodeRow]:
+        return self.nodes.latest
+
+    @property
+    def told(self) -> dict[str, NodeRow]:
+        return self.nodes.told
 
     # ---- what is derived
 
@@ -75,7 +111,7 @@ class View:
     def roster(self) -> Roster:
         """Where each node stands. O(nodes) after a change."""
         if self._roster is None:
-            self._roster = derive(self.header, self.rows, self.seated, self.told, self.goes)
+            self._roster = derive(self.header, self.rows, self.sight.seated, self.told, self.goes)
         return self._roster
 
     @property
@@ -101,14 +137,16 @@ class View:
     def misses_untold(self) -> bool:
         """Whether a node is absent, waits to read that, and the header does not say so."""
         missed = self.header.missed if self.header else ()
-        return any(map(self.is_absent, self._absent.keys() - missed))
+        return any(map(self.is_absent, self.sight.absent.keys() - missed))
 
     def fenced_at(self, node: str) -> float:
         """When a node that is apart can run no workers any more."""
         last = self.told.get(node)
         if last and last.state != "inside":
             return -math.inf
-        return max(self.granted.get(node, -math.inf) + self.settings.ttl, self.inherited_until)
+        return max(
+            self.heard.granted.get(node, -math.inf) + self.settings.ttl, self.sight.inherited_until
+        )
 
     def host(self, node: str) -> str:
         """Where the node runs or ran, or its id if that is not known."""
@@ -132,45 +170,23 @@ class View:
 
     def accounts_for(self, node: str) -> bool:
         """Whether the node is of the round, as far as this leader knows."""
-        return node in self.told or node in self.seated
+        return node in self.told or node in self.sight.seated
 
     # ---- the round
 
     def take_header(self, header: Header | None, now: float) -> None:
         """The header as it stands."""
-        old, self.header = self.header, header
+        token = self.sight.token
+        self.sight = self.sight.with_header(header, now)
         self._changed()
-        if header is None:
-            if old:
-                self.idle_since, self.enough_since = now, math.inf
-            return
-        self.claimed = max(self.claimed, header.number)
-        if header.phase == "closing" and (not old or old.phase == "open"):
-            self.idle_since = now
-            self.listed_since_close = False
-        if header.token != self._token:
-            self._token = header.token
-            self._begin_round(now)
+        if self.sight.token != token:
+            self._begin_round()
 
-    def _begin_round(self, now: float) -> None:
-        self.opened_at = now
-        """When the header's round was first seen."""
-        self.blind_until = now
-        """Until when nodes of the round that nothing is known of may still run workers."""
-        self.inherited_until = now
-        """Until when nodes of the round may run workers by another leader's grants."""
-        self.enough_since = math.inf
-        """Since when the next round could begin, or be larger than this one."""
-        self.seated = frozenset(self.forming.pop(self._token or "", ()))
-        """The nodes that this leader gave places in this round."""
-        self.told: dict[str, NodeRow] = {}
-        """What each node told last of this round, those that have reported in that order."""
-        self.granted: dict[str, float] = {}
-        """When a beat of this node was last granted."""
-        self.invited: frozenset[str] = frozenset()
-        """Newcomers that the round was closed for."""
-        known = self.rows.keys() | self.seated
-        self.latest = {node: row for node, row in self.latest.items() if node in known}
+    def _begin_round(self) -> None:
+        self.nodes.told.clear()
+        self.heard.granted.clear()
+        known = self.rows.keys() | self.sight.seated
+        self.nodes.latest = {node: row for node, row in self.latest.items() if node in known}
         for row in self.rows.values():
             self._note(row)
 
@@ -183,15 +199,15 @@ class View:
             return
         self.latest[row.node] = self.rows[row.node] = row
         if not known or (row.state == "waiting" and known.state != "waiting"):
-            self.revisions[row.node] = revision
-        self.claimed = max(self.claimed, row.round)
+            self.nodes.revisions[row.node] = revision
+        self.sight = self.sight.with_round(row.round)
         self._note(row)
         self._changed()
 
     def _note(self, row: NodeRow) -> None:
         """What a row tells of the round. That a node's part has succeeded stands."""
         known = self.told.get(row.node)
-        if row.token != self._token or (known and known.outcome == "succeeded"):
+        if row.token != self.sight.token or (known and known.outcome == "succeeded"):
             return
         if known and known.state == "inside":
             del self.told[row.node]
@@ -199,7 +215,8 @@ class View:
 
     def drop(self, node: str) -> None:
         """The node's row is gone."""
-        for known in (self.rows, self.revisions, self.summaries, self._sure):
+        nodes = self.nodes
+        for known in (nodes.rows, nodes.revisions, nodes.summaries, self.heard.sure):
             known.pop(node, None)
         self._changed()
 
@@ -209,39 +226,36 @@ class View:
         self._changed()
 
     def _changed(self) -> None:
-        self._roster, self._count_again = None, -math.inf
+        self._roster, self.heard.count_again = None, -math.inf
 
     def hears(self, node: str) -> bool:
         """Whether beats of the node reach this leader: one that is not heard may be of the past."""
-        return node == self.node or node in self._sure
-
-    def miss(self, node: str) -> None:
-        """The node did not enter the round in time."""
-        self._absent[node] = self.latest[node].sequence
+        return node == self.node or node in self.heard.sure
 
     def is_absent(self, node: str) -> bool:
         """Whether the node has been missed, and has said nothing since."""
         row = self.rows.get(node)
-        return row is not None and self._absent.get(node) == row.sequence
+        return row is not None and self.sight.absent.get(node) == row.sequence
 
     # ---- signs of life
 
     def note_summary(self, node: str, summary: bytes) -> None:
         """What the node tells. It is kept while the node has a row."""
         if summary and node in self.rows:
-            self.summaries[node] = summary
+            self.nodes.summaries[node] = summary
         else:
-            self.summaries.pop(node, None)
+            self.nodes.summaries.pop(node, None)
 
     def answer_beat(self, beat: Beat, now: float, grant_until: float) -> bool:
         """Whether to grant a beat, while the leader's own grant lasts until `grant_until`."""
         if now >= grant_until:
             return False
-        number, moment = self._last.get(beat.node, (0, now))
+        heard = self.heard
+        number, moment = heard.last.get(beat.node, (0, now))
         if beat.confirmed and beat.confirmed == number:
-            self._sure[beat.node] = moment
-        self._last[beat.node] = (beat.number, now)
-        self._sure.setdefault(beat.node, now)
+            heard.sure[beat.node] = moment
+        heard.last[beat.node] = (beat.number, now)
+        heard.sure.setdefault(beat.node, now)
         told = self.told.get(beat.node)
         if told and told.state in ("inside", "waiting"):
             self._limit_inheritance(now)
@@ -250,35 +264,34 @@ class View:
         header = self.header
         if not header or header.phase != "open" or beat.token != header.token:
             return False
-        self.granted[beat.node] = now
+        heard.granted[beat.node] = now
         if not self.accounts_for(beat.node):
-            self.blind_until = max(self.blind_until, now + self.settings.ttl)
+            self.sight = self.sight.with_stranger(now + self.settings.ttl)
         return True
 
     def _limit_inheritance(self, now: float) -> None:
         """A node of the round beats here, and so no more to the round's author, who could not go
         past a lease without it: it ended by now + ttl, and what it granted a ttl later.
         """
-        end = now + 2 * self.settings.ttl
-        self.blind_until = min(self.blind_until, end)
-        self.inherited_until = min(self.inherited_until, end)
+        self.sight = self.sight.with_bound(now + 2 * self.settings.ttl)
 
     def heard_all_since(self, now: float) -> float:
         """Since when at the latest all nodes have beaten; -inf if one of the round never has. It is
         counted anew now and then: what it was a moment ago is too early, and so safe.
         """
-        if now >= self._count_again:
-            self._heard_all_since = self._count_beats(now)
-            self._count_again = now + self.settings.interval / 16
-        return self._heard_all_since
+        heard = self.heard
+        if now >= heard.count_again:
+            heard.all_since = self._count_beats(now)
+            heard.count_again = now + self.settings.interval / 16
+        return heard.all_since
 
     def _count_beats(self, now: float) -> float:
         bound = now - FORGOTTEN_AFTER * self.settings.ttl
-        for node in [node for node, moment in self._sure.items() if moment < bound]:
+        for node in [node for node, moment in self.heard.sure.items() if moment < bound]:
             if node not in self.rows:
-                del self._sure[node]
+                del self.heard.sure[node]
         roster = self.roster
         others = (roster.placed | roster.inside | roster.apart) - {self.node}
-        if others - self._sure.keys():
+        if others - self.heard.sure.keys():
             return -math.inf
-        return min(self._sure.values(), default=now)
+        return min(self.heard.sure.values(), default=now)

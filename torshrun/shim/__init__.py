@@ -1,1 +1,1 @@
-"""torshrun in torchrun's place, wherever it is called: see docs/shim.md."""
+"""Lets torshrun replace torchrun wherever torchrun is called: see docs/shim.md."""

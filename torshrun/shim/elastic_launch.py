@@ -1,5 +1,7 @@
-"""torch's elastic_launch() and launch_agent() by torshrun, and what is built upon them: accelerate
-launch, notebook_launcher, Lightning's `fabric run`."""
+"""Implements torch's elastic_launch() and launch_agent() by torshrun.
+
+That serves what is built on them: accelerate launch, notebook_launcher, Lightning's `fabric run`.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +32,13 @@ from torshrun.shim.launch_config import (
 from torshrun.shim.own import tell
 
 _NONE = "<N/A>"
-"""torch's word for a file that is not there."""
+"""The name that torch uses for a missing file."""
 
 
 def stand_in(api: ModuleType) -> None:
-    """Change the module torch.distributed.launcher.api in memory: launch_agent() is all that starts
-    workers there, and what calls it looks it up when it does.
+    """Replace launch_agent() in the module torch.distributed.launcher.api in memory.
+
+    Everything that starts workers there calls it, and looks it up when it does.
     """
     own = api.launch_agent
 
@@ -45,12 +48,12 @@ def stand_in(api: ModuleType) -> None:
     ) -> dict[int, Any]:
         if not isinstance(entrypoint, str) and is_main_being_found():
             raise ConfigError(
-                "workers are started while a worker loads the program: start them behind "
+                "workers are started while a worker loads the program: start them below "
                 'if __name__ == "__main__"'
             )
         reason = why_not(config, entrypoint)
         if any(each is not None for each in (*more, *named.values())):
-            reason = "it has been given a health check server"
+            reason = "it has a health check server"
         with tempfile.TemporaryDirectory(prefix="torsh-function-") as name:
             if not reason:
                 target, reason = _target(Path(name), config, entrypoint, args)
@@ -68,8 +71,9 @@ def stand_in(api: ModuleType) -> None:
 
 
 def end_by_code(run: ModuleType) -> None:
-    """Let torch.distributed.run.run(), which is a command's, end by torshrun's exit code: its
-    report has been printed, and says what ChildFailedError would.
+    """Let torch.distributed.run.run(), which serves a command, exit with torshrun's code.
+
+    torshrun has printed its report, which says what ChildFailedError would.
     """
     own: Callable[[Any], Any] = run.run
 
@@ -89,8 +93,9 @@ def end_by_code(run: ModuleType) -> None:
 def _target(
     place: Path, config: Any, entrypoint: Entrypoint, args: Sequence[Any]
 ) -> tuple[list[str], str]:
-    """What torshrun is to run, or why it cannot. A function goes to forks as it stands, and to
-    spawned processes by its name: so it is with torch, too.
+    """Return what torshrun is to run, or the reason why it cannot.
+
+    A function goes to forks by value, and to spawned processes by its name, as with torch.
     """
     if isinstance(entrypoint, str):
         return program_of(entrypoint, args), ""
@@ -109,7 +114,7 @@ def _run(config: Any, target: list[str], place: Path) -> Outcome:
 
 
 def _ranks(config: Any) -> range:
-    """Of this node's workers, as far as they are known here."""
+    """Return the ranks of this node's workers, as far as they are known here."""
     first = int(config.rdzv_configs.get("rank", 0)) * config.nproc_per_node
     return range(first, first + config.nproc_per_node)
 
@@ -117,9 +122,7 @@ def _ranks(config: Any) -> range:
 def _check(
     api: ModuleType, outcome: Outcome, config: Any, entrypoint: Entrypoint, place: Path
 ) -> None:
-    """Raise torch's exceptions for a job that has not succeeded, ConfigError for one that could not
-    begin.
-    """
+    """Raise torch's exceptions for a failed job, and ConfigError for one that could not begin."""
     if outcome.signo:
         text = f"Process {os.getpid()} got signal: {outcome.signo}"
         error = api.SignalException(text, signal.Signals(outcome.signo))
@@ -135,7 +138,7 @@ def _check(
 
 
 def _failure(api: ModuleType, outcome: Outcome, config: Any, place: Path) -> Any:
-    """torch's ProcessFailure of the root cause."""
+    """Return torch's ProcessFailure of the root cause."""
     errors = sys.modules[api.ChildFailedError.__module__]
     file = place / "error.json"
     failure = errors.ProcessFailure(
@@ -147,11 +150,11 @@ def _failure(api: ModuleType, outcome: Outcome, config: Any, place: Path) -> Any
     above = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if above and file.is_file():  # for a launcher above this program, as torch's @record does
         shutil.copyfile(file, above)
-    failure.error_file = above or _NONE  # the other one goes now
+    failure.error_file = above or _NONE  # the temporary file is deleted now
     return failure
 
 
 def _with_code(error: Exception, code: int) -> Exception:
-    """For end_by_code()."""
+    """Attach the exit code for end_by_code()."""
     error.torshrun_code = code  # type: ignore[attr-defined]
     return error

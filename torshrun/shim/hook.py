@@ -1,9 +1,11 @@
-"""Imported when Python starts, where torshrun stands in for torchrun. A .pth file asks for it: the
-package's own, if TORSHRUN_AS_TORCHRUN says so, or the one of `torshctl shim install`.
+"""Replaces torchrun by torshrun. Imported when Python starts.
 
-A Python that is torchrun becomes torshrun before anything of torch is loaded. In any other
-one modules that start workers are changed as they are imported, and until then nothing happens:
-this costs every start of Python, so it imports next to nothing.
+A .pth file asks for it: the package's own, if TORSHRUN_AS_TORCHRUN says so, or the one of `torshctl
+shim install`.
+
+A Python that is torchrun becomes torshrun before anything of torch is loaded. In any other one
+modules that start workers are changed as they are imported, and until then nothing happens. Every
+start of Python pays for this, so it imports next to nothing.
 """
 
 import os
@@ -16,14 +18,14 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 VARIABLE = "TORSHRUN_AS_TORCHRUN"
-"""1: as if the shim were installed; one of OFF: as if it were not."""
+"""The variable that overrides the installation: 1 turns the shim on, values in OFF turn it off."""
 OFF = ("0", "false", "no", "off")
 _MODULE = "torch.distributed.run"
 _CHANGES = {
     "torch.distributed.launcher.api": "elastic_launch.stand_in",
     _MODULE: "elastic_launch.end_by_code",
 }
-"""By the module that is changed once it has been imported, what changes it, in this package."""
+"""The modules to change once imported, each with the function in this package that does it."""
 for _each in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric"):
     _launchers = f"{_each}.strategies.launchers"
     _CHANGES[f"{_launchers}.subprocess_script"] = "lightning.restart_program"
@@ -31,7 +33,7 @@ for _each in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lig
 
 
 class Watch:
-    """A meta path finder that waits for the modules that are changed, and finds nothing else."""
+    """Waits as a meta path finder for the modules to change, and finds nothing else."""
 
     def __init__(self) -> None:
         self._asks = False
@@ -54,8 +56,10 @@ class Watch:
 
 
 class Torchrun:
-    """A meta path finder for a Python that is torchrun: torshrun runs, and ends, in the place of
-    the module torch. That is asked for first in torchrun's script, and before torchrun's module.
+    """Runs torshrun in place of the module torch, as a meta path finder for a Python that is
+    torchrun.
+
+    torch is imported first in torchrun's script, and before torchrun's module.
     """
 
     def find_spec(
@@ -73,7 +77,7 @@ class Torchrun:
 
 
 def begin() -> None:
-    """Do all that, unless the variable forbids it."""
+    """Install the finder, unless the variable forbids it."""
     if os.environ.get(VARIABLE, "").lower() not in OFF:
         sys.meta_path.insert(0, Torchrun() if is_torchrun() else Watch())
 
@@ -86,7 +90,7 @@ def _change(module: "ModuleType") -> None:
 
 
 def is_torchrun() -> bool:
-    """Whether this Python has been started as `torchrun` or `python -m torch.distributed.run`."""
+    """Return whether Python was started as `torchrun` or `python -m torch.distributed.run`."""
     given, argv = sys.orig_argv, getattr(sys, "argv", None)
     if not argv or len(given) <= len(argv):
         return False
@@ -97,7 +101,7 @@ def is_torchrun() -> bool:
 
 
 def _is_torchs(script: str) -> bool:
-    """Whether that is the script that torch's wheel installs, and not another of its name."""
+    """Return whether it is the script that torch's wheel installs, not another of that name."""
     try:
         with open(script, "rb") as file:  # noqa: PTH123
             return _MODULE.encode() in file.read(4096)

@@ -1,4 +1,4 @@
-"""What a Python that is torchrun does, at the moment in which it would load torch."""
+"""Runs torshrun in a Python that is torchrun, at the moment at which it would load torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from torshrun.shim.served import why_not
 
 
 def spec_of_torshrun(name: str) -> ModuleSpec | None:
-    """Of a module that is torshrun's run; None where torchrun is to go on, which a line tells."""
+    """Return the spec of a module that runs torshrun.
+
+    Returns None, and prints the reason, if torchrun is to continue.
+    """
     reason = why_not(sys.argv[1:], os.environ)
     if reason:
         tell(reason)
@@ -22,13 +25,17 @@ def spec_of_torshrun(name: str) -> ModuleSpec | None:
 
 
 class _Run(Loader):
-    """Runs torshrun with torchrun's arguments, and ends the process. While a module is looked for
-    the import lock is held, which torshrun's threads need; here it is not.
+    """Runs torshrun with torchrun's arguments, and ends the process.
+
+    While a finder looks for a module the import lock is held, which torshrun's threads need. While
+    a module is created it is not.
     """
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         if not sys.flags.safe_path:
-            del sys.path[0]  # of a script or of -m: none of torshrun's imports are to be there
+            del sys.path[
+                0
+            ]  # the directory of the script or of -m must not shadow torshrun's imports
         from torshrun.__main__ import main
 
         main()

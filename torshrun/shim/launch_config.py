@@ -1,5 +1,8 @@
-"""torch's LaunchConfig as torshrun's options, or why it has none. It is taken as it is, so that
-torch need not be loaded; what a version of torch lacks has its default."""
+"""Converts torch's LaunchConfig to torshrun's options, or says why it cannot.
+
+It is accessed by attributes, so that torch need not be loaded. Attributes that a version of torch
+lacks have their defaults.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +30,12 @@ _LISTS = {
     "duplicate_stderr_filters": "--duplicate-stderr-filters",
 }
 _MADE_BY_TORCH = "torchelastic_"
-"""The beginning of a directory's name that torch has made because none was given."""
+"""The prefix of a directory that torch has created because none was given."""
 Entrypoint = Callable[..., Any] | str | None
 
 
 def why_not(config: Any, entrypoint: Entrypoint) -> str:
-    """Why torshrun cannot run this; "" if it can."""
+    """Return why torshrun cannot run this, or "" if it can."""
     alone = config.max_nodes == 1
     if entrypoint is None:
         return "it has no entrypoint"
@@ -46,7 +49,7 @@ def why_not(config: Any, entrypoint: Entrypoint) -> str:
 
 
 def options_of(config: Any) -> list[str]:
-    """Of the job, without what it runs."""
+    """Return the job's options, without what it runs."""
     words = [f"--nproc-per-node={config.nproc_per_node}", *_meeting(config), *_output(config)]
     for name, option in _PLAIN.items():
         value = getattr(config, name, None)
@@ -65,7 +68,7 @@ def options_of(config: Any) -> list[str]:
 
 
 def _meeting(config: Any) -> list[str]:
-    """How nodes meet, or where workers do if there is one node."""
+    """Return options for the rendezvous of nodes, or of the workers of a single node."""
     run_id = [f"--rdzv-id={config.run_id}"] if config.run_id else []
     if config.max_nodes == 1 and config.rdzv_backend != "static":
         return ["--standalone", *run_id]
@@ -107,7 +110,7 @@ def _is_torchs(place: Path) -> bool:
 
 
 def remove_torchs_folder(config: Any) -> None:
-    """The empty one that torch has made for logs that nobody has asked for."""
+    """Remove the empty directory that torch has created for logs that nobody asked for."""
     place = Path(config.logs_specs.root_log_dir or os.devnull)
     if _is_torchs(place) and place.is_dir():
         try:
@@ -117,18 +120,18 @@ def remove_torchs_folder(config: Any) -> None:
 
 
 def program_of(entrypoint: str, args: Sequence[Any]) -> list[str]:
-    """The arguments of torshrun that say what to run."""
+    """Return the arguments of torshrun that say what to run."""
     words = [str(each) for each in args]
     python = os.environ.get("PYTHON_EXEC", sys.executable)
     if entrypoint == python and words[:1] == ["-u"]:  # as torchrun has it
         run = words[1:]
         if run[:1] == ["-m"]:
             return run
-        if run and not run[0].startswith("-"):  # else an option of Python's, such as -c
+        if run and not run[0].startswith("-"):  # otherwise it is an option of Python, such as -c
             return ["--", *run]
     return ["--no-python", "--", entrypoint, *words]
 
 
 def signals_of(config: Any) -> tuple[signal.Signals, ...]:
-    """Those that stop the job."""
+    """Return the signals that stop the job."""
     return signals(getattr(config, "signals_to_handle", None) or "SIGTERM,SIGINT,SIGHUP,SIGQUIT")

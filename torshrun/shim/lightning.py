@@ -1,5 +1,8 @@
-"""Lightning's own starts: a program whose Trainer or Fabric would start the other ranks itself, as
-copies of the program beside it, becomes torshrun with the program in all ranks."""
+"""Replaces Lightning's own starts of ranks.
+
+A program whose Trainer or Fabric would start the other ranks as copies of the program becomes
+torshrun, with the program in all ranks.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,9 @@ from torshrun.shim.own import tell
 
 
 def restart_program(launchers: ModuleType) -> None:
-    """Change the module lightning.*.strategies.launchers.subprocess_script in memory: where ranks
-    are about to be started, the program ends and begins again under torshrun.
+    """Change the module lightning.*.strategies.launchers.subprocess_script in memory.
+
+    Where ranks are about to be started, the program ends and begins again under torshrun.
     """
     kind: Any = getattr(launchers, "_SubprocessScriptLauncher", None)
     own: Callable[[Any], None] | None = getattr(kind, "_call_children_scripts", None)
@@ -36,7 +40,7 @@ def restart_program(launchers: ModuleType) -> None:
 
 
 def say_who_starts(launchers: ModuleType) -> None:
-    """Let the start of forked or spawned ranks, which is not torshrun's, be told."""
+    """Print a line when Lightning forks or spawns ranks, which torshrun does not start."""
     kind: Any = getattr(launchers, "_MultiProcessingLauncher", None)
     own: Callable[..., Any] | None = getattr(kind, "launch", None)
     if own is None:
@@ -66,7 +70,7 @@ def _why_not(launcher: Any) -> str:
 
 
 def _command() -> list[str]:
-    """The words of the program as torshrun takes them; [] if it cannot be started again."""
+    """Return the program's words as torshrun takes them, or [] if it cannot be started again."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     if spec is not None and spec.name:
         name = spec.name.removesuffix(".__main__")
@@ -75,7 +79,7 @@ def _command() -> list[str]:
 
 
 def _restart(workers: int) -> NoReturn:
-    atexit._run_exitfuncs()  # the program ends here: its temporary directories and loggers close
+    atexit._run_exitfuncs()  # the program ends here, so close its temporary directories and loggers
     sys.stdout.flush()
     sys.stderr.flush()
     torshrun = [sys.executable, "-P", "-m", "torshrun", f"--nproc-per-node={workers}"]

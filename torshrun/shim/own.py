@@ -1,4 +1,4 @@
-"""What torshrun cannot serve goes to torch's own launcher, and a line says why."""
+"""Reports what torshrun cannot serve, and what torch's own launcher starts therefore."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import sys
 
 
 def tell(reason: str, who: str = "torch's own launcher") -> None:
-    """The line."""
-    sys.stderr.write(f"torshrun: {who} starts this, and not torshrun: {reason}\n")
+    """Print a line with the reason on stderr."""
+    sys.stderr.write(f"torshrun: {who} starts this, not torshrun: {reason}\n")
     sys.stderr.flush()

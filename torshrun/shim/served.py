@@ -1,4 +1,4 @@
-"""Which of torchrun's jobs torshrun cannot run. Pure."""
+"""Decides which of torchrun's jobs torshrun cannot run. Pure."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from torshrun.config.request import Request, gather
 
 BACKENDS = ("static", "c10d", "tcp", "etcd")
 NUMBERS = ("auto", "cpu", "gpu")
-"""What --nproc-per-node may be besides a number."""
+"""Values of --nproc-per-node besides numbers."""
 
 
 def why_not(argv: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Why torshrun cannot run the job of torchrun's arguments; "" if it can, or if it is the one to
-    say that they are wrong.
+    """Return why torshrun cannot run the job of torchrun's arguments.
+
+    Returns an empty text if it can, or if it is to report that they are invalid.
     """
     try:
         line = parse(argv)
@@ -45,16 +46,16 @@ def why_not_workers(number: str) -> str:
 
 
 def why_not_backend(backend: str) -> str:
-    """Of a kind of rendezvous, as torch's launcher calls it."""
+    """Return why a rendezvous backend, by its name in torch, is not served. Empty if it is."""
     if backend in BACKENDS:
         return ""
-    return f"its rendezvous {backend!r} is a plugin of torch's, or etcd's version 2"
+    return f"its rendezvous {backend!r} is a plugin of torch, or etcd's version 2"
 
 
 def why_not_plugins(logs_specs: str, event_log_handler: str) -> str:
-    """Of names of classes that torch's launcher would load."""
+    """Return why classes for torch's launcher are not served. Empty if none is given."""
     if logs_specs:
-        return f"--logs-specs {logs_specs} is a plugin of torch's"
+        return f"--logs-specs {logs_specs} is a plugin of torch"
     if event_log_handler not in ("", "null"):
-        return f"--event-log-handler {event_log_handler} is a plugin of torch's"
+        return f"--event-log-handler {event_log_handler} is a plugin of torch"
     return ""

@@ -1,1 +1,1 @@
-"""Jobs on hosts that a file lists: an agent on each of them, started and watched over by ssh."""
+"""Runs jobs on hosts that a file lists: starts an agent on each by ssh, and watches it."""

@@ -1,7 +1,8 @@
-"""Hosts as a file lists them, and which of them are wanted. Pure; every error names its line.
+"""Parses lists of hosts, and selects those that are wanted. Pure; every error names its line.
 
 The formats are those of DeepSpeed (host slots=4), Open MPI (host slots=4 max_slots=8) and MPICH
-(host:4), with user@host, port=2222 and IPv6 addresses, which stand in brackets before a colon:
+(host:4), with user@host, port=2222 and IPv6 addresses, which are written in brackets before a
+colon:
 
     line = [[user "@"] host [":" slots] {" " ("slots" | "max_slots" | "port") "=" number}] ["#" …]
     host = name | IPv4 address | IPv6 address | "[" IPv6 address "]"
@@ -23,50 +24,50 @@ from torshrun.text import parse_ranges
 _HERE = ("localhost", "127.0.0.1", "::1")
 _WANTED = "a host's name or address, like node1, node1:4 (slots), me@node1, 10.0.0.7 or [fd77::7]:4"
 _USER = re.compile(r"[\w.+\\][\w.+\\-]*")
-"""No shell's sign: ssh's own configuration may hand users' names to one."""
+"""Names without special characters of shells: ssh's configuration may pass them to one."""
 _MOST = {"slots": MOST_WORKERS, "max_slots": MOST_WORKERS, "port": 65535}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """One line."""
+    """Holds one line of the file."""
 
     name: str
-    """A name (ssh's configuration may know it) or an address, IPv6 without brackets."""
+    """A name (which ssh's configuration may define) or an address, IPv6 without brackets."""
     place: str
-    """Where it stands, for errors: "hosts.txt:3"."""
+    """The position in the file, for errors: "hosts.txt:3"."""
     user: str = ""
-    """Whom to be there; "" leaves that to ssh."""
+    """The user to log in as. Empty leaves that to ssh."""
     port: int = 0
-    """Of its sshd; 0 leaves that to ssh."""
+    """The port of its sshd. 0 leaves that to ssh."""
     slots: int = 0
-    """Workers that it is meant to have; 0 is not said."""
+    """The number of workers that it is meant to have. 0 is not given."""
     max_slots: int = 0
-    """Workers that it may have at most; 0 is not said."""
+    """The most workers that it may have. 0 is not given."""
     chosen: tuple[int, ...] = ()
-    """Which of its slots were asked for by number; () is all."""
+    """The slots that were selected by number. () is all."""
     label: str = ""
-    """What lines of its output begin with."""
+    """The prefix of lines of its output."""
 
     @property
     def is_here(self) -> bool:
-        """Whether it is this host, which needs no ssh."""
+        """Return whether it is this host, which needs no ssh."""
         return self.identity == _HERE[0] and not self.user and not self.port
 
     @property
     def identity(self) -> str:
-        """What other spellings of its name or address have in common with this one."""
+        """Return a spelling of its name or address that is the same for all spellings."""
         name = _ip(self.name) or self.name.lower().removesuffix(".")
         return _HERE[0] if name in _HERE else name
 
     @property
     def address(self) -> str:
-        """As ssh takes it."""
+        """Return the address in the form that ssh takes."""
         return f"{self.user}@{self.name}" if self.user else self.name
 
 
 def parse(text: str, name: str) -> tuple[Host, ...]:
-    """The hosts of a file of that name, in its order. ConfigError."""
+    """Return the hosts of a file of that name, in its order. Raises ConfigError."""
     hosts = [
         _host(words, f"{name}:{number}")
         for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), start=1)
@@ -88,8 +89,10 @@ def parse(text: str, name: str) -> tuple[Host, ...]:
 
 
 def select(hosts: Sequence[Host], include: str, exclude: str) -> tuple[Host, ...]:
-    """Those that are wanted, in the file's order. `include` and `exclude` are like
-    node1@node2:0,2 (all of node1, slots 0 and 2 of node2); "" names none. ConfigError.
+    """Return the selected hosts, in the file's order.
+
+    `include` and `exclude` are like node1@node2:0,2 (all of node1, slots 0 and 2 of node2). An
+    empty text selects nothing. Raises ConfigError.
     """
     if include and exclude:
         raise ConfigError("--include and --exclude exclude each other: give one of them")
@@ -125,7 +128,7 @@ def _host(words: Sequence[str], place: str) -> Host:
 
 
 def _name_and_slots(text: str) -> tuple[str, str | None]:
-    """The name is "" where none stands that could be one; None says nothing of slots."""
+    """Return the name, which is empty if it is invalid, and the slots, or None without any."""
     if found := re.fullmatch(r"\[(.*)\](?::(.*))?", text):
         return (found[1] if ":" in _ip(found[1]) else ""), found[2]
     if text.count(":") > 1:
@@ -135,7 +138,7 @@ def _name_and_slots(text: str) -> tuple[str, str | None]:
 
 
 def _is_name(text: str) -> bool:
-    """Or an IPv4 address, which is what has digits and dots alone."""
+    """Return whether it is a host name, or a valid IPv4 address if it has only digits and dots."""
     if re.fullmatch(r"[0-9.]+", text):
         return bool(_ip(text))
     is_plain = re.fullmatch(r"[\w.-]+", text) and not text.startswith("-")
@@ -143,15 +146,15 @@ def _is_name(text: str) -> bool:
 
 
 def _ip(text: str) -> str:
-    """The address in its usual spelling; "" if it is none."""
-    try:  # any characters may stand behind the % of an IPv6 address
+    """Return the address in its usual spelling, or "" if it is none."""
+    try:  # ipaddress accepts any characters after the % of an IPv6 address
         return str(ipaddress.ip_address(text)) if re.fullmatch(r"[\w.:%-]+", text) else ""
     except ValueError:
         return ""
 
 
 def _label(host: Host, so_called: int) -> str:
-    """Its name; one of several with that name is told by its port."""
+    """Return its name, with its port if several hosts have that name."""
     return f"{host.name}:{host.port}" if so_called > 1 and host.port else host.name
 
 
@@ -161,7 +164,7 @@ def _settings(words: Sequence[str], place: str) -> Iterator[tuple[str, int]]:
         key, equals, value = word.partition("=")
         key = key.replace("-", "_")
         if not equals or key not in _MOST:
-            raise ConfigError(f"{place}: {word!r} is none of slots=N, max_slots=N and port=N")
+            raise ConfigError(f"{place}: {word!r} is not slots=N, max_slots=N or port=N")
         if key in seen:
             raise ConfigError(f"{place}: {key} is given twice")
         seen.add(key)
@@ -175,7 +178,7 @@ def _number(key: str, text: str, place: str) -> int:
 
 
 def _named(text: str, hosts: Sequence[Host]) -> dict[str, tuple[int, ...]]:
-    """Slots by label; () is all of them."""
+    """Return the slots by label. () is all of them."""
     by_label = {host.label: host for host in hosts}
     found: dict[str, tuple[int, ...]] = {}
     for part in text.split("@") if text else ():
@@ -183,7 +186,7 @@ def _named(text: str, hosts: Sequence[Host]) -> dict[str, tuple[int, ...]]:
         host = by_label.get(label)
         if host is None:
             names = ", ".join(list(by_label)[:8]) + (", …" if len(by_label) > 8 else "")
-            raise ConfigError(f"{part!r} is no host of the file: it lists {names}")
+            raise ConfigError(f"{part!r} is not a host of the file: it lists {names}")
         if label in found:
             raise ConfigError(f"{label} is named twice")
         found[label] = _slots(host, numbers) if colon else ()

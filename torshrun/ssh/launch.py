@@ -1,4 +1,4 @@
-"""The loop that starts a job on its hosts, passes signals on, and says how it ended."""
+"""Starts a job on its hosts, passes signals on, and returns the job's exit code."""
 
 from __future__ import annotations
 
@@ -21,23 +21,24 @@ from torshrun.ssh.verdict import Ended, code_of, code_of_signal, follows
 from torshrun.workers.logs.pump import LogPump
 
 AT_ONCE = 10
-"""Hosts that are being connected to at a time: OpenSSH's sshd, and so a jump host, begins to turn
-people away at that many (MaxStartups).
+"""The most hosts that are being connected to at a time.
+
+OpenSSH's sshd, and so a jump host, begins to refuse connections at that number (MaxStartups).
 """
 OTHERS = 3.0
-"""Seconds that other hosts have to fail too when one has: so they are named together."""
+"""Seconds that other hosts have to fail after the first one, so that all are named together."""
 END_BOUND = 45.0
-"""Seconds that hosts may take to end beyond the grace of their workers."""
+"""Seconds that hosts may take to end beyond the grace period of their workers."""
 READER_STALL = 30.0
-"""Seconds that the last output waits for a reader who does not read; 1 s after a stop request."""
+"""Seconds that the last output waits for a stalled reader. 1 s after a stop request."""
 INSISTING = 3
-"""So many times SIGINT, and hosts are left to end by themselves."""
+"""The number of SIGINTs after which hosts are left to end on their own."""
 
 
 def launch(job: HostsJob) -> int:
-    """Run the job on its hosts; its exit code."""
+    """Run the job on its hosts and return its exit code."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):  # ten descriptors a host
+    with contextlib.suppress(ValueError, OSError):  # each host needs ten descriptors
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return asyncio.run(_run(job))
 
@@ -56,7 +57,7 @@ class _Run:
     job: HostsJob
     pump: LogPump
     signals: list[int] = field(default_factory=list)
-    """Those that asked for the job's end, in order."""
+    """The signals that asked for the job's end, in order."""
     _planned: float = field(default_factory=time.monotonic)
     _links: list[Link] = field(default_factory=list)
     _running: dict[Link, asyncio.Task[None]] = field(default_factory=dict)
@@ -93,9 +94,9 @@ class _Run:
             self._say(f"got {signal_name(self.signals[0])} before the job began")
             return code_of_signal(self.signals[0])
         self._running = {link: asyncio.create_task(self._follow(link)) for link in nodes}
-        for signo in self.signals:  # between the start and now
+        for signo in self.signals:  # signals that came since the start
             self._pass_on(signo)
-        # A mistake of our own must not leave the other hosts waiting.
+        # A bug in this code must not leave the other hosts waiting.
         done, _ = await asyncio.wait(self._running.values(), return_when=asyncio.FIRST_EXCEPTION)
         for task in done:
             task.result()
@@ -104,7 +105,10 @@ class _Run:
     # ---- the start
 
     async def _start(self) -> list[Link]:
-        """The hosts on which the job has been started, in the order of their ranks. HostLost."""
+        """Return the hosts on which the job was started, in the order of their ranks.
+
+        Raises HostLost.
+        """
         nodes = await self._open_all()
         endpoint = await self._meet(nodes) if self.job.meets_at_node_0 else None
         hosts = [link.host for link in nodes]
@@ -115,7 +119,7 @@ class _Run:
         return nodes
 
     async def _open_all(self) -> list[Link]:
-        """Those that could be connected to. HostLost if they are too few."""
+        """Return the hosts that could be connected to. Raises HostLost if they are too few."""
         turn, failed = asyncio.Semaphore(AT_ONCE), asyncio.Event()
         here = version("torshrun")
 
@@ -146,7 +150,10 @@ class _Run:
     async def _until_enough_failed(
         self, opening: Sequence[asyncio.Task[None]], failed: asyncio.Event
     ) -> None:
-        """Until all have been connected to or could not be; sooner if the job needs all of them."""
+        """Wait until each host has been connected to or has failed.
+
+        Returns sooner after a failure if the job needs all of them.
+        """
         whole = asyncio.ensure_future(asyncio.wait(opening))
         failing = asyncio.create_task(failed.wait())
         try:
@@ -166,7 +173,7 @@ class _Run:
         )
 
     async def _meet(self, nodes: Sequence[Link]) -> Address:
-        """Where the nodes meet, as the first of them says."""
+        """Ask the first node where the nodes are to rendezvous."""
         first, *others = nodes
         peers = [link.address for link in others if link.address]
         asked = {"peers": peers, "port": self.job.port}
@@ -178,13 +185,13 @@ class _Run:
             raise HostLost(f"{first.host.label} cannot serve the job: {why}") from None
         host, port = ip_or_empty(facts.get("host")), facts.get("port")
         if not host or type(port) is not int or not 0 < port < 65536:
-            raise HostLost(f"{first.host.label} does not speak as torshrun does")
+            raise HostLost(f"{first.host.label} does not speak torshrun's protocol")
         return Address(host, port)
 
     # ---- while it runs
 
     async def _beat(self) -> None:
-        """Tell all hosts that this process is alive."""
+        """Send signs of life to all hosts."""
         while True:
             await asyncio.sleep(self.job.silence / 3)
             for link in self._links:
@@ -205,7 +212,7 @@ class _Run:
         self._consider(ended)
 
     def _consider(self, ended: Ended) -> None:
-        """What follows for the other hosts."""
+        """Decide what follows for the other hosts."""
         running, fewest = len(self._running), self.job.nodes.fewest
         next_step = follows(self._endings, running, fewest)
         if next_step == "wait":
@@ -221,10 +228,10 @@ class _Run:
             self._later(self._give_up)
 
     def _give_up(self) -> None:
-        """Leave hosts to themselves: without a connection they end."""
+        """Leave hosts to themselves. Without a connection they end."""
         if self._running:
             names = ", ".join(link.host.label for link in self._running)
-            self._say(f"these hosts are left to end by themselves: {names}")
+            self._say(f"these hosts are left to end on their own: {names}")
         for link in self._running:
             link.kill()
 
@@ -254,7 +261,7 @@ class _Run:
 
 
 def _reason(task: asyncio.Task[None]) -> str:
-    """Why a host could not be connected to; "" if it could."""
+    """Return why a host could not be connected to, or "" if it could."""
     if task.cancelled():
         return "others had failed before it answered"
     error = task.exception()

@@ -1,4 +1,4 @@
-"""One host, as seen from here: its ssh, and what goes over it."""
+"""Connects to one host by ssh, and exchanges frames with it."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ from torshrun.workers.logs.pump import LogPump
 
 _CHUNK = 65536
 _LONGEST_GREETING = 1 << 20
-"""Bytes that a host's shell may print before torshrun answers."""
+"""The most bytes that a host's shell may print before torshrun answers."""
 _TAIL = 8192
-"""Bytes of ssh's stderr that are remembered."""
+"""Bytes of ssh's stderr that are kept."""
 _END_BOUND = 5.0
-"""Seconds that ssh may take to end when there is nothing left for it to do."""
+"""Seconds that ssh may take to end when it has nothing left to do."""
 
-_STRANGE = "it does not speak as torshrun does"
+_STRANGE = "it does not speak torshrun's protocol"
 
 
 class HostLost(TorshError):
-    """The host could not be started, or nothing more will come from it."""
+    """Raised if the host could not be started, or if nothing more will come from it."""
 
 
 @dataclass(eq=False, kw_only=True)
 class Link:
-    """What is written to a host goes out in order; who reads from it is one task. Close it."""
+    """Runs ssh to one host. Frames are sent in order, and only one task may read. Close it."""
 
     host: Host
     command: tuple[str, ...]
     silence: float
     pump: LogPump
     address: str = ""
-    """Where the host is, as it was reached; "" is not known."""
+    """The address by which the host was reached. Empty if unknown."""
     _process: Process | None = None
     _output: asyncio.StreamReader = field(default_factory=asyncio.StreamReader)
     _frames: frames.Frames = field(default_factory=frames.Frames)
@@ -59,7 +59,10 @@ class Link:
     # ---- the start
 
     async def open(self, version: str, timeout: float) -> None:
-        """Start ssh, until torshrun answers there in the same version. HostLost."""
+        """Start ssh, and wait until the same version of torshrun answers there.
+
+        Raises HostLost.
+        """
         try:
             async with asyncio.timeout(timeout):
                 await self._start()
@@ -72,8 +75,8 @@ class Link:
         if there != version:
             there = printable(there)
             raise HostLost(
-                f"torshrun is of version {there} there and {version} here: install the same, or "
-                f"name the Python that has it by --remote-python"
+                f"torshrun has version {there} there and {version} here: install the same one, or "
+                "name the Python that has it by --remote-python"
             )
         self.address = HERE if self.host.is_here else ip_or_empty(hello.get("address"))
 
@@ -85,7 +88,7 @@ class Link:
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=PIPE,
-                start_new_session=True,  # or the terminal's Ctrl-C would end ssh first
+                start_new_session=True,  # otherwise Ctrl-C in the terminal would end ssh first
             )
         except OSError as error:
             hint = "; install OpenSSH's client" if program == "ssh" else ""
@@ -103,7 +106,7 @@ class Link:
                 raise HostLost(await self._why(greeting[-_TAIL:]))
             greeting += data
             if len(greeting) > _LONGEST_GREETING:
-                raise HostLost("its shell prints without an end: see ~/.bashrc there")
+                raise HostLost("its shell does not stop printing: see ~/.bashrc there")
         self._take(greeting.partition(frames.MARK)[2])
         kind, content = await self._next()
         if kind != frames.HELLO:
@@ -122,12 +125,12 @@ class Link:
     # ---- afterwards
 
     def send(self, data: bytes) -> None:
-        """Send frames, as soon as ssh takes them; nothing if it has gone."""
+        """Send frames as soon as ssh takes them. Does nothing if it is gone."""
         if self._process and self._process.stdin and not self._process.stdin.is_closing():
             self._process.stdin.write(data)
 
     async def ask(self, data: bytes, kind: bytes) -> dict[str, Any]:
-        """The answer of that kind. HostLost."""
+        """Send frames and return the answer of kind `kind`. Raises HostLost."""
         self.send(data)
         while True:
             got, content = await self._next()
@@ -139,7 +142,7 @@ class Link:
             await self._show(got, content)
 
     async def follow(self) -> Ended:
-        """Show what comes, until the agent has ended. HostLost."""
+        """Show the output until the agent has ended. Raises HostLost."""
         while True:
             kind, content = await self._next()
             if kind != frames.EXIT:
@@ -152,11 +155,13 @@ class Link:
             return Ended(self.host.label, _code(facts), begun)
 
     async def close(self) -> None:
-        """End what is left of ssh here; torshrun there notices that its input has ended."""
+        """End what is left of ssh here. torshrun on the host notices the end of its input."""
         process = self._process
         if process and process.stdin:
             process.stdin.close()
-        if not self._sinks or not await self._has_ended(_END_BOUND):  # else it has nothing to lose
+        if not self._sinks or not await self._has_ended(
+            _END_BOUND
+        ):  # a host that never answered has no output to lose
             self.kill()
             await self._has_ended(_END_BOUND)
         if self._listening:
@@ -166,20 +171,20 @@ class Link:
         self._sinks = {}
 
     def kill(self) -> None:
-        """End ssh at once; whoever follows learns of it."""
+        """End ssh at once. The task that follows it gets an error."""
         if self._process and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
 
     async def _next(self) -> tuple[bytes, bytes]:
-        """The next frame. Only time in which we listen counts as silence."""
+        """Return the next frame. Only time spent listening counts as silence."""
         while not self._ready:
             try:
                 async with asyncio.timeout(self.silence):
                     data = await self._output.read(_CHUNK)
             except TimeoutError:
                 self.kill()
-                raise HostLost(f"nothing has been heard of it for {self.silence:g} s") from None
+                raise HostLost(f"nothing was heard from it for {self.silence:g} s") from None
             if not data:
                 raise HostLost(await self._why(b""))
             self._take(data)
@@ -216,7 +221,7 @@ class Link:
 
 
 def ip_or_empty(text: object) -> str:
-    """The text, if it is an IP address; else ""."""
+    """Return the text if it is an IP address, else ""."""
     try:
         return str(ipaddress.ip_address(text)) if isinstance(text, str) else ""
     except ValueError:
@@ -224,7 +229,7 @@ def ip_or_empty(text: object) -> str:
 
 
 def _facts(content: bytes) -> dict[str, Any]:
-    """What a host says. HostLost if it makes no sense."""
+    """Decode the JSON of a host. Raises HostLost if it is invalid."""
     with contextlib.suppress(ValueError, RecursionError):
         facts = json.loads(content)
         if isinstance(facts, dict):
@@ -233,16 +238,16 @@ def _facts(content: bytes) -> dict[str, Any]:
 
 
 def _code(facts: dict[str, Any]) -> int:
-    """The exit code that it tells. HostLost if no process can end with it."""
+    """Return the exit code in `facts`. Raises HostLost if no process can end with it."""
     code = facts.get("code")
     if type(code) is int and 0 <= code <= 255:
         return code
-    said = str(code)[:20] if isinstance(code, int) else "what is no number"
+    said = str(code)[:20] if isinstance(code, int) else "not a number"
     raise HostLost(f"{_STRANGE}: its exit code is {said}, and not one of 0 to 255")
 
 
 async def _write(fd: int, data: bytes) -> None:
-    """All of it, however long a reader takes."""
+    """Write all of the data, however long a reader takes."""
     view = memoryview(data)
     while view:
         try:

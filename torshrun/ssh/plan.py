@@ -1,4 +1,4 @@
-"""From a request with a hostfile to what each host is told: checked here, before any ssh starts."""
+"""Plans a job on the hosts of a hostfile. Everything is checked here, before any ssh starts."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from torshrun.ssh.remote import HERE
 from torshrun.workers.logs.lines import is_coloured
 
 START_TIMEOUT = 60.0
-"""Seconds at most from the start of a host's ssh until torshrun answers there."""
+"""The most seconds from the start of a host's ssh until torshrun answers there."""
 _UNKNOWN = Address("127.0.0.1", 1)
-"""Stands for the endpoint while node 0 has not named it."""
+"""A placeholder for the endpoint until node 0 has named it."""
 _LONGEST = 4 << 20
-"""Characters of a list of hosts."""
+"""The most characters of a list of hosts."""
 _OURS = (
     "hostfile include exclude ssh_command remote_python export config print_config dry_run "
     "print_completion"
@@ -49,42 +49,46 @@ _CREDENTIALS = ("TORSH_ETCD_USER", "TORSH_ETCD_PASSWORD", *OTLP_VARIABLES)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostsJob:
-    """A job on several hosts, checked as far as it can be from here."""
+    """Describes a job on several hosts, checked as far as it can be from here."""
 
     request: Request
-    """What was asked for, of which nothing is about this command or ssh."""
+    """The request without the options of this command and of ssh."""
     hosts: tuple[Host, ...]
     config: LaunchConfig
-    """As the first host will have it, but for what only it can know."""
+    """The configuration of the first host, except for what only that host can know."""
     ssh_command: tuple[str, ...]
     remote_python: str
     directory: str
-    """Where workers run, on all hosts."""
+    """The working directory of workers, on all hosts."""
     exports: Mapping[str, str]
     """Variables for the workers on all hosts."""
     credentials: Mapping[str, str] = field(repr=False)
-    """What agents find in no environment: the job's secret, etcd's user and password, and where
-    --otlp sends metrics."""
+    """Values that agents do not find in their environment: the job's secret, etcd's user and
+    password, and where --otlp sends metrics.
+    """
     nodes: Nodes
-    """With how many of the hosts the job runs."""
+    """The numbers of hosts that the job can run with."""
     meets_at_node_0: bool
-    """Whether the first host is to say where the others meet it."""
+    """True if the first host is to name the endpoint for the rendezvous."""
     port: int
-    """The port there; 0 is a free one."""
+    """The port of that endpoint. 0 is any free port."""
     silence: float
     """Seconds without a sign of life after which a connection counts as broken."""
     start_timeout: float
     notes: tuple[str, ...]
-    """What the user ought to know, a line each."""
+    """Lines that the user should read."""
 
     @property
     def stop_signal(self) -> int:
-        """What asks an agent of the job to end in an orderly way."""
+        """Return the signal that asks an agent of the job to end in an orderly way."""
         handled = self.config.signals_to_handle
         return handled[0] if handled and signal.SIGTERM not in handled else signal.SIGTERM
 
     def command(self, host: Host) -> tuple[str, ...]:
-        """What starts torshrun on the host. Arguments of the job are none of it, nor its secret."""
+        """Return the command that starts torshrun on the host.
+
+        It contains neither arguments of the job nor its secret.
+        """
         module = ("-P", "-m", "torshrun.ssh.remote", f"{self.silence:g}")
         if host.is_here:
             return (sys.executable, *module, HERE)
@@ -103,9 +107,10 @@ class HostsJob:
     def told(
         self, node_rank: int, hosts: Sequence[Host], endpoint: Address | None, spent: float = 0.0
     ) -> dict[str, Any]:
-        """What the host of that rank is told, as JSON takes it; `hosts` are those of all nodes,
-        and the endpoint is where they meet, if the first of them has said so. `spent` are seconds
-        of the job's time since it was planned.
+        """Return the job for the host of that rank, as an object for JSON.
+
+        `hosts` are those of all nodes. `endpoint` is where they rendezvous, if the first of them
+        has named it. `spent` are seconds of the job's time since it was planned.
         """
         host = hosts[node_rank]
         request = _request_of(self.request, host, node_rank, self.nodes, endpoint)
@@ -126,7 +131,7 @@ class HostsJob:
 
 
 def plan(request: Request, environ: Mapping[str, str], *, needs_target: bool = True) -> HostsJob:
-    """Read the hostfile and check everything. ConfigError says what is wrong, and where."""
+    """Read the hostfile and check everything. Raises ConfigError with the place of the mistake."""
     if needs_target and request.target is None:
         raise ConfigError("SCRIPT is missing: name it after the options (torshrun --help)")
     for key, why in _NOT_FOR_ALL.items():
@@ -163,26 +168,26 @@ def plan(request: Request, environ: Mapping[str, str], *, needs_target: bool = T
 
 
 def _resolved_here(request: Request, environ: Mapping[str, str]) -> Resolution:
-    """As a host will resolve it, but for what only that can: GPUs and the script."""
+    """Resolve the request as a host will, except for its GPUs and the script."""
     workers = replace(request.entries["nproc_per_node"], text="1")
     known = replace(request, target=None, entries={**request.entries, "nproc_per_node": workers})
     return resolve(known, environ, needs_target=False)
 
 
 def _credentials(request: Request, environ: Mapping[str, str]) -> dict[str, str]:
-    """With a secret of the job's own if none is given."""
+    """Return the credentials, with a new secret for the job if none is given."""
     secret = read_secret(request["secret_file"], request.name("secret_file"), environ)
     given = {name: environ[name] for name in _CREDENTIALS if name in environ}
     return {**given, "TORSH_SECRET": secret or secrets.token_hex(32)}
 
 
 def _hosts(request: Request) -> tuple[Host, ...]:
-    """The first N of those that are wanted, if --nnodes is N."""
+    """Return the selected hosts, only the first N if --nnodes is N."""
     name = request["hostfile"]
     try:
         text = sys.stdin.read(_LONGEST + 1) if name == "-" else _file(name)
     except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is no text"
+        why = getattr(error, "strerror", None) or "it is not text"
         raise request.refused("hostfile", f"{name} cannot be read: {why}") from None
     if len(text) > _LONGEST:
         raise request.refused("hostfile", f"{name} is longer than any list of hosts")
@@ -204,13 +209,16 @@ def _file(path: str) -> str:
 
 
 def _nodes(request: Request, hosts: Sequence[Host]) -> Nodes:
-    """All hosts, unless --nnodes says otherwise."""
+    """Return the numbers of nodes: all hosts, unless --nnodes says otherwise."""
     asked: Nodes = request["nnodes"]
     return asked if request.has("nnodes") else Nodes(len(hosts), len(hosts))
 
 
 def _workers(request: Request, host: Host) -> str:
-    """How many the host is to have: what --nproc-per-node says, else its slots. ConfigError."""
+    """Return the host's number of workers: --nproc-per-node if given, else its slots.
+
+    Raises ConfigError if that is more than the host has slots.
+    """
     slots = len(host.chosen) or host.slots
     asked = request["nproc_per_node"]
     if not request.has("nproc_per_node"):
@@ -231,7 +239,7 @@ def _meets_at_node_0(request: Request, nodes: Nodes) -> bool:
 def _request_of(
     request: Request, host: Host, node_rank: int, nodes: Nodes, endpoint: Address | None
 ) -> Request:
-    """What this host's agent is asked for."""
+    """Return the request for this host's agent."""
     changed: dict[str, str | None] = {"nproc_per_node": _workers(request, host)}
     if nodes.fewest == nodes.most:
         changed["nnodes"] = str(nodes.most)
@@ -247,7 +255,7 @@ def _request_of(
 
 
 def _for_hosts(request: Request, environ: Mapping[str, str]) -> Request:
-    """Without what is about this command; with what a host cannot know."""
+    """Remove the options of this command, and add values that a host cannot know."""
     unset = {key: replace(request.entries[key], text=None) for key in _OURS.split()}
     for key in ("print_config", "dry_run"):
         unset[key] = replace(unset[key], text="false")
@@ -262,7 +270,7 @@ def _for_hosts(request: Request, environ: Mapping[str, str]) -> Request:
 
 
 def _with_less_time(request: Request, spent: float) -> Request:
-    """With so many seconds less until the end of the time, if that has one."""
+    """Reduce the time limit by `spent` seconds, if there is one."""
     limit = request["time_limit"]
     if limit is None:
         return request
@@ -281,15 +289,15 @@ def _ssh_command(request: Request) -> tuple[str, ...]:
 
 
 def _exports(request: Request, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that --export names: NAME, NAME=VALUE or a pattern like NCCL_*."""
+    """Return the variables that --export names: NAME, NAME=VALUE or a pattern like NCCL_*."""
     found: dict[str, str] = {}
     for item in request["export"]:
         name, equals, value = item.partition("=")
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*" if equals else r"[A-Za-z0-9_*?]+", name):
-            why = f"{item!r} is none of NAME, NAME=VALUE and a pattern like NCCL_*"
+            why = f"{item!r} is not NAME, NAME=VALUE or a pattern like NCCL_*"
             raise request.refused("export", why)
         if is_for_torshrun(name):
-            why = f"{name} is torshrun's own: no worker gets it, unless by environment: in a file"
+            why = f"{name} belongs to torshrun: workers get it only by environment: in a file"
             raise request.refused("export", why)
         found |= {name: value} if equals else dict(_matching(name, environ))
         if not equals and "*" not in name and "?" not in name and name not in environ:
@@ -306,7 +314,10 @@ def _matching(pattern: str, environ: Mapping[str, str]) -> Iterator[tuple[str, s
 
 
 def _directory(environ: Mapping[str, str]) -> str:
-    """This one, by the name that the user knows it by: links may be the same on all hosts."""
+    """Return the working directory by the name that the user knows.
+
+    Links may be the same on all hosts.
+    """
     here, name = Path.cwd(), Path(environ.get("PWD", ""))
     with contextlib.suppress(OSError):
         if name.is_absolute() and name.samefile(here):
@@ -319,7 +330,7 @@ def _texts(entry: Entry) -> tuple[str | None, str, str]:
 
 
 def describe(job: HostsJob) -> str:
-    """--dry-run: what would be started where. Nothing is started or chosen."""
+    """Describe for --dry-run what would be started where. Starts and chooses nothing."""
     request = job.request
     count = len(job.hosts)
     who = (

@@ -1,10 +1,10 @@
-"""Why a host could not be started or was lost, and what to do about it. Pure."""
+"""Explains why a host could not be started or was lost, and what to do about it. Pure."""
 
 from __future__ import annotations
 
 from torshrun.text import printable
 
-_SHOWN = 3  # of the last lines that ssh, or the shell on the host, wrote
+_SHOWN = 3  # last lines of ssh, or of the shell on the host
 _SSH_FAILED = 255
 _ADVICE = (
     (
@@ -30,22 +30,25 @@ _ADVICE = (
     ("Connection refused", "no sshd listens there: see the host and the port (port=N)"),
     ("timed out", "nothing answers there: see whether the host is up, and for firewalls"),
     ("No route to host", "nothing answers there: see whether the host is up, and for firewalls"),
-    ("Network is unreachable", "there is no way from this host to that one"),
+    ("Network is unreachable", "there is no route from this host to that one"),
     (
         "No module named",
         "torshrun is not installed for that Python: install the same version there, or name "
         "another Python by --remote-python",
     ),
-    ("Bad configuration option", "ssh does not take an option: see ~/.ssh/config, --ssh-command"),
+    ("Bad configuration option", "ssh rejects an option: see ~/.ssh/config, --ssh-command"),
 )
 _BY_CODE = {
     126: "that Python cannot be executed there: name another by --remote-python",
-    127: "that Python is not there: name another by --remote-python",
+    127: "that Python does not exist there: name another by --remote-python",
 }
 
 
 def explain(code: int | None, said: str) -> str:
-    """What happened, given how ssh ended (None: it still runs) and what came on its stderr."""
+    """Describe what happened.
+
+    `code` is ssh's exit status (None while it runs), and `said` its stderr.
+    """
     lines = [printable(line.strip()) for line in said.splitlines() if line.strip()]
     what = " / ".join(lines[-_SHOWN:]) or "it said nothing"
     how = "" if code is None else f" ({_ended(code)})"

@@ -1,8 +1,8 @@
-"""What ssh starts on a host: it says who it is, is told the job, and becomes the job's agent.
+"""Runs on a host that ssh connects to: introduces itself, receives the job, and becomes its agent.
 
 python -P -m torshrun.ssh.remote SILENCE [HERE]
 
-SILENCE is in seconds; HERE says that torshrun has started this itself, without ssh.
+SILENCE is in seconds. HERE says that torshrun has started this itself, without ssh.
 """
 
 from __future__ import annotations
@@ -27,18 +27,20 @@ if TYPE_CHECKING:
     from torshrun.config.request import Request
 
 WAITING = 600.0
-"""Seconds at most until the job is known: other hosts may take their time."""
+"""The most seconds until the job is known. Other hosts may take their time."""
 READER_STALL = 30.0
 """Seconds that the last output waits for a reader who does not read."""
 HERE = "here"
-_DISCARD = 9  # the port of a way is of no importance
+_DISCARD = 9  # the port does not matter for finding a route
 
 
 def main() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     gc.disable()
-    if HERE in sys.argv:  # this may be somebody's login over ssh, which is none of ours
+    if (
+        HERE in sys.argv
+    ):  # the variable may be that of a login over ssh, which did not start this process
         os.environ.pop("SSH_CONNECTION", None)
     wire = Wire(float(sys.argv[1]))
     facts = {"version": version("torshrun"), "address": _addresses()[1]}
@@ -56,7 +58,10 @@ def main() -> None:
 
 
 def _serve(wire: Wire) -> int:
-    """Answer what is asked, run the job; its exit code here. ConfigError before it has begun."""
+    """Answer requests, run the job, and return its exit code on this host.
+
+    Raises ConfigError before it has begun.
+    """
     with contextlib.ExitStack() as held:
         while message := wire.receive(WAITING):
             kind, content = message
@@ -68,7 +73,10 @@ def _serve(wire: Wire) -> int:
 
 
 def _meet(facts: Mapping[str, Any], held: contextlib.ExitStack) -> Mapping[str, Any]:
-    """Where the others may meet here. The port is held until the agent has served there."""
+    """Return where the others can rendezvous.
+
+    The port is reserved until the agent has served it.
+    """
     from torshrun.rendezvous.ports import bound
 
     port = held.enter_context(bound(facts["port"])).getsockname()[1]
@@ -76,13 +84,16 @@ def _meet(facts: Mapping[str, Any], held: contextlib.ExitStack) -> Mapping[str, 
 
 
 def _addresses() -> tuple[str, str]:
-    """Of the connection that this process was started over: the other side's, and this one's."""
+    """Return the two addresses of the connection that started this process.
+
+    The first is that of the other side. Both are empty without ssh.
+    """
     words = os.environ.get("SSH_CONNECTION", "").split()
     return (words[0], words[2]) if len(words) == 4 else ("", "")
 
 
 def _address_for(peers: list[str]) -> str:
-    """Where those hosts reach this one; HERE is where ssh was called."""
+    """Return the address by which those hosts reach this one. HERE is the host that called ssh."""
     from torshrun.config.job import Address
     from torshrun.rendezvous.address import is_loopback, routable
 
@@ -97,7 +108,7 @@ def _address_for(peers: list[str]) -> str:
 def _run(wire: Wire, facts: Mapping[str, Any]) -> int:
     from torshrun.config.resolve import resolve
 
-    if facts["one_output"]:  # there, and so here: the order of lines is kept
+    if facts["one_output"]:  # stdout and stderr are the same there, so keep the order of lines
         os.dup2(1, 2)
     directory = facts["directory"]
     try:
@@ -105,7 +116,7 @@ def _run(wire: Wire, facts: Mapping[str, Any]) -> int:
     except OSError as error:
         raise ConfigError(
             f"{directory} cannot be used here: {error.strerror}. Workers run in the directory in "
-            f"which torshrun was called: it has to be there on every host"
+            "which torshrun was called: it must exist on every host"
         ) from None
     os.environ["PWD"] = directory
     os.environ.update(facts["exports"])

@@ -1,4 +1,4 @@
-"""What follows when hosts have ended, and the job's exit code. Pure."""
+"""Decides what follows when hosts have ended, and the job's exit code. Pure."""
 
 from __future__ import annotations
 
@@ -9,25 +9,27 @@ from typing import Literal, NamedTuple
 from torshrun import exit_codes
 
 _CONSEQUENCES = (exit_codes.RENDEZVOUS, exit_codes.LOST, exit_codes.PREEMPTED)
-"""Codes of agents that may have ended because others had."""
+"""Exit codes of agents that may have ended because others had."""
 
 
 class Ended(NamedTuple):
-    """One host, of which nothing more will come."""
+    """Describes a host from which nothing more will come."""
 
     label: str
     code: int | None
-    """Its agent's exit code; None if the connection was lost before."""
+    """The agent's exit code, or None if the connection was lost before."""
     begun: bool
-    """Whether its agent had begun."""
+    """True if its agent had begun."""
     why: str = ""
-    """What is known of a connection that was lost."""
+    """The known reason why a connection was lost."""
 
 
 def follows(endings: Sequence[Ended], running: int, fewest: int) -> Literal["", "stop", "wait"]:
-    """What becomes of the `running` hosts, now that the last of `endings` has ended: "" nothing,
-    the job goes on; "stop" them, as they are too few; "wait" for their end, which is due: an agent
-    has ended in order, so the others know the verdict, or learn that it has gone.
+    """Return what to do with the `running` hosts, now that the last of `endings` has ended.
+
+    "": nothing, as the job continues. "stop": stop them, as they are too few. "wait": wait for
+    their end, which is due. An agent has ended in order, so the others know the verdict, or notice
+    that it is gone.
     """
     if running == 0 or running >= fewest:
         return ""
@@ -35,8 +37,10 @@ def follows(endings: Sequence[Ended], running: int, fewest: int) -> Literal["", 
 
 
 def code_of(endings: Sequence[Ended], stopped: int | None, signo: int = 0) -> int:
-    """The job's exit code. `stopped` is the one for which hosts were stopped, if they were, `signo`
-    the first signal that asked for the end. No agent ends with 0 unless the job has succeeded.
+    """Return the job's exit code.
+
+    `stopped` is the code for which hosts were stopped, if they were, and `signo` the first signal
+    that asked for the end. No agent ends with 0 unless the job has succeeded.
     """
     codes = [ended.code for ended in endings if _in_order(ended) and ended.code is not None]
     if 0 in codes:
@@ -49,7 +53,7 @@ def code_of(endings: Sequence[Ended], stopped: int | None, signo: int = 0) -> in
 
 
 def code_of_signal(signo: int) -> int:
-    """Of a job that this signal has ended."""
+    """Return the exit code of a job that this signal has ended."""
     return exit_codes.PREEMPTED if signo == signal.SIGTERM else exit_codes.SIGNALLED + signo
 
 

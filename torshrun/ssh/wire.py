@@ -1,4 +1,7 @@
-"""The host's end of the connection: a thread that moves output, and notices signals and silence."""
+"""Implements the host's end of the connection.
+
+A thread moves the output, and notices signals and silence.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +20,18 @@ from torsh_runtime.framing import DamagedFrame
 from torshrun.ssh import frames
 
 PASSED_ON = frozenset(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP}
-"""Signals that the other side may have this process get."""
+"""Signals that the other side may send to this process."""
 CHUNK = 65536
-"""Bytes of output that go into a frame at most."""
+"""The most bytes of output in a frame."""
 END_BOUND = 30.0
-"""Seconds that the agent's end may take beyond the grace of its workers."""
+"""Seconds that the agent's end may take beyond the grace period of its workers."""
 
 
 class Wire:
-    """Between ssh and this process, whose stdout and stderr it has become. While nobody takes the
-    output it stalls as any reader would. When the connection has ended, or nothing has come for
-    `silence` seconds, the agent is asked to end, and killed if it does not.
+    """Connects ssh to this process, whose stdout and stderr it replaces.
+
+    If nobody takes the output, it stalls as with any reader. When the connection has ended, or
+    nothing has come for `silence` seconds, the agent is asked to end, and killed if it does not.
     """
 
     def __init__(self, silence: float) -> None:
@@ -43,7 +47,7 @@ class Wire:
         for fd in (self._source, self._sink, *self._streams):
             os.set_blocking(fd, False)
         self.moved = 0
-        """Bytes that the other side has taken so far."""
+        """The number of bytes that the other side has taken."""
         self._stop_signal: int = signal.SIGTERM
         self._grace: float | None = None
         self._lost = False
@@ -51,29 +55,34 @@ class Wire:
         self._heard = self._beaten = time.monotonic()
         self._kill_at = float("inf")
         self._thread = threading.Thread(target=self._run, name="torsh-ssh", daemon=True)
-        with _signals_blocked():  # they are the main thread's
+        with _signals_blocked():  # signals go to the main thread
             self._thread.start()
 
     def receive(self, timeout: float) -> tuple[bytes, bytes] | None:
-        """The next message; None when the connection has ended, or nothing comes in time."""
+        """Return the next message, or None if the connection has ended or nothing comes in time."""
         with contextlib.suppress(Empty):
             return self._inbox.get(timeout=timeout)
         return None
 
     def send(self, data: bytes) -> None:
-        """Send these frames, in front of output that is not read yet."""
+        """Send these frames before output that has not been read yet."""
         self._request(data)
 
     def guard(self, grace: float, stop_signal: int) -> bool:
-        """From now on the process is an agent, which ends by that signal, and whose workers may
-        take `grace` seconds for it; False if the connection has ended already.
+        """Treat the process as an agent from now on.
+
+        It ends by `stop_signal`, and its workers may take `grace` seconds for it. Returns False if
+        the connection has ended already.
         """
         self._stop_signal = stop_signal
         self._grace = grace
         return not self._lost
 
     def finish(self, last: bytes, stall: float) -> None:
-        """Send all output there is, then `last`. Gives up when nothing moves for `stall` s."""
+        """Send all remaining output, then `last`.
+
+        Gives up when nothing moves for `stall` seconds.
+        """
         self._request(last)
         self._request(None)
         moved, since = self.moved, time.monotonic()
@@ -92,7 +101,7 @@ class Wire:
         try:
             while self._running or (self._outgoing and not self._lost):
                 self._step()
-        except BaseException:  # a mistake of our own: nobody would watch the connection any more
+        except BaseException:  # a bug: nothing would watch the connection any more
             with contextlib.suppress(OSError):
                 os.write(self._complaints, traceback.format_exc().encode())
             os.kill(os.getpid(), signal.SIGKILL)
@@ -128,7 +137,7 @@ class Wire:
             messages = list(self._frames.feed(data))
         except BlockingIOError:
             return
-        except (OSError, DamagedFrame):  # nothing that we would understand comes after that
+        except (OSError, DamagedFrame):  # nothing intelligible comes after that
             data, messages = b"", []
         if not data:
             self._lose()
@@ -145,7 +154,7 @@ class Wire:
             os.kill(os.getpid(), content[0])
 
     def _write(self) -> None:
-        if not self._outgoing:  # the connection was lost a moment ago
+        if not self._outgoing:  # the connection was lost just before
             return
         try:
             count = os.write(self._sink, self._outgoing[0])
@@ -160,7 +169,7 @@ class Wire:
             self._outgoing.appendleft(first)
 
     def _take_output(self, fd: int) -> bool:
-        """Read once; whether there may be more."""
+        """Read once, and return whether there may be more."""
         try:
             data = os.read(fd, CHUNK)
         except BlockingIOError:
@@ -183,7 +192,10 @@ class Wire:
             self._queue(data)
 
     def _drain(self) -> None:
-        """What is in the pipes when the agent has ended, and no more: others may hold them."""
+        """Read what is in the pipes when the agent has ended.
+
+        Not until their end, as other processes may hold them.
+        """
         for fd in list(self._streams):
             for _ in range(64):  # more than a pipe takes
                 if not self._take_output(fd):
@@ -214,7 +226,7 @@ class Wire:
                 self._queue(frames.frame(frames.BEAT))
 
     def _lose(self) -> None:
-        """The connection is of no use any more."""
+        """Mark the connection as lost, and ask the agent to end."""
         if self._lost:
             return
         self._lost = True
@@ -226,7 +238,7 @@ class Wire:
 
 
 def _become_pipe(fd: int) -> int:
-    """Make the descriptor the writing end of a new pipe; the reading end."""
+    """Replace the descriptor by the writing end of a new pipe. Returns the reading end."""
     reader, writer = os.pipe()
     os.dup2(writer, fd)
     os.close(writer)

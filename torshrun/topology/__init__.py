@@ -1,1 +1,1 @@
-"""What this node is made of: processors, NUMA nodes, GPUs."""
+"""Reads what this node is made of: processors, NUMA nodes, GPUs."""

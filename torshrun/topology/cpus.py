@@ -1,4 +1,4 @@
-"""The processors that this process may use, and for how much of the time."""
+"""Finds the processors that this process may use, and how much of their time."""
 
 from __future__ import annotations
 
@@ -19,22 +19,24 @@ def allowed_cpus() -> frozenset[int]:
 
 
 def cpu_quota(root: Path = ROOT) -> float:
-    """How many processors' time the strictest of our cgroups leaves us; infinite if none does."""
+    """Return how many processors' time the strictest cgroup allows. Infinite without a limit."""
     paths = cgroups.find("cpu", root)
     return min((_quota(cgroup) for path in paths for cgroup in path), default=math.inf)
 
 
 def allocated_cpus(environ: Mapping[str, str]) -> float:
-    """How many processors Slurm has given the job here, which it need not enforce; infinite if it
-    says nothing.
+    """Return how many processors Slurm has given the job here. Infinite if it says nothing.
+
+    Slurm need not enforce the number.
     """
     number = environ.get("SLURM_CPUS_ON_NODE", "")
     return float(number) if re.fullmatch(r"[1-9][0-9]{0,5}", number) else math.inf
 
 
 def told_of_binding(environ: Mapping[str, str], allowed: frozenset[int], root: Path = ROOT) -> str:
-    """For people, that srun has bound this task to one core, although its step has more here; ""
-    if it has not. A step that may use a thread of each of its cores is bound as it should be.
+    """Return a text for people if srun has bound this task to one core of several, else "".
+
+    A step that may use one thread of each of its cores is bound correctly.
     """
     allocated = allocated_cpus(environ)
     folder = root / f"sys/devices/system/cpu/cpu{min(allowed)}/topology"
@@ -51,14 +53,16 @@ def told_of_binding(environ: Mapping[str, str], allowed: frozenset[int], root: P
 
 
 def usable_cpus(environ: Mapping[str, str], root: Path = ROOT) -> int:
-    """How many processes can use a processor each, all the time; at least 1. A quota is rounded
-    down: workers go in step, so all would wait for the one that the kernel holds up.
+    """Return how many processes can use a processor each all the time, at least 1.
+
+    A quota is rounded down: workers run in step, so all would wait for one that the kernel
+    throttles.
     """
     return max(1, int(min(len(allowed_cpus()), cpu_quota(root), allocated_cpus(environ))))
 
 
 def _quota(cgroup: Cgroup) -> float:
-    """Microseconds of CPU time per period of so many; -1 or "max" is no limit."""
+    """Return the CPU time per period, in processors. Infinite without a limit (-1 or "max")."""
     files = ("cpu.max",) if cgroup.version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
     text = " ".join(map(cgroup.text, files))
     found = re.fullmatch(r"([1-9][0-9]*)\s+([1-9][0-9]*)\s*", text)

@@ -1,4 +1,4 @@
-"""The GPUs that this process may use, found in /dev, /proc and /sys: no driver is loaded."""
+"""Finds the GPUs that this process may use, in /dev, /proc and /sys, without loading a driver."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ from torshrun.procfs import ROOT, read_number, read_text
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU, as CUDA_VISIBLE_DEVICES would name it."""
+    """Describes one GPU, as CUDA_VISIBLE_DEVICES would name it."""
 
     identifier: str
-    """Its index among the usable ones, or what the variable already calls it."""
+    """The index among the usable GPUs, or the name that the variable uses."""
     pci: str = ""
-    """Its address ("0000:3b:00.0"); "" if it is not known."""
+    """The PCI address ("0000:3b:00.0"). Empty if unknown."""
     uuid: str = ""
-    """"GPU-" and its UUID; "" if it is not known."""
+    """The UUID, with the prefix GPU-. Empty if unknown."""
 
 
 def visible(environ: Mapping[str, str], root: Path = ROOT) -> tuple[Gpu, ...]:
-    """The GPUs that a framework started with `environ` would see, in its order. As CUDA has it, a
-    list ends before its first invalid entry, and is void if it names a device twice.
+    """Return the GPUs that a framework started with `environ` would see, in its order.
+
+    As with CUDA, a list ends before its first invalid entry, and is void if it names a device
+    twice.
     """
     nvidia = _nvidia(root)
     if nvidia:
@@ -37,16 +39,17 @@ def visible(environ: Mapping[str, str], root: Path = ROOT) -> tuple[Gpu, ...]:
 
 
 def pci_numa_node(gpu: Gpu, root: Path = ROOT) -> int | None:
-    """The NUMA node that the GPU is attached to; None if the machine does not say."""
+    """Return the NUMA node that the GPU is attached to, or None if unknown."""
     if not gpu.pci:
         return None
     return read_number(root / "sys/bus/pci/devices" / gpu.pci / "numa_node")  # -1 is no node
 
 
 def share_out(environ: Mapping[str, str], workers: int, root: Path = ROOT) -> tuple[str, ...]:
-    """CUDA_VISIBLE_DEVICES for each local rank, so that it sees one GPU of its own. A list that is
-    set is believed even where no GPU is found; without one the index is the local rank, as in
-    torchrun. Raises ConfigError when there are fewer GPUs than workers.
+    """Return CUDA_VISIBLE_DEVICES for each local rank, so that it sees one GPU of its own.
+
+    If the variable is set, its list is used even if no GPU is found. Without a list the index is
+    the local rank, as in torchrun. Raises ConfigError if there are fewer GPUs than workers.
     """
     listed = environ.get("CUDA_VISIBLE_DEVICES")
     if listed is not None and listed.strip() in ("", "-1"):
@@ -76,7 +79,7 @@ def _select(gpus: Sequence[Gpu], listed: str | None) -> tuple[Gpu, ...]:
 
 
 def _find(gpus: Sequence[Gpu], entry: str) -> Gpu | None:
-    """The GPU that an entry of a list of visible devices means; None if it is invalid."""
+    """Return the GPU that an entry of a list of visible devices names, or None if it is invalid."""
     if entry.isascii() and entry.isdecimal():
         index = int(entry)
         return Gpu(entry, gpus[index].pci) if index < len(gpus) else None
@@ -97,9 +100,9 @@ def _by_uuid(gpus: Sequence[Gpu], prefix: str) -> Gpu | None:
 
 
 def _nvidia(root: Path) -> list[Gpu]:
-    """In the order of PCI addresses, but for those that a container keeps from this process."""
+    """Return the GPUs in the order of PCI addresses, without those that a container hides."""
     found: dict[str, tuple[str, str]] = {}
-    """PCI address and UUID of each GPU that the driver knows, by the name of its device."""
+    """PCI address and UUID of each GPU of the driver, by the name of its device."""
     for folder in (root / "proc/driver/nvidia/gpus").glob("*"):
         text = read_text(folder / "information")
         minor = re.search(r"^Device Minor:\s*(\d+)", text, re.MULTILINE)
@@ -115,7 +118,7 @@ def _nvidia(root: Path) -> list[Gpu]:
 
 
 def _amd(root: Path) -> list[Gpu]:
-    """In the order of the kernel's topology, whose nodes include processors."""
+    """Return the GPUs in the order of the kernel's topology, whose nodes include processors."""
     folders = (root / "sys/class/kfd/kfd/topology/nodes").glob("[0-9]*")
     nodes = [_properties(folder) for folder in sorted(folders, key=lambda path: int(path.name))]
     gpus = [node for node in nodes if node.get("simd_count")]
@@ -123,7 +126,10 @@ def _amd(root: Path) -> list[Gpu]:
 
 
 def _properties(node: Path) -> dict[str, int]:
-    """A node that a container may not use is there, but cannot be read."""
+    """Return the properties of a node.
+
+    A node that a container may not use exists, but cannot be read.
+    """
     pairs = (line.split() for line in read_text(node / "properties").splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
 

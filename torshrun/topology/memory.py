@@ -1,4 +1,4 @@
-"""How much memory is left for processes of this machine or container."""
+"""Computes how much memory is left for processes of this machine or container."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torshrun.procfs import ROOT, read_text
 
 
 def available_memory(root: Path = ROOT) -> int:
-    """Bytes: what the machine, and each cgroup with a limit that this process is in, has left."""
+    """Return the bytes that are left on the machine, and in each limited cgroup of this process."""
     told = re.search(r"^MemAvailable: +(\d+) kB$", read_text(root / "proc/meminfo"), re.MULTILINE)
     left = [int(told[1]) << 10] if told else []
     for path in find("memory", root):
@@ -21,5 +21,7 @@ def available_memory(root: Path = ROOT) -> int:
 def _left(cgroup: Cgroup) -> int:
     file = "memory.current" if cgroup.version == 2 else "memory.usage_in_bytes"
     used = cgroup.number(file) or 0
-    cached = field(cgroup.text("memory.stat"), "inactive_file") or 0  # given back when needed
+    cached = (
+        field(cgroup.text("memory.stat"), "inactive_file") or 0
+    )  # the kernel frees it when needed
     return memory_limit(cgroup) - max(0, used - cached)

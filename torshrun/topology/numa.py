@@ -1,4 +1,4 @@
-"""Which processors each worker is to run on. Only those that this process may use count."""
+"""Assigns processors to workers. Only those that this process may use count."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from torshrun.text import parse_ranges, ranges
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
-    """One processor, as the kernel numbers it, and what it is part of."""
+    """Describes one processor, by its number in the kernel, and what it is part of."""
 
     number: int
     node: int
     socket: int
-    """Its physical package."""
+    """The physical package."""
     core: int
-    """Its physical core, by the lowest number among the core's processors."""
+    """The physical core, by the lowest number among the core's processors."""
     cache: int
-    """Its largest cache, by the lowest number among the processors that share it."""
+    """The largest cache, by the lowest number among the processors that share it."""
 
 
 Topology = tuple[Cpu, ...]
@@ -33,8 +33,10 @@ CpuSet = frozenset[int]
 
 
 def read_topology(allowed: Iterable[int], root: Path = ROOT) -> Topology:
-    """What the kernel says about the processors `allowed`. Where it says nothing, as in some
-    containers, they are cores of their own, in one node and one socket, with one cache.
+    """Return what the kernel reports about the processors `allowed`.
+
+    Where it reports nothing, as in some containers, each is a core of its own, in one node and one
+    socket, with one cache.
     """
     online = parse_ranges(read_text(root / "sys/devices/system/cpu/online"))
     numbers = sorted(n for n in allowed if n in online or not online)
@@ -45,10 +47,11 @@ def read_topology(allowed: Iterable[int], root: Path = ROOT) -> Topology:
 def bind(
     policy: str, local_world_size: int, topology: Topology, gpu_nodes: Sequence[int | None] = ()
 ) -> tuple[CpuSet, ...]:
-    """Each local rank's processors, by the policy of --numa-binding. `gpu_nodes` are the visible
-    GPUs' NUMA nodes. A rank belongs to the node of the GPU with its number if all ranks have one;
-    else ranks spread evenly over the cores, neighbours together. ConfigError when that is not
-    possible.
+    """Return each local rank's processors, by the policy of --numa-binding.
+
+    `gpu_nodes` are the visible GPUs' NUMA nodes. A rank belongs to the node of the GPU with its
+    number if all ranks have one. Otherwise ranks spread evenly over the cores, neighbours together.
+    Raises ConfigError if that is not possible.
     """
     nodes = [node for node in gpu_nodes[:local_world_size] if node is not None]
     if len(nodes) < local_world_size:
@@ -74,7 +77,7 @@ def _share(policy: str, rank: int, nodes: Sequence[int], topology: Topology) -> 
         chosen = _on_socket(cpus, position, neighbours, topology)
     elif policy == "exclusive":
         chosen = _on_own_cores(cpus, position, neighbours)
-    elif policy == "core-complex":  # larger ones first, and each taken once before one is shared
+    elif policy == "core-complex":  # larger ones first; all are used once before one is shared
         complexes = sorted(_groups(cpus, "cache"), key=len, reverse=True)
         chosen = complexes[position % len(complexes)]
     else:
@@ -85,7 +88,10 @@ def _share(policy: str, rank: int, nodes: Sequence[int], topology: Topology) -> 
 def _on_socket(
     cpus: Sequence[Cpu], position: int, neighbours: int, topology: Topology
 ) -> Iterable[Cpu]:
-    """A socket may have several nodes; with NUMA switched off, a node has several sockets."""
+    """Return the processors of the socket.
+
+    A socket may have several nodes. With NUMA switched off, a node has several sockets.
+    """
     cores = _groups(cpus, "core")
     socket = cores[position * len(cores) // neighbours][0].socket
     return [cpu for cpu in topology if cpu.socket == socket]
@@ -104,7 +110,7 @@ def _on_own_cores(cpus: Sequence[Cpu], position: int, neighbours: int) -> Iterab
 
 
 def _groups(cpus: Iterable[Cpu], part: Literal["core", "cache"]) -> list[list[Cpu]]:
-    """Processors by what they are part of, lowest number first."""
+    """Group processors by what they are part of, lowest number first."""
     groups: dict[int, list[Cpu]] = {}
     for cpu in cpus:
         groups.setdefault(getattr(cpu, part), []).append(cpu)
@@ -119,16 +125,19 @@ def _named(cpus: Iterable[Cpu]) -> str:
 
 
 def _spread(ranks: int, topology: Topology) -> list[int]:
-    """In proportion to the nodes' cores, so that no core is taken twice while one is free."""
+    """Assign ranks to nodes in proportion to the nodes' cores.
+
+    No core is taken twice while another is free.
+    """
     cores = sorted({(cpu.node, cpu.core) for cpu in topology})
     return [cores[rank * len(cores) // ranks][0] for rank in range(ranks)]
 
 
-# ---- what the kernel says
+# ---- reading the topology
 
 
 def _nodes(root: Path) -> dict[int, int]:
-    """NUMA node by processor."""
+    """Return the NUMA node of each processor."""
     return {
         number: int(folder.name.removeprefix("node"))
         for folder in (root / "sys/devices/system/node").glob("node[0-9]*")

@@ -1,4 +1,4 @@
-"""How many more processes and threads may be started."""
+"""Computes how many more processes and threads may be started."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torshrun.procfs import ROOT
 
 
 def available_tasks(root: Path = ROOT) -> int:
-    """By this user, and in each cgroup with a limit that this process is in."""
+    """Return the number that may still start, by this user and in the limited cgroups."""
     left = [sys.maxsize]
     for path in find("pids", root):
         for cgroup in path:
             most = cgroup.number("pids.max")
             left += [] if most is None else [most - (cgroup.number("pids.current") or 0)]
     most, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-    if os.getuid() and most != resource.RLIM_INFINITY:  # it does not hold for root
+    if os.getuid() and most != resource.RLIM_INFINITY:  # root is exempt from the limit
         left.append(most - _tasks_of(os.getuid(), root / "proc"))
     return max(0, min(left))
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from torsh_runtime.transitions import Machine
 from torshrun.debugger import followed
 from torshrun.procfs import handles, holds_back, read_text
 from torshrun.workers import keeper as reports
@@ -109,7 +110,7 @@ class Listener(Protocol):
         """The keeper killed all workers, because the agent did not renew its lease in time."""
 
     def on_keeper_answer(self) -> None:
-        """The keeper answers, whom KeeperWatch has asked."""
+        """The keeper answers, whom KeeperWatchdog has asked."""
 
     def on_keeper_lost(self) -> None:
         """The keeper is gone, and direct workers with it. Nothing more is told."""
@@ -137,6 +138,7 @@ class WorkerGroup:
         self._kill_timer: asyncio.TimerHandle | None = None
         self._leftovers: Leftovers | None = None
         self._closed = False
+        self._seen = Machine("workers", "none")
         self.begin()
         self.loop.add_reader(self.keeper.fileno(), self._receive)
 
@@ -153,6 +155,8 @@ class WorkerGroup:
     def start(self, assignments: Sequence[Assignment]) -> None:
         """Start workers in this round. After an OSError some may be alive: stop() has to follow."""
         self._num_starting = len(assignments)
+        first = assignments[0].worker
+        self._seen.become("starting", f"{len(assignments)} workers", round=first.round)
         for assignment in assignments:
             self._spawn(assignment)
         self._settle()
@@ -181,6 +185,7 @@ class WorkerGroup:
         descendants; at once if grace is 0. Calling it again moves the deadline forward.
         """
         self._stopping = True
+        self._become("stopping", f"signal {signo}, {grace:g} s of grace")
         if self.standbys:
             self.standbys.pause()
         for worker, ends in self._pending:
@@ -214,6 +219,7 @@ class WorkerGroup:
         if self.standbys:
             self.standbys.pause()
         self._stopping = True
+        self._become("finishing", "all workers have succeeded")
         if signo == signal.SIGKILL:
             self._sweep()
         elif self._leftovers is None and not self._sweeping:
@@ -291,6 +297,10 @@ class WorkerGroup:
         if self.standbys:
             self.standbys.close()
 
+    def _become(self, state: str, why: str = "") -> None:
+        round_number = self.workers[0].assignment.worker.round if self.workers else "none"
+        self._seen.become(state, why, round=round_number)
+
     def _spawn(self, assignment: Assignment) -> None:
         streams = self.pump.open(assignment.worker, assignment.folder)
         ends = [streams[0].source.end, streams[-1].source.end]
@@ -334,6 +344,7 @@ class WorkerGroup:
     def _tell_started(self) -> None:
         if self.workers and not self._num_starting and not self._stopping and not self._told:
             self._told = True
+            self._become("running")
             self.listener.on_started()
 
     def _flush(self) -> None:
@@ -356,6 +367,7 @@ class WorkerGroup:
                 self._on_gone(report)
             elif isinstance(report, reports.Swept):
                 self._cancel_timer()
+                self._become("over", ", ".join(report.unkillable))
                 self.listener.on_stopped(report.unkillable)
             elif isinstance(report, reports.Left):
                 self._on_left(report)
@@ -397,6 +409,7 @@ class WorkerGroup:
         self._forget_leftovers()
         if not self._sweeping:
             self._sweeping = True
+            self._become("sweeping", f"{len(self.alive())} workers run")
             if self.alive():
                 self.listener.on_killed()
             are_ending = any(not worker.alive for worker in self._present.values())

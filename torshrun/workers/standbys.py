@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from torsh_runtime.contract import ALL_VARIABLES, WorkerEnv
+from torsh_runtime.transitions import Machine
 from torshrun.config.job import LaunchConfig
 from torshrun.workers.importer import Importer, Surroundings
 from torshrun.workers.keeper import Report
@@ -58,17 +59,18 @@ class Standbys:
         self._timer: asyncio.TimerHandle | None = None
         self._on_ready = on_ready
         self._is_prepared = self._is_told = False
+        self._seen = Machine("standbys", "none")
 
     @property
     def count(self) -> int:
         """How many wait."""
-        return sum(len(each.standbys) for each in set(self._importers))
+        return sum(len(each.state.standbys) for each in set(self._importers))
 
     def start(self) -> None:
         """Begin to import, and to fork as many as there are workers. Raises OSError."""
+        self._seen.become("importing")
         for importer, workers in Counter(self._importers).items():
-            importer.wanted = workers
-            importer.start()
+            importer.start(workers)
 
     def variables(self, place: WorkerEnv) -> Mapping[str, str]:
         """What a worker's environment has besides, to learn from it what to import."""
@@ -79,7 +81,7 @@ class Standbys:
 
     def expects(self, assignment: Assignment) -> bool:
         """Whether one is there that could be this worker, or is to come."""
-        return self._importers[assignment.worker.local_rank].expects
+        return self._importers[assignment.worker.local_rank].state.expects
 
     def take(
         self, assignment: Assignment, environ: Mapping[str, str], ends: Sequence[int]
@@ -90,6 +92,7 @@ class Standbys:
         if parked:
             self._ids.discard(parked.worker_id)
             self._is_prepared = self._is_told = False
+            self._seen.become("taken", f"{self.count} wait")
         return parked
 
     def want(self, pending: Sequence[Assignment]) -> None:
@@ -107,6 +110,7 @@ class Standbys:
         """Fork nobody until the next want(): a sweep would kill those on their way."""
         self._stop_timer()
         self._is_prepared = False
+        self._seen.become("paused")
 
     def tick(self) -> None:
         """Import what workers have imported by now. To be called every second or so."""
@@ -128,24 +132,28 @@ class Standbys:
     def close(self) -> None:
         """Those that are no workers end."""
         self._stop_timer()
+        self._seen.become("closed")
         for importer in set(self._importers):
             importer.close()
 
     def _prepare(self) -> None:
         self._timer, self._is_prepared = None, True
+        self._seen.become("preparing", f"{self._ahead.total()} for the next start")
         self._fill(self._ahead, ROOM)
         self._tell_ready()
 
     def _fill(self, wanted: Counter[Importer], room: int) -> None:
         """`room` is asked for those ahead only: a worker that is not forked takes more memory."""
         for importer in set(self._importers):
-            importer.wanted, importer.room = wanted[importer], room
-            importer.fill()
+            importer.fill(wanted[importer], room)
 
     def _tell_ready(self) -> None:
         if not self._is_told and 0 < self._ahead.total() <= self.count:
             self._is_told = True
-            modules = (name for each in dict.fromkeys(self._importers) for name in each.modules)
+            self._seen.become("ready", f"{self.count} wait")
+            modules = (
+                name for each in dict.fromkeys(self._importers) for name in each.state.modules
+            )
             self._on_ready(self.count, tuple(dict.fromkeys(modules)))
 
     def _stop_timer(self) -> None:

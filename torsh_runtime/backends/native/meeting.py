@@ -26,6 +26,7 @@ from torsh_runtime.errors import (
     CommTimeout,
     PeerLost,
 )
+from torsh_runtime.transitions import Machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,7 @@ def meet(
     for terms that differ.
     """
     board = Board(store, rank, timeout, BackendType.NATIVE)
+    seen = Machine("meeting", "alone")
     try:
         with ExitStack() as holding, segment.Offer() as offer:
             own = Place.here(offer.name, offer.token, terms)
@@ -98,14 +100,18 @@ def meet(
             places = {peer: Place.unpack(peer, data) for peer, data in members.items()}
             check_terms(places)
             nodes = layout(places)
+            seen.become("sharing memory", f"{len(nodes)} nodes", group=name)
             local = {peer: places[peer] for node in nodes if rank in node for peer in node}
             memory = _share(board, offer, local, segment_sizes(len(local)), network.secret)
             holding.callback(os.close, memory)
             # Started by hand, the first rank serves the store: MASTER_ADDR need not be set.
             towards = network.towards(getattr(store, "endpoint", ""))
+            seen.become("linking", f"{len(local)} ranks in this node", group=name)
             linked = _link(board, places, towards, name)
             holding.pop_all()
+            seen.become("met", group=name)
     except BaseException as error:
+        seen.become("given up", type(error).__name__, group=name)
         give_up(store, rank, error)
         raise
     pids = [place.pid for place in local.values()]

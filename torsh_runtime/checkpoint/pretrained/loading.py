@@ -15,8 +15,8 @@ from torsh_runtime.checkpoint.pretrained.sources import WeightFiles
 from torsh_runtime.checkpoint.ranks import Ranks
 from torsh_runtime.comm.agreement import Attempt
 from torsh_runtime.errors import CheckpointError, ConfigError
+from torsh_runtime.framework.torch import FRAMEWORK
 from torsh_runtime.mesh.mesh import DeviceMesh
-from torsh_runtime.modules import adapter_class
 from torsh_runtime.parallel.layouts import coordinates_by_id, layouts_by_id, piece_of
 from torsh_runtime.parallel.tensor import parallelize
 from torsh_runtime.parallel.tensor.plan import Entry
@@ -106,11 +106,10 @@ def _without_memory(model: Any) -> dict[int, Lazy]:
 def _read(model: Any, mesh: DeviceMesh | None, later: dict[int, Lazy]) -> None:
     """Read each parameter's part into it."""
     layouts, known = layouts_by_id(model), coordinates_by_id(model)
-    adapter: Any = adapter_class(model)(model)
     for name, parameter in model.named_parameters():
         lazy = later.get(id(parameter))
         if lazy is None:
             continue
         layout, own = layouts.get(id(parameter)), known.get(id(parameter))
         piece = None if layout is None else piece_of(name, layout, mesh, own)
-        adapter.give_memory(parameter, lazy.values(piece))
+        FRAMEWORK.give_memory(parameter, lazy.values(piece))

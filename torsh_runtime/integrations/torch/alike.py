@@ -12,8 +12,8 @@ import torch
 from torsh_runtime.comm.agreement import texts_of_all
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.framework.parts import Same
 from torsh_runtime.layout import even_cuts
-from torsh_runtime.modules.parts import Same
 
 _SEGMENTS = 8
 

@@ -16,9 +16,9 @@ from torsh_runtime.backends.base import ReduceOp
 from torsh_runtime.comm.agreement import agree_in_turn
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.framework.parts import Marks, Part, Same
 from torsh_runtime.integrations.torch.alike import Alike
 from torsh_runtime.integrations.torch.trial import Stepped, trial
-from torsh_runtime.modules.parts import Marks, Part, Same
 
 _MARKS = "_torsh_marks"
 _ELEMENTWISE = frozenset(

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torsh_runtime.framework.parts import Marks, Part
 from torsh_runtime.layout import even_cuts
-from torsh_runtime.modules.parts import Marks, Part
 
 _log = logging.getLogger("torsh_runtime")
 _SIZES, _LARGE = (5, 4), (131, 129)

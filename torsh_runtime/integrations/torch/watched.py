@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torsh_runtime.modules.base import leaves
+from torsh_runtime.framework.trees import leaves
 
 _FACTS = frozenset(
     {

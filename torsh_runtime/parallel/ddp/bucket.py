@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from torsh_runtime.comm.group import ProcessGroup
-from torsh_runtime.modules.base import ModuleAdapter
+from torsh_runtime.framework import Framework
 
 
 class Pending(Protocol):
@@ -21,7 +21,7 @@ class Bucket:
 
     def __init__(
         self,
-        adapter: ModuleAdapter[Any],
+        framework: Framework,
         flat: Any,
         views: list[Any],
         parameters: list[tuple[str, Any]],
@@ -33,19 +33,19 @@ class Bucket:
         self.names = [name for name, _ in parameters]
         self.views = views
         self.missing = len(parameters)
-        self._adapter = adapter
+        self._framework = framework
         self._parameters = [parameter for _, parameter in parameters]
         self._index, self._is_last = place
 
     @property
     def array(self) -> Any:
         """Its memory as a flat array of numpy, or of cupy."""
-        return self._adapter.array(self.flat)
+        return self._framework.array(self.flat)
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
         """Of the gradients, in order."""
-        return [self._adapter.shape(view) for view in self.views]
+        return [tuple(view.shape) for view in self.views]
 
     def index(self) -> int:
         """Its number, from 0: the order in which buckets are averaged."""
@@ -62,7 +62,7 @@ class Bucket:
     def set_buffer(self, tensor: Any) -> None:
         """Copy other contents into it."""
         if tensor is not self.flat:
-            self._adapter.copy(self.flat, tensor.reshape(-1))
+            self.flat[...] = tensor.reshape(-1)
 
     def gradients(self) -> list[Any]:
         """Views of the buffer, in the parameters' shapes."""

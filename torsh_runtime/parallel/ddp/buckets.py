@@ -7,30 +7,32 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
-from torsh_runtime.modules.base import ModuleAdapter
+from torsh_runtime.arrays.raw import dtype_name
+from torsh_runtime.framework import Module, framework_of
+from torsh_runtime.framework.models import flat_memory, kind_of, trained_parameters
 from torsh_runtime.parallel.ddp.bucket import Bucket
 from torsh_runtime.parallel.ddp.config import BucketConfig
 from torsh_runtime.parallel.ddp.plan import Gradient, Kind, Span, limit_of, spans
+from torsh_runtime.parallel.operations import is_finite
+from torsh_runtime.parallel.regions.arrays import copied
 from torsh_runtime.parallel.replicas import Replicas
 
 
 class Buckets:
     """All buckets of a model, in flat memory of one piece for each kind of gradients."""
 
-    def __init__(
-        self, adapter: ModuleAdapter[Any], replicas: Replicas, config: BucketConfig
-    ) -> None:
-        self._adapter = adapter
+    def __init__(self, model: Module, replicas: Replicas, config: BucketConfig) -> None:
+        self._framework = framework_of(model)
         self._replicas = replicas
         self._config = config
-        self._parameters = adapter.parameters()
+        self._parameters = trained_parameters(model)
         self._gradients = [self._gradient(parameter) for _, parameter in self._parameters]
         self._limit = limit_of(
             config.bucket_size_mb,
             sum(each.elements * each.itemsize for each in self._gradients if not each.kind[2]),
             overlaps=config.overlap_communication or not replicas.group.is_in_node,
         )
-        self._shapes = [adapter.shape(parameter) for _, parameter in self._parameters]
+        self._shapes = [tuple(parameter.shape) for _, parameter in self._parameters]
         self._flat: dict[Kind, Any] = {}
         self._order = list(reversed(range(len(self._parameters))))
         self._next_order: list[int] | None = None
@@ -52,29 +54,29 @@ class Buckets:
         """Put a parameter's gradient into its bucket, or zeros if it has none. What is wrong with
         the gradient; "" if nothing."""
         view, parameter = self._views[number], self._parameters[number][1]
-        gradient = self._adapter.gradient(parameter)
+        gradient = parameter.grad
         if gradient is None:
             return self.put_zeros(number)
         self._bucket_of[number].missing -= 1
-        shape, expected = self._adapter.shape(gradient), self._shapes[number]
+        shape, expected = tuple(gradient.shape), self._shapes[number]
         if shape != expected:
-            self._adapter.fill(view, 0)
+            view[...] = 0
             return (
                 f"has a gradient of shape {shape}, and had the shape {expected} when the model was "
                 f"wrapped: wrap it anew"
             )
-        if not self._adapter.is_at(gradient, view):
-            self._adapter.copy(view, gradient)
+        if not self._framework.is_at(gradient.data, view):
+            view[...] = self._framework.dense(gradient.data)
             if self._aliases(number):
-                self._adapter.set_gradient(parameter, view)
-        if self._config.check_nan and not self._adapter.is_finite(view):
+                self._framework.set_gradient(parameter, view)
+        if self._config.check_nan and not is_finite(view):
             return "has a gradient that is not finite"
         return ""
 
     def put_zeros(self, number: int) -> str:
         """The same, as if it had none."""
         self._bucket_of[number].missing -= 1
-        self._adapter.fill(self._views[number], 0)
+        self._views[number][...] = 0
         return ""
 
     def complete(self, start: int) -> Iterator[Bucket]:
@@ -88,15 +90,16 @@ class Buckets:
         """Let these parameters have the averages; the others keep what they had."""
         for number in used:
             view, parameter = self._views[number], self._parameters[number][1]
-            gradient = self._adapter.gradient(parameter)
-            if gradient is not None and self._adapter.is_at(gradient, view):
+            gradient = parameter.grad
+            if gradient is not None and self._framework.is_at(gradient.data, view):
                 continue
             if self._aliases(number):
-                self._adapter.set_gradient(parameter, view)
+                self._framework.set_gradient(parameter, view)
             elif gradient is not None:
-                self._adapter.copy(gradient, view)
+                self._framework.write_gradient(gradient, view)
             else:
-                self._adapter.set_gradient(parameter, self._adapter.like(parameter, view))
+                own = self._framework.cast(view, dtype_name(parameter))
+                self._framework.set_gradient(parameter, copied(own))
 
     def rearrange(self, order: Sequence[int]) -> None:
         """Lay gradients that become ready in this order so, from the next pass on."""
@@ -106,15 +109,15 @@ class Buckets:
     def _move(self) -> None:
         """Lay them anew, and keep the gradients that are views."""
         kept = {
-            number: self._adapter.clone(view)
+            number: copied(view)
             for number, view in enumerate(self._views)
-            if (gradient := self._adapter.gradient(self._parameters[number][1])) is not None
-            and self._adapter.is_at(gradient, view)
+            if (gradient := self._parameters[number][1].grad) is not None
+            and self._framework.is_at(gradient.data, view)
         }
         self._lay()
         for number, gradient in kept.items():
-            self._adapter.copy(self._views[number], gradient)
-            self._adapter.set_gradient(self._parameters[number][1], self._views[number])
+            self._views[number][...] = gradient
+            self._framework.set_gradient(self._parameters[number][1], self._views[number])
 
     def _lay(self) -> None:
         laid = spans(self._gradients, self._order, self._limit)
@@ -127,27 +130,28 @@ class Buckets:
                 self._bucket_of[number] = bucket
 
     def _bucket(self, span: Span, index: int, count: int) -> Bucket:
-        flat = self._adapter.slice(self._flat[span.kind], span.start, span.end)
+        flat = self._flat[span.kind][span.start : span.end]
         ends = accumulate(self._gradients[number].elements for number in span.members)
         starts = [0, *ends][:-1]
         views = [self._view(flat, *each) for each in zip(starts, span.members, strict=True)]
         members = [self._parameters[number] for number in span.members]
         group, place = self._replicas.groups[span.kind[2]], (index, index == count - 1)
-        return Bucket(self._adapter, flat, views, members, place, group)
+        return Bucket(self._framework, flat, views, members, place, group)
 
     def _view(self, flat: Any, start: int, number: int) -> Any:
         parameter = self._parameters[number][1]
-        if self._adapter.shape(parameter) == self._shapes[number]:
-            return self._adapter.part(flat, start, parameter)
-        return self._adapter.slice(flat, start, start + self._gradients[number].elements)
+        if tuple(parameter.shape) == self._shapes[number]:
+            return self._framework.part(flat, start, parameter)
+        return flat[start : start + self._gradients[number].elements]
 
     def _gradient(self, parameter: Any) -> Gradient:
-        dtype, device = self._adapter.kind(parameter)
+        dtype, device = kind_of(parameter)
         is_complex = dtype.startswith("complex")  # of which no other dtype is the like
         reduced = dtype if is_complex else self._config.reduce_dtype or dtype
-        elements = math.prod(self._adapter.shape(parameter))
+        elements = math.prod(tuple(parameter.shape))
         group = self._replicas.groups.index(self._replicas.of(parameter))
-        return Gradient(elements, self._adapter.itemsize(reduced), (reduced, device, group))
+        itemsize = self._framework.dtype(reduced).itemsize
+        return Gradient(elements, itemsize, (reduced, device, group))
 
     def _memory(self) -> dict[Kind, Any]:
         sizes: dict[Kind, int] = {}
@@ -156,10 +160,10 @@ class Buckets:
             sizes[gradient.kind] = sizes.get(gradient.kind, 0) + gradient.elements
             like.setdefault(gradient.kind, parameter)
         return {
-            kind: self._adapter.flat(like[kind], size, self._replicas.groups[kind[2]], kind[0])
+            kind: flat_memory(like[kind], size, self._replicas.groups[kind[2]], kind[0])
             for kind, size in sizes.items()
         }
 
     def _aliases(self, number: int) -> bool:
-        kind = self._adapter.kind(self._parameters[number][1])
+        kind = kind_of(self._parameters[number][1])
         return self._config.gradient_as_bucket_view and self._gradients[number].kind[:2] == kind

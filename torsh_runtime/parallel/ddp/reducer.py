@@ -15,7 +15,14 @@ from numpy.typing import NDArray
 from torsh_runtime.backends.base import ReduceOp
 from torsh_runtime.comm.agreement import texts_of_all
 from torsh_runtime.errors import ConfigError, GradientError
-from torsh_runtime.modules.base import ModuleAdapter
+from torsh_runtime.framework import Module, framework_of
+from torsh_runtime.framework.models import (
+    communicates_in_backward,
+    constant_parameters,
+    differentiable,
+    on_gradient,
+    trained_parameters,
+)
 from torsh_runtime.monitoring.marks import Span, own_marks, section
 from torsh_runtime.parallel.added import Added
 from torsh_runtime.parallel.ddp.bucket import Bucket, Hook
@@ -55,7 +62,7 @@ class Reducer:
 
     def __init__(
         self,
-        adapter: ModuleAdapter[Any],
+        model: Module,
         replicas: Replicas,
         config: BucketConfig,
         agree: Callable[[Hook | None], None] | None = None,
@@ -63,11 +70,12 @@ class Reducer:
         """agree: called by all ranks, with the hook, before gradients are averaged for the first
         time."""
         self._agree = agree
-        self._adapter = adapter
+        self._model = model
+        self._framework = framework_of(model)
         self._group = replicas.group
         self._config = config
-        self._parameters = adapter.parameters()
-        self._buckets = Buckets(adapter, replicas, config)
+        self._parameters = trained_parameters(model)
+        self._buckets = Buckets(model, replicas, config)
         self._hook: tuple[Any, Hook] | None = None
         self._pass: _Pass | None = None
         self._passes = 0  # since gradients were averaged
@@ -75,16 +83,16 @@ class Reducer:
         self._used: dict[int, None] = {}  # since then, by the time of their last gradient
         self._unreached: set[int] | None = None  # by the outputs since then
         self._usual: Counter[int] | None = None  # what comes in each pass of a static graph
-        self._waits = config.find_unused_parameters and adapter.communicates_in_backward()
+        self._waits = config.find_unused_parameters and communicates_in_backward(model)
         self._is_first = True
         self._is_enabled = True  # by the passes that begin now
         self.divisor: int | None = None
         """What sums are divided by; None: the number of ranks."""
-        self._constants = adapter.constants()
-        self._added = Added(adapter)
+        self._constants = constant_parameters(model)
+        self._added = Added(model)
         here = weakref.ref(self)
         removes = [
-            adapter.on_gradient(parameter, partial(_tell, here, number))
+            on_gradient(parameter, partial(_tell, here, number))
             for number, (_, parameter) in enumerate(self._parameters)
         ]
         weakref.finalize(self, _call_all, removes).atexit = False
@@ -109,9 +117,10 @@ class Reducer:
 
     def follow(self, outputs: object) -> None:
         """A backward pass that begins at one of the tensors within `outputs` is this model's."""
-        self._adapter.on_backward(outputs, self._on_outputs)
+        tensors = differentiable(self._framework, outputs)
+        self._framework.on_backward(tensors, self._on_outputs)
         if self._config.find_unused_parameters and self._config.overlap_communication is not False:
-            reached = self._adapter.reached(outputs)
+            reached = self._framework.reached(tensors)
             numbers = range(len(self._parameters)) if reached else ()  # else of unknown kinds
             missed = {i for i in numbers if id(self._parameters[i][1]) not in reached}
             self._unreached = missed if self._unreached is None else self._unreached & missed
@@ -132,8 +141,7 @@ class Reducer:
         self.expect(True)
         ended = self._pass = _Pass(True)
         self._open()
-        gradient = self._adapter.gradient
-        numbers = [i for i, (_, each) in enumerate(self._parameters) if gradient(each) is not None]
+        numbers = [i for i, (_, each) in enumerate(self._parameters) if each.grad is not None]
         self._used = dict.fromkeys(numbers)
         ended.came.update(numbers)
         self._end(ended)
@@ -143,13 +151,13 @@ class Reducer:
         under_way = self._begun()
         if not under_way.is_anchored:
             under_way.is_anchored = True
-            self._adapter.at_end_of_backward(partial(self._end, under_way))
+            self._framework.at_end_of_backward(partial(self._end, under_way))
 
     def _on_gradient(self, number: int) -> None:
         under_way = self._begun()
         if not (under_way.is_anchored or under_way.is_queued):
             under_way.is_queued = True
-            self._adapter.at_end_of_backward(partial(self._end_unless_nested, under_way))
+            self._framework.at_end_of_backward(partial(self._end_unless_nested, under_way))
         under_way.came[number] = under_way.came.pop(number, 0) + 1
         if under_way.averages and not self._is_kept_for_the_end():
             self._come(under_way, number)
@@ -209,7 +217,7 @@ class Reducer:
 
     def _end_unless_nested(self, ended: _Pass) -> None:
         ended.is_queued = False
-        if not ended.is_anchored and not self._adapter.is_nested():
+        if not ended.is_anchored and not self._framework.is_nested():
             self._end(ended)
 
     def _end(self, ended: _Pass) -> None:
@@ -257,8 +265,7 @@ class Reducer:
 
     def _judge(self, ended: _Pass, used: dict[int, None], unused: Sequence[int]) -> None:
         """Note what parameters should have got gradients."""
-        wants = self._adapter.wants_gradient
-        for name in [name for name, constant in self._constants if wants(constant)]:
+        for name in [name for name, constant in self._constants if constant.requires_grad]:
             ended.problems.append(
                 f"parameter {name!r} wants gradients, and did not when the model was wrapped: wrap "
                 f"it anew"
@@ -287,8 +294,8 @@ class Reducer:
 
     def _replaced(self) -> list[int]:
         """The parameters that are the model's no longer."""
-        present = {id(parameter) for _, parameter in self._adapter.parameters()}
-        present |= {id(parameter) for _, parameter in self._adapter.constants()}
+        present = {id(parameter) for _, parameter in trained_parameters(self._model)}
+        present |= {id(parameter) for _, parameter in constant_parameters(self._model)}
         return [i for i, (_, each) in enumerate(self._parameters) if id(each) not in present]
 
     def _exchange(self, ended: _Pass, used: dict[int, None]) -> set[int] | None:
@@ -318,7 +325,7 @@ class Reducer:
         if result is not None and not isinstance(result, bool):
             bucket.set_buffer(result)
         if self.divisor is not None:
-            self._adapter.scale(bucket.flat, self._group.world_size / self.divisor)
+            bucket.flat *= self._group.world_size / self.divisor
 
     def _learn(self, order: Sequence[int]) -> None:
         """Have buckets filled in rank 0's order from the next pass on."""

@@ -12,7 +12,8 @@ from typing import Any
 from torsh_runtime.comm.agreement import Attempt, agree
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.modules import ModuleAdapter, adapter_class
+from torsh_runtime.framework import Module, framework_of
+from torsh_runtime.framework.models import all_parameters, kind_of, trained_parameters
 from torsh_runtime.parallel.agreement import SAME_MODEL, send_from
 from torsh_runtime.parallel.ddp.bucket import Hook
 from torsh_runtime.parallel.ddp.config import BucketConfig, name_of
@@ -42,7 +43,7 @@ class DistributedDataParallel:
 
     def __new__(cls, module: Any, *arguments: Any, **named: Any) -> DistributedDataParallel:
         if cls is DistributedDataParallel:
-            cls = _class_around(adapter_class(module).module_class)
+            cls = _class_around(framework_of(module).module_type)
         return super().__new__(cls)
 
     def __init__(
@@ -77,18 +78,17 @@ class DistributedDataParallel:
         """
         del output_device  # it is where the model's outputs are
         super().__init__()
-        adapter = adapter_class(module)(module)
         self.module = module
-        self._adapter = adapter
-        self._replicas = Replicas(adapter, process_group)
+        self._framework = framework_of(module)
+        self._replicas = Replicas(module, process_group)
         self._group = self._replicas.group
         self._config = BucketConfig()
         self._broadcasts_buffers = broadcast_buffers
-        self._has_buffers = bool(adapter.buffers())  # a walk through the model
+        self._has_buffers = any(True for _ in module.named_buffers())  # a walk through the model
         with Attempt() as attempt:
             _check_devices(device_ids)
             self._config = replace(config or self._config, **_fields(fields))
-            _check_parameters(adapter)
+            _check_parameters(module)
         options = {
             "init_sync": init_sync,
             "broadcast_buffers": broadcast_buffers,
@@ -106,12 +106,12 @@ class DistributedDataParallel:
         self._is_synchronising = True
         self._joining: Joining | None = None
         if self._group.world_size > 1 or self._config.check_nan:
-            self._reducer = Reducer(adapter, self._replicas, self._config, compare)
+            self._reducer = Reducer(module, self._replicas, self._config, compare)
         if self._config.gradient_compression is not None:
             self._compress(self._config.gradient_compression)
         # Not bound, for a cycle would keep the model's hooks after the wrapper is gone.
-        self._before_call = adapter.untraced(DistributedDataParallel._prepare)
-        self._after_call = adapter.untraced(DistributedDataParallel._expect)
+        self._before_call = self._framework.untraced(DistributedDataParallel._prepare)
+        self._after_call = self._framework.untraced(DistributedDataParallel._expect)
 
     @property
     def process_group(self) -> ProcessGroup:
@@ -132,7 +132,7 @@ class DistributedDataParallel:
         averaged without it. ConfigError if one is there already.
         """
         if self._reducer is None:  # one rank alone compresses, too
-            self._reducer = Reducer(self._adapter, self._replicas, self._config)
+            self._reducer = Reducer(self.module, self._replicas, self._config)
         self._reducer.register_hook(state, hook)
 
     @contextmanager
@@ -169,7 +169,7 @@ class DistributedDataParallel:
         if not enable or self._reducer is None:
             yield
             return
-        names = [name for name, _ in self._adapter.parameters()]
+        names = [name for name, _ in trained_parameters(self.module)]
         options = (divide_by_initial_world_size, throw_on_early_termination)
         self._joining = Joining(self._group, names, *options)
         try:
@@ -210,11 +210,11 @@ class DistributedDataParallel:
             self.register_comm_hook(self._group, compressor)
 
     def _prepare(self) -> None:
-        if self._adapter.in_backward():  # a checkpoint computes it once more
+        if self._framework.in_backward():  # a checkpoint computes it once more
             return
         first = 0
         if self._joining is not None and self._reducer is not None:
-            is_trained = self._is_synchronising and self._adapter.records_gradients()
+            is_trained = self._is_synchronising and self._framework.is_grad_enabled()
             averages = is_trained and self._reducer.is_next_averaged()
             company = self._joining.meet(True, averages, self._sends_buffers())
             self._reducer.divisor = self._joining.divisor(company)
@@ -227,18 +227,17 @@ class DistributedDataParallel:
         return is_wanted and self._is_synchronising and self.module.training
 
     def _send_buffers(self, rank: int) -> None:
-        buffers = [tensor for _, tensor in self._adapter.buffers()]
-        send_from(rank, self._adapter, buffers, self._group)
+        buffers = [tensor for _, tensor in self.module.named_buffers()]
+        send_from(rank, buffers, self._group)
 
     def _everything(self) -> list[Any]:
-        adapter = self._adapter
-        named = [*adapter.parameters(), *adapter.constants(), *adapter.buffers()]
+        named = [*all_parameters(self.module), *self.module.named_buffers()]
         return [tensor for _, tensor in named]
 
     def _expect(self, outputs: object) -> None:
-        if self._reducer is None or not self._adapter.records_gradients():
+        if self._reducer is None or not self._framework.is_grad_enabled():
             return
-        if not self._adapter.in_backward():
+        if not self._framework.in_backward():
             self._reducer.expect(self._is_synchronising)
         self._reducer.follow(outputs)
 
@@ -275,13 +274,13 @@ def _compare(
     agree(replicas.group, _NAME, told, advice=SAME_MODEL)
 
 
-def _check_parameters(adapter: ModuleAdapter[Any]) -> None:
-    if not adapter.parameters():
+def _check_parameters(model: Module) -> None:
+    if not trained_parameters(model):
         raise ConfigError(
             "the model has no parameter that wants gradients: there is nothing to average"
         )
-    for name, parameter in [*adapter.parameters(), *adapter.constants()]:
-        if adapter.kind(parameter)[1] == "meta":
+    for name, parameter in all_parameters(model):
+        if kind_of(parameter)[1] == "meta":
             raise ConfigError(
                 f"parameter {name!r} is on the meta device and has no values: give the model "
                 f"memory first, with model.to_empty(device=...); rank 0's values go to all ranks"

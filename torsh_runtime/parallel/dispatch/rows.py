@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from torsh_runtime.framework.operations import Operation
 from torsh_runtime.parallel.dispatch.routing import Indices
 from torsh_runtime.parallel.operations import JointOperation, functions_of, is_torch
 from torsh_runtime.parallel.regions.arrays import Array, empty
-from torsh_runtime.parallel.regions.maps import Operation
 
 
 @dataclass(frozen=True, slots=True, eq=False)

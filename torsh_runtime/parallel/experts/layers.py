@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from torsh_runtime.comm.agreement import Attempt, Value, agree, agree_in_turn
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.framework import framework_of
+from torsh_runtime.framework.models import trained_parameters
+from torsh_runtime.framework.parts import Part
 from torsh_runtime.layout import Shard, TensorLayout
-from torsh_runtime.modules import adapter_class
-from torsh_runtime.modules.parts import Part
 from torsh_runtime.parallel import regions
 from torsh_runtime.parallel.agreement import SAME_VALUES, values_told
 from torsh_runtime.parallel.dispatch.ranks import Ranks, are_same
@@ -56,10 +57,8 @@ class MixtureOfExperts:
     communicates_in_backward = True
     """See DistributedDataParallel."""
     parameter_layouts: dict[str, TensorLayout]
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any: ...
+    up: Any
+    down: Any
 
     def __new__(cls, *arguments: Any, framework: str | None = None, **named: Any) -> Self:
         """One of a framework's."""
@@ -136,14 +135,15 @@ class MixtureOfExperts:
         """ConfigError on all ranks, of both groups, unless options and what was drawn for all of
         them are right and the same."""
         tokens, told = self.ranks.tokens, {"options": [options]}
-        drawn = [] if problem else values_told(adapter_class(self)(self), self._drawn_by_all())
+        drawn = [] if problem else values_told(self._drawn_by_all())
         every: dict[ProcessGroup, Value] = {self.ranks.experts: {**told, "drawn": drawn}}
         every.setdefault(tokens, told)
         agree_in_turn(every, _NAME, problem, SAME_VALUES)
 
     def _drawn_by_all(self) -> list[tuple[str, Any]]:
         """Parameters that are the same on all ranks, if these are seeded alike."""
-        named = adapter_class(self)(self).parameters()
+        layer: Any = self  # a module of a framework
+        named = trained_parameters(layer)
         return [(name, each) for name, each in named if name not in ("up", "down")]
 
     def _check_options(self) -> None:
@@ -181,7 +181,7 @@ class MixtureOfExperts:
         self.parameter_layouts[name] = layout
         if group.world_size > 1:
             clipping = "tr.clip_grad_norm_(model, max_norm, mesh)"
-            adapter_class(self)(self).mark(getattr(self, name), Part(name, group, 0, clipping))
+            framework_of(self).mark(getattr(self, name), Part(name, group, 0, clipping))
 
     @property
     def mesh_coordinate(self) -> dict[str, int]:

@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Set
-from typing import Any
 
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.modules import ModuleAdapter
-from torsh_runtime.modules.base import leaves
+from torsh_runtime.framework import Module, framework_of
+from torsh_runtime.framework.models import all_parameters, kind_of
+from torsh_runtime.framework.trees import leaves
 from torsh_runtime.parallel.fsdp.config import FsdpConfig
 from torsh_runtime.parallel.fsdp.unit import Unit
 from torsh_runtime.parallel.fsdp.wrapping import is_within
 
 
-def check_parameters(adapter: ModuleAdapter[Any], config: FsdpConfig) -> None:
+def check_parameters(model: Module, config: FsdpConfig) -> None:
     """A model without parameters, or with such that cannot be sharded as the config says."""
-    named = [*adapter.parameters(), *adapter.constants()]
+    framework, named = framework_of(model), all_parameters(model)
     if not named:
         raise ConfigError("the model has no parameters: there is nothing to shard")
     for dtype in config.mixed_precision.dtypes():
-        adapter.itemsize(dtype)
-    devices = {adapter.kind(each)[1] for _, each in named}
+        framework.dtype(dtype)
+    devices = {kind_of(each)[1] for _, each in named}
     if config.offloads and not devices <= {"cpu", "meta"}:
         raise ConfigError(
             f"cpu_offload keeps what a rank has of a model where that is, which is on "
             f"{', '.join(sorted(devices))}: moving it from there is not supported, leave it out"
         )
-    sparse = [name for name, each in adapter.modules() if adapter.gives_sparse_gradients(each)]
+    sparse = [
+        name for name, each in model.named_modules() if framework.gives_sparse_gradients(each)
+    ]
     if sparse:
         raise ConfigError(
             f"{sparse[0]!r} gives sparse gradients, which are not sharded: make it with "
@@ -35,7 +37,7 @@ def check_parameters(adapter: ModuleAdapter[Any], config: FsdpConfig) -> None:
 
 
 def check_inner(
-    adapter: ModuleAdapter[Any],
+    model: Module,
     ranks: Iterable[int],
     inner: dict[str, tuple[int, ...]],
     sharded: Set[int],
@@ -48,8 +50,8 @@ def check_inner(
                 f"{path!r} in the model is sharded over other ranks: give all wrappers of a "
                 f"model the same process_group"
             )
-    for name, module in adapter.modules():
-        own = {id(parameter) for _, parameter in adapter.own_parameters(module)}
+    for name, module in model.named_modules():
+        own = {id(parameter) for _, parameter in module.named_parameters(recurse=False)}
         if own & sharded and not _is_within_any(name, inner):
             raise ConfigError(
                 f"{name!r} has a parameter of a part that is sharded already: wrap what shares "

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import Any
 
+from torsh_runtime.framework import Tensor, Values
 from torsh_runtime.layout import Piece, even_cuts
-from torsh_runtime.modules.base import ModuleAdapter
 from torsh_runtime.parallel.fsdp.precision import Precision
 
 
@@ -17,8 +16,7 @@ class FlatParameter:
 
     def __init__(
         self,
-        adapter: ModuleAdapter[Any],
-        named: Sequence[tuple[str, Any]],
+        named: Sequence[tuple[str, Tensor]],
         precision: Precision,
         parts: int,
         part: int,
@@ -26,13 +24,15 @@ class FlatParameter:
         self.names = [name for name, _ in named]
         self.parameters = [parameter for _, parameter in named]
         self.precision = precision
-        self.shapes = [adapter.shape(parameter) for parameter in self.parameters]
+        self.shapes: list[tuple[int, ...]] = [
+            tuple(parameter.shape) for parameter in self.parameters
+        ]
         self.sizes = [math.prod(shape) for shape in self.shapes]
         self.starts = [0, *accumulate(self.sizes)][:-1]
         self.size = sum(self.sizes)
         self.part, self.cuts = part, even_cuts(self.size, parts)
         self.start, self.end = self.cuts[part], self.cuts[part + 1]
-        self.is_trained = adapter.wants_gradient(self.parameters[0])
+        self.is_trained = self.parameters[0].requires_grad
 
     @property
     def own_size(self) -> int:
@@ -56,6 +56,6 @@ class FlatParameter:
         shape = self.shapes[number]
         return Piece(shape, (0,) * len(shape), shape, *self.share(number))
 
-    def parts(self, adapter: ModuleAdapter[Any], whole: Any) -> list[Any]:
+    def parts(self, whole: Values) -> list[Values]:
         """Everyone's part of a flat tensor of this layout."""
-        return [adapter.slice(whole, start, end) for start, end in pairwise(self.cuts)]
+        return [whole[start:end] for start, end in pairwise(self.cuts)]

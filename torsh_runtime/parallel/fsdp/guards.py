@@ -6,8 +6,8 @@ import weakref
 from typing import Any, NoReturn
 
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.modules.base import ModuleAdapter
-from torsh_runtime.modules.parts import Part
+from torsh_runtime.framework import Module, framework_of
+from torsh_runtime.framework.parts import Part
 from torsh_runtime.parallel.fsdp.passes import Passes
 from torsh_runtime.parallel.parts_of_state import refusing
 
@@ -37,9 +37,9 @@ class NoCopies:
         raise ConfigError(NO_COPIES)
 
 
-def guard(adapter: ModuleAdapter[Any], passes: Passes) -> None:
+def guard(model: Module, passes: Passes) -> None:
     """Refuse what would take parts of parameters for whole ones."""
-    here = weakref.ref(passes)  # which hooks do not keep alive
+    framework, here = framework_of(model), weakref.ref(passes)  # which hooks do not keep alive
 
     def is_whole() -> bool:
         found = here()
@@ -49,7 +49,7 @@ def guard(adapter: ModuleAdapter[Any], passes: Passes) -> None:
         for flat, memory in unit.laid:
             if not unit.is_replicated and memory.group.world_size > 1:
                 for name, each in zip(flat.names, flat.parameters, strict=True):
-                    adapter.mark(each, Part(name, memory.group, None, _CLIPPING))
+                    framework.mark(each, Part(name, memory.group, None, _CLIPPING))
         vars(unit.module)["_torsh_no_copies"] = NoCopies()
         if not unit.is_replicated:
-            adapter.on_state_dict(unit.module, refusing(_STATE_OF_PARTS, is_whole))
+            framework.on_state_dict(unit.module, refusing(_STATE_OF_PARTS, is_whole))

@@ -6,23 +6,22 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.modules.base import ModuleAdapter
+from torsh_runtime.framework import Module, framework_of
+from torsh_runtime.framework.models import is_meta, own_initialiser
 
 
 class Initialiser:
     """Gives modules memory and values when they are needed, each once."""
 
-    def __init__(
-        self, adapter: ModuleAdapter[Any], initialise: Callable[[Any], object] | None
-    ) -> None:
-        self._adapter, self._initialise = adapter, initialise
-        self._left = [each for each in adapter.modules() if adapter.is_meta(each[1])]
+    def __init__(self, model: Module, initialise: Callable[[Any], object] | None) -> None:
+        self._framework, self._initialise = framework_of(model), initialise
+        self._left = [each for each in model.named_modules() if is_meta(each[1])]
 
     def check(self) -> None:
         """ConfigError for modules that nobody can initialise."""
         if self._initialise is not None:
             return
-        without = [repr(name) for name, m in self._left if self._adapter.own_initialiser(m) is None]
+        without = [repr(name) for name, m in self._left if own_initialiser(m) is None]
         if without:
             raise ConfigError(
                 f"module(s) {', '.join(without[:5])} are on the meta device and have no "
@@ -36,7 +35,7 @@ class Initialiser:
         found = [
             named
             for named in self._left
-            if wanted & {id(own) for _, own in self._adapter.own_parameters(named[1])}
+            if wanted & {id(own) for _, own in named[1].named_parameters(recurse=False)}
         ]
         for named in found:
             self._make(named)
@@ -50,5 +49,5 @@ class Initialiser:
     def _make(self, named: tuple[str, Any]) -> None:
         self._left.remove(named)
         module = named[1]
-        call = self._initialise or self._adapter.own_initialiser(module)
-        self._adapter.materialise(module, lambda each: call(each) if call is not None else None)
+        call = self._initialise or own_initialiser(module)
+        self._framework.materialise(module, lambda each: call(each) if call is not None else None)

@@ -5,14 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 from torsh_runtime.backends.base import ReduceOp
 from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.framework import Framework, Values
+from torsh_runtime.framework.models import common_memory
 from torsh_runtime.layout import even_cuts
-from torsh_runtime.modules.base import ModuleAdapter
 from torsh_runtime.parallel.fsdp.flat import FlatParameter
 from torsh_runtime.parallel.fsdp.stats import Ledger
+from torsh_runtime.parallel.regions.arrays import copied
 
 
 class Memory(ABC):
@@ -34,9 +36,9 @@ class Memory(ABC):
     shard: Any
 
     def __init__(
-        self, adapter: ModuleAdapter[Any], flat: FlatParameter, group: ProcessGroup, ledger: Ledger
+        self, framework: Framework, flat: FlatParameter, group: ProcessGroup, ledger: Ledger
     ) -> None:
-        self._adapter, self._flat, self._group, self.ledger = adapter, flat, group, ledger
+        self._framework, self._flat, self._group, self.ledger = framework, flat, group, ledger
         self._precision = flat.precision
         self.gradients: Any = None
 
@@ -88,16 +90,14 @@ class Memory(ABC):
     def full(self) -> Any:
         """A copy of all elements in the parameters' own dtype; all ranks call it."""
         everything = self._new(self._flat.size, self._precision.own)
-        values = self._adapter.values
-        outputs = [values(part) for part in self._flat.parts(self._adapter, everything)]
-        self._group.all_gather(outputs, values(self.shard))
+        self._group.all_gather(self._flat.parts(everything), self.shard)
         return everything
 
     def _new(self, size: int, dtype: str) -> Any:
-        return self._adapter.releasable(self._flat.parameters[0], size, dtype)
+        return self._framework.releasable(size, dtype, self._flat.parameters[0])
 
     def _bytes(self, size: int, dtype: str) -> int:
-        return size * self._adapter.itemsize(dtype)
+        return size * self._framework.dtype(dtype).itemsize
 
     def _count(self, size: int, dtype: str) -> None:
         self.ledger.take(self._bytes(size, dtype))
@@ -116,15 +116,15 @@ class CommonMemory(Memory):
 
     def __init__(
         self,
-        adapter: ModuleAdapter[Any],
+        framework: Framework,
         flat: FlatParameter,
         group: ProcessGroup,
         ledger: Ledger,
         whole: Any,
     ) -> None:
-        super().__init__(adapter, flat, group, ledger)
+        super().__init__(framework, flat, group, ledger)
         self.whole = whole
-        self.shard = self._own = adapter.slice(whole, flat.start, flat.end)
+        self.shard = self._own = whole[flat.start : flat.end]
         self._count(flat.own_size, self._precision.computed)
         if self._precision.own != self._precision.computed:
             self.shard = self._new(flat.own_size, self._precision.own)
@@ -133,7 +133,7 @@ class CommonMemory(Memory):
 
     def publish(self) -> None:
         if self.shard is not self._own:
-            self._adapter.copy(self._own, self.shard)
+            self._own[...] = self.shard
 
     def begin_unshard(self) -> None:
         """The barrier has told."""
@@ -155,38 +155,37 @@ class CommonMemory(Memory):
         if self.gradients is not None:
             return
         flat, dtypes = self._flat, self._precision
-        self._all = self._adapter.common(flat.parameters[0], flat.size, self._group, dtypes.reduced)
-        self.gradients = self._reduced = self._adapter.slice(self._all, flat.start, flat.end)
+        made = common_memory(flat.parameters[0], flat.size, self._group, dtypes.reduced)
+        self._all = cast(Values, made)  # as for `whole`
+        self.gradients = self._reduced = self._all[flat.start : flat.end]
         self._count(flat.own_size, dtypes.reduced)
         if dtypes.reduced != dtypes.gradients:
             self.gradients = self._new(flat.own_size, dtypes.gradients)
             self._count(flat.own_size, dtypes.gradients)
 
     def take(self, number: int, gradient: Any, adds: bool) -> None:
-        adapter, start, size = self._adapter, self._flat.starts[number], self._flat.sizes[number]
+        start, size = self._flat.starts[number], self._flat.sizes[number]
         if self.gradients is not self._reduced:  # which settle() adds to
             is_again = number in self._unsettled
             self._unsettled.setdefault(number, adds)
             adds = is_again
-        values = adapter.cast(adapter.flattened(gradient), self._precision.reduced)
+        values = self._framework.cast(gradient.reshape(-1), self._precision.reduced)
         self.ledger.touch(self._bytes(size, self._precision.computed))
         cuts = even_cuts(size, self._group.world_size)
-        parts = [adapter.slice(values, *ends) for ends in pairwise(cuts)]
+        parts = [values[slice(*ends)] for ends in pairwise(cuts)]
         rank = self._group.rank
-        place = adapter.slice(self._all, start + cuts[rank], start + cuts[rank + 1])
-        target = adapter.clone(place) if adds else place
+        place = self._all[start + cuts[rank] : start + cuts[rank + 1]]
+        target = copied(place) if adds else place
         self._group.reduce_scatter(target, parts, ReduceOp.AVG)
         if adds:
-            adapter.add(place, target)
+            place += target
         self.ledger.scatters += 1
 
     def settle(self) -> None:
         for number, adds in self._unsettled.items():
             span = self._flat.span(number)
-            target, source = (
-                self._adapter.slice(each, *span) for each in (self.gradients, self._reduced)
-            )
-            (self._adapter.add if adds else self._adapter.copy)(target, source)
+            target, source = (each[slice(*span)] for each in (self.gradients, self._reduced))
+            _write(target, source, adds)
         self._unsettled.clear()
 
 
@@ -194,12 +193,12 @@ class GatheredMemory(Memory):
     """Each rank gathers the flat parameter when it is needed, over whatever is between them."""
 
     def __init__(
-        self, adapter: ModuleAdapter[Any], flat: FlatParameter, group: ProcessGroup, ledger: Ledger
+        self, framework: Framework, flat: FlatParameter, group: ProcessGroup, ledger: Ledger
     ) -> None:
-        super().__init__(adapter, flat, group, ledger)
+        super().__init__(framework, flat, group, ledger)
         self.whole = self._make_whole()
         self.shard = self._new(flat.own_size, self._precision.own)
-        self._parts = flat.parts(adapter, self.whole)
+        self._parts = flat.parts(self.whole)
         self._is_here = True
         self._gathering: Any = None
         self._staged: Any = None
@@ -219,8 +218,8 @@ class GatheredMemory(Memory):
         own = self.shard
         if self._precision.own != self._precision.computed:
             own = self._parts[self._flat.part]
-            self._adapter.copy(own, self.shard)
-        self._gathering = self._gather(self._adapter.values(own))
+            own[...] = self.shard
+        self._gathering = self._gather(own)
         self.ledger.gathers += 1
 
     def unshard(self) -> None:
@@ -249,9 +248,8 @@ class GatheredMemory(Memory):
             self._staged = self._new(self._flat.size, self._precision.reduced)
             self._count(self._flat.size, self._precision.reduced)
         self.ledger.touch(self._bytes(self._flat.sizes[number], self._precision.computed))
-        values = self._adapter.flattened(gradient)
         is_again = number in self._came  # as in a checkpoint's own backward passes
-        (self._adapter.add if is_again else self._adapter.copy)(self._staged_of(number), values)
+        _write(self._staged_of(number), gradient.reshape(-1), is_again)
         self._came.add(number)
 
     def finish(self, missing: Sequence[int], adds: bool, fresh: Sequence[int]) -> None:
@@ -260,16 +258,14 @@ class GatheredMemory(Memory):
             target = self._new(self._flat.own_size, self._precision.reduced)
         else:
             target = self.gradients
-        parts = self._flat.parts(self._adapter, staged)
+        parts = self._flat.parts(staged)
         self._reducing.append((self._reduce(target, parts), target, adds, staged))
 
     def wait(self) -> None:
         for work, target, adds, _ in self._reducing:
             work.wait()
-            if adds:
-                self._adapter.add(self.gradients, target)
-            elif target is not self.gradients:
-                self._adapter.copy(self.gradients, target)
+            if adds or target is not self.gradients:
+                _write(self.gradients, target, adds)
             self._give(self._flat.size, self._precision.reduced)
         self._reducing.clear()
 
@@ -285,15 +281,14 @@ class GatheredMemory(Memory):
         return self._new(self._flat.size, self._precision.computed)
 
     def _allocate(self) -> None:
-        self._adapter.allocate(self.whole)
+        self._framework.allocate(self.whole)
 
     def _release(self) -> None:
-        self._adapter.release(self.whole)
+        self._framework.release(self.whole)
 
     def _gather(self, own: Any) -> Any:
         """Begin to make it whole of everyone's part, of which this rank's is `own`."""
-        outputs = [self._adapter.values(part) for part in self._parts]
-        return self._group.all_gather(outputs, own, async_op=True)
+        return self._group.all_gather(self._parts, own, async_op=True)
 
     def _reduce(self, target: Any, parts: Sequence[Any]) -> Any:
         """Begin to average this rank's of the parts."""
@@ -302,10 +297,9 @@ class GatheredMemory(Memory):
     def _taken(self, missing: Sequence[int], fresh: Sequence[int]) -> Any:
         """All gradients on this rank, end to end."""
         for number in fresh:
-            own = self._adapter.slice(self.gradients, *self._flat.span(number))
-            self._adapter.fill(own, 0)
+            self.gradients[slice(*self._flat.span(number))] = 0
         for number in missing:
-            self._adapter.fill(self._staged_of(number), 0)
+            self._staged_of(number)[...] = 0
         staged, self._staged = self._staged, None
         self._came.clear()
         self.ledger.scatters += 1
@@ -313,7 +307,7 @@ class GatheredMemory(Memory):
 
     def _staged_of(self, number: int) -> Any:
         start = self._flat.starts[number]
-        return self._adapter.slice(self._staged, start, start + self._flat.sizes[number])
+        return self._staged[start : start + self._flat.sizes[number]]
 
     def _give(self, size: int, dtype: str) -> None:
         self.ledger.give(self._bytes(size, dtype))
@@ -323,9 +317,9 @@ class ReplicatedMemory(GatheredMemory):
     """Every rank has all of it."""
 
     def __init__(
-        self, adapter: ModuleAdapter[Any], flat: FlatParameter, group: ProcessGroup, ledger: Ledger
+        self, framework: Framework, flat: FlatParameter, group: ProcessGroup, ledger: Ledger
     ) -> None:
-        Memory.__init__(self, adapter, flat, group, ledger)
+        Memory.__init__(self, framework, flat, group, ledger)
         self.whole = self.shard = self._new(flat.size, self._precision.computed)
         self._count(flat.size, self._precision.computed)
         if self._precision.own != self._precision.computed:
@@ -337,7 +331,7 @@ class ReplicatedMemory(GatheredMemory):
 
     def publish(self) -> None:
         if self.shard is not self.whole:
-            self._adapter.copy(self.whole, self.shard)
+            self.whole[...] = self.shard
 
     def begin_unshard(self) -> None:
         """It is whole."""
@@ -349,9 +343,17 @@ class ReplicatedMemory(GatheredMemory):
         """It stays whole."""
 
     def full(self) -> Any:
-        return self._adapter.clone(self.shard)
+        return copied(self.shard)
 
     def finish(self, missing: Sequence[int], adds: bool, fresh: Sequence[int]) -> None:
         staged = self._taken(missing, fresh if adds else ())
         work = self._group.all_reduce(staged, ReduceOp.AVG, async_op=True)
         self._reducing.append((work, staged, adds, staged))
+
+
+def _write(target: Values, source: Values, adds: bool) -> None:
+    """Copy values, or add them to what is there."""
+    if adds:
+        target += source
+    else:
+        target[...] = source

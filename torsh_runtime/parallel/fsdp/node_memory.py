@@ -9,10 +9,12 @@ from typing import Any
 from torsh_runtime.arrays.pages import give_back
 from torsh_runtime.backends.base import ReduceOp
 from torsh_runtime.comm.group import ProcessGroup
-from torsh_runtime.modules.base import ModuleAdapter
+from torsh_runtime.framework import Framework
+from torsh_runtime.framework.models import common_memory
 from torsh_runtime.parallel.fsdp.flat import FlatParameter
 from torsh_runtime.parallel.fsdp.memory import GatheredMemory
 from torsh_runtime.parallel.fsdp.stats import Ledger
+from torsh_runtime.parallel.regions.arrays import copied
 
 
 class Nodes:
@@ -55,14 +57,14 @@ class NodeMemory(GatheredMemory):
 
     def __init__(
         self,
-        adapter: ModuleAdapter[Any],
+        framework: Framework,
         flat: FlatParameter,
         group: ProcessGroup,
         ledger: Ledger,
         nodes: Nodes,
     ) -> None:
         self._nodes = nodes
-        super().__init__(adapter, flat, group, ledger)
+        super().__init__(framework, flat, group, ledger)
         self._shares = [self._parts[members[nodes.here.rank]] for members in nodes.members]
         self._is_published = True
         nodes.meet()
@@ -94,7 +96,7 @@ class NodeMemory(GatheredMemory):
         have begun to gather again."""
         for share in self._shares:
             with suppress(OSError):  # locked in memory
-                give_back(self._adapter.array(share))
+                give_back(self._framework.array(share))
 
     @property
     def _whole_size(self) -> int:
@@ -102,7 +104,7 @@ class NodeMemory(GatheredMemory):
 
     def _make_whole(self) -> Any:
         like, dtype = self._flat.parameters[0], self._precision.computed
-        return self._adapter.common(like, self._flat.size, self._nodes.here, dtype)
+        return common_memory(like, self._flat.size, self._nodes.here, dtype)
 
     def _allocate(self) -> None:
         """It is written to."""
@@ -112,14 +114,13 @@ class NodeMemory(GatheredMemory):
 
     def _gather(self, own: Any) -> Any:
         self._is_published = False
-        outputs = [self._adapter.values(share) for share in self._shares]
-        return self._nodes.likes.all_gather(outputs, own, async_op=True)
+        return self._nodes.likes.all_gather(self._shares, own, async_op=True)
 
     def _reduce(self, target: Any, parts: Sequence[Any]) -> Any:
         nodes, own = self._nodes, self._nodes.here.rank
         averages = []
         for members in nodes.members:
-            average = self._adapter.clone(parts[members[own]])
+            average = copied(parts[members[own]])
             nodes.here.reduce_scatter(average, [parts[rank] for rank in members], ReduceOp.AVG)
             averages.append(average)
         return nodes.likes.reduce_scatter(target, averages, ReduceOp.AVG, async_op=True)

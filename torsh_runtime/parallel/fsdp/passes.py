@@ -10,7 +10,8 @@ from typing import Any
 
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import CommMismatch, ConfigError, GradientError
-from torsh_runtime.modules.base import ModuleAdapter
+from torsh_runtime.framework import Module, framework_of
+from torsh_runtime.framework.models import differentiable, on_forward
 from torsh_runtime.monitoring.marks import Span, own_marks, section
 from torsh_runtime.parallel.added import Added
 from torsh_runtime.parallel.fsdp.checks import check_outputs
@@ -18,6 +19,7 @@ from torsh_runtime.parallel.fsdp.config import BackwardPrefetch, FsdpConfig
 from torsh_runtime.parallel.fsdp.record import SAME_PARAMETERS, Record
 from torsh_runtime.parallel.fsdp.unit import Unit
 from torsh_runtime.parallel.fsdp.wrapping import is_within
+from torsh_runtime.parallel.operations import is_finite
 from torsh_runtime.parallel.replicas import Replicas
 
 _MOST_UNDER_WAY = 1
@@ -39,7 +41,7 @@ class Passes:
 
     def __init__(
         self,
-        adapter: ModuleAdapter[Any],
+        model: Module,
         group: ProcessGroup,
         config: FsdpConfig,
         units: Sequence[Unit],
@@ -47,7 +49,7 @@ class Passes:
     ) -> None:
         """replicas: the ranks that have the same part."""
         self._replicas = replicas
-        self._adapter, self._group, self._config = adapter, group, config
+        self._framework, self._group, self._config = framework_of(model), group, config
         self.units = [*units]
         self.is_averaging = True
         self.is_summoned = self.is_held = False
@@ -62,8 +64,8 @@ class Passes:
         self._beginner: Unit | None = None
         """The unit whose call is the present forward pass."""
         self._is_in_method = False
-        self._watched = adapter.watched(_lender(self))
-        self._added = Added(adapter)
+        self._watched = self._framework.watched(_lender(self))
+        self._added = Added(model)
         for unit in units:
             self._hook(unit)
 
@@ -90,7 +92,8 @@ class Passes:
             if passes is not None and own is not None and not passes.is_held:
                 event(passes, own, *facts)
 
-        self._adapter.on_forward(
+        on_forward(
+            self._framework,
             unit.module,
             partial(pass_on, Passes._before_forward),
             partial(pass_on, Passes._after_forward),
@@ -101,7 +104,7 @@ class Passes:
         """Make all units whole until let_go(): meanwhile passes neither gather nor reduce."""
         if self.is_held:
             return
-        if not self._adapter.in_backward():
+        if not self._framework.in_backward():
             self.begin()
         for unit in self.units:
             unit.unshard()
@@ -143,7 +146,7 @@ class Passes:
         self.rest()
         for unit in self.units:
             unit.publish()
-            if self._adapter.records_gradients():
+            if self._framework.is_grad_enabled():
                 unit.train_more()
                 unit.prepare()
         self._order, self._last_order = [], self._order or self._last_order
@@ -154,7 +157,7 @@ class Passes:
         """A block in which a method of the model computes as its forward() does; its results are
         given to what this yields."""
         root = self.units[0]
-        if self.is_held or self._is_in_method or self._adapter.in_backward():
+        if self.is_held or self._is_in_method or self._framework.in_backward():
             yield lambda _: None
             return
         self._before_forward(root)
@@ -194,7 +197,7 @@ class Passes:
 
     def end_forward(self) -> None:
         """It has ended; without gradients nothing follows."""
-        follows = self._adapter.in_backward() or self._adapter.records_gradients()
+        follows = self._framework.in_backward() or self._framework.is_grad_enabled()
         if self.is_held or follows:
             return
         for unit in self.units:
@@ -209,7 +212,7 @@ class Passes:
             unit.met()
 
     def _before_forward(self, unit: Unit) -> None:
-        is_again = self._adapter.in_backward()  # a checkpoint computes it once more
+        is_again = self._framework.in_backward()  # a checkpoint computes it once more
         if not is_again and self._begins(unit):
             self.begin()
             self._beginner = unit
@@ -229,10 +232,11 @@ class Passes:
         return unit is begun or not is_within(unit.name, begun.name)
 
     def _after_forward(self, unit: Unit, outputs: Any) -> None:
-        is_again = self._adapter.in_backward()
-        if self._adapter.records_gradients():
+        is_again = self._framework.in_backward()
+        if self._framework.is_grad_enabled():
             check_outputs(unit, outputs)
-            self._adapter.on_backward(outputs, partial(self._before_backward, unit))
+            tensors = differentiable(self._framework, outputs)
+            self._framework.on_backward(tensors, partial(self._before_backward, unit))
             is_kept = unit.keeps_whole or not unit.name
         else:
             is_kept = False
@@ -268,7 +272,7 @@ class Passes:
         if not self._is_ending:
             self._is_ending = True
             self._span = Span("fsdp.backward")
-            self._adapter.at_end_of_backward(self._end)
+            self._framework.at_end_of_backward(self._end)
 
     def _on_gradient(self, unit: Unit, number: int) -> None:
         self._expect_end()  # where outputs were in what is not looked into
@@ -311,7 +315,7 @@ class Passes:
 
     def _end(self) -> None:
         self._is_ending = False
-        if self._adapter.is_nested():
+        if self._framework.is_nested():
             return
         try:
             with self._in_step():
@@ -344,7 +348,7 @@ class Passes:
                 unit.average(self._replicas)
         if self._config.check_nan:
             gradients = [each for unit in self.units for each in unit.gradients()]
-            is_finite = all(map(self._adapter.is_finite, gradients))
+            is_finite = all(is_finite(each.data) for each in gradients)
             record.check_finite(is_finite, self._group)
         own_marks().step_by(self)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.modules.base import Call, ModuleAdapter
+from torsh_runtime.framework import Framework, Values
+from torsh_runtime.framework.models import kind_of, on_gradient, shaped
+from torsh_runtime.framework.protocol import Call
 from torsh_runtime.parallel.fsdp.flat import FlatParameter
 from torsh_runtime.parallel.fsdp.memory import Memory
 
@@ -15,14 +17,14 @@ class Slot:
 
     def __init__(
         self,
-        adapter: ModuleAdapter[Any],
+        framework: Framework,
         flat: FlatParameter,
         memory: Memory,
         number: int,
         keeps_shape: bool,
     ) -> None:
         """keeps_shape: all of it is this rank's."""
-        self._adapter, self._flat, self.memory, self.number = adapter, flat, memory, number
+        self._framework, self._flat, self.memory, self.number = framework, flat, memory, number
         self.parameter = flat.parameters[number]
         self._stop_following: Call | None = None
         self._keeps_shape = keeps_shape
@@ -45,7 +47,7 @@ class Slot:
     @property
     def has_come(self) -> bool:
         """Whether a backward pass has left one, while the parameter is whole."""
-        return self._adapter.gradient(self.parameter) is not None
+        return self.parameter.grad is not None
 
     @property
     def is_trained(self) -> bool:
@@ -55,40 +57,39 @@ class Slot:
     @property
     def is_new(self) -> bool:
         """Whether it wants gradients that nobody follows yet."""
-        return self._stop_following is None and self._adapter.wants_gradient(self.parameter)
+        return self._stop_following is None and self.parameter.requires_grad
 
     def follow(self, call: Call) -> None:
         """Call it when a gradient has come, and nothing that was to be called before."""
         if self._stop_following is not None:
             self._stop_following()
             self._stop_following = None
-        if self._adapter.wants_gradient(self.parameter):
-            self._stop_following = self._adapter.on_gradient(self.parameter, call)
+        if self.parameter.requires_grad:
+            self._stop_following = on_gradient(self.parameter, call)
 
     def take_over(self) -> None:
         """Have the values that a program has given the parameter as memory of its own, as by
         `parameter.data = values`. ConfigError for those of another shape or dtype."""
-        adapter, parameter, own = self._adapter, self.parameter, self._own
-        if adapter.is_at(parameter, own):
+        parameter, own = self.parameter, self._own
+        if self._framework.is_at(parameter.data, own):
             return
-        shape, kind = adapter.shape(parameter), adapter.kind(parameter)
-        if shape != adapter.shape(own) or kind != adapter.kind(own):
+        shape, kind = tuple(parameter.shape), kind_of(parameter)
+        if shape != tuple(own.shape) or kind != kind_of(own):
             raise ConfigError(
                 f"parameter {self._flat.names[self.number]!r} has become {kind[0]} {shape} on "
                 f"{kind[1]} since the model was wrapped, and this rank's part of it is "
-                f"{adapter.kind(own)[0]} {adapter.shape(own)} on {adapter.kind(own)[1]}: move and "
+                f"{kind_of(own)[0]} {tuple(own.shape)} on {kind_of(own)[1]}: move and "
                 f"cast a model, as by .to(dtype), before it is wrapped, and change whole "
                 f"parameters within summon_full_params()"
             )
-        adapter.copy(own, parameter)
-        adapter.set_values(parameter, own)
+        own[...] = parameter.data
+        parameter.data = own
 
     def fill(self) -> None:
         """Put this rank's part of its values into memory."""
-        values = self._adapter.flattened(self.parameter)
+        values = self.parameter.data.reshape(-1)
         first, last = self._flat.share(self.number)
-        own = self._adapter.flattened(self._own)
-        self._adapter.copy(own, self._adapter.slice(values, first, last))
+        self._own.reshape(-1)[...] = values[first:last]
 
     def be_whole(self) -> None:
         self._show(self._view)
@@ -98,19 +99,19 @@ class Slot:
         self._show(self._shaped(full))
 
     def be_own(self) -> None:
-        self._adapter.watch(self.parameter, None)
-        self._adapter.set_gradient(self.parameter, None)
-        self._adapter.set_values(self.parameter, self._own)
-        self._adapter.set_gradient(self.parameter, self._gradient)
+        self._framework.watch(self.parameter, None)
+        self.parameter.grad = None
+        self.parameter.data = self._own
+        if self._gradient is not None:
+            self._framework.set_gradient(self.parameter, self._gradient)
 
     def keep(self) -> None:
         """Keep this rank's whole gradient until one is to be averaged."""
-        gradient = self._adapter.gradient(self.parameter)
-        self._adapter.set_gradient(self.parameter, None)
+        gradient = self._taken()
         if self._kept is None:
             self._kept = gradient
         elif gradient is not None:
-            self._adapter.add(self._kept, gradient)
+            self._kept += gradient
 
     def take(self, is_again: bool) -> None:
         """Give the gradient to be averaged; is_again: in addition to one that is on its way."""
@@ -118,8 +119,8 @@ class Slot:
         gradient, self._kept = self._kept, None
         if not is_again:
             self.adds = self._gradient is not None
-            if self.adds and not self._adapter.is_at(self._gradient, self._average()):
-                self._adapter.copy(self._average(), self._gradient)
+            if self.adds and not self._framework.is_at(self._gradient, self._average()):
+                self._average()[...] = self._gradient
         self.memory.take(self.number, gradient, self.adds or is_again)
         if not self.adds:
             self._gradient = self._average()
@@ -128,7 +129,7 @@ class Slot:
         """Its gradient has been averaged."""
         self._gradient = self._average()
         if is_shown:
-            self._adapter.set_gradient(self.parameter, self._gradient)
+            self._framework.set_gradient(self.parameter, self._gradient)
 
     def forget_kept(self) -> None:
         """Drop what keep() has."""
@@ -136,14 +137,17 @@ class Slot:
 
     def void(self) -> None:
         """Have no gradient."""
-        self._gradient = None
-        self._adapter.set_gradient(self.parameter, None)
+        self._gradient = self.parameter.grad = None
 
     def _show(self, values: Any) -> None:
-        self._adapter.watch(self.parameter, None)
-        self._gradient = self._adapter.gradient(self.parameter)
-        self._adapter.set_gradient(self.parameter, None)
-        self._adapter.set_values(self.parameter, values)
+        self._framework.watch(self.parameter, None)
+        self._gradient = self._taken()
+        self.parameter.data = values
+
+    def _taken(self) -> Values | None:
+        """Take the values of the parameter's gradient away from it."""
+        gradient, self.parameter.grad = self.parameter.grad, None
+        return None if gradient is None else gradient.data
 
     def _average(self) -> Any:
         return self._part(self.memory.gradients)
@@ -154,8 +158,8 @@ class Slot:
             return self._shaped(own)
         first, last = self._flat.span(self.number)
         further = len(self._flat.shapes[self.number]) - 1  # which programs group parameters by
-        return self._adapter.shaped(own, first, (last - first, *(1,) * further))
+        return shaped(own, first, (last - first, *(1,) * further))
 
     def _shaped(self, whole: Any) -> Any:
         start, shape = self._flat.starts[self.number], self._flat.shapes[self.number]
-        return self._adapter.shaped(whole, start, shape)
+        return shaped(whole, start, shape)

@@ -9,13 +9,14 @@ from typing import Any
 
 from torsh_runtime.backends.base import ReduceOp
 from torsh_runtime.errors import CommError
-from torsh_runtime.modules.base import ModuleAdapter
+from torsh_runtime.framework import Framework
 from torsh_runtime.monitoring.marks import section
 from torsh_runtime.parallel.fsdp.flat import FlatParameter
 from torsh_runtime.parallel.fsdp.memory import Memory
 from torsh_runtime.parallel.fsdp.slot import Slot
 from torsh_runtime.parallel.fsdp.stats import Ledger
 from torsh_runtime.parallel.replicas import Replicas
+from torsh_runtime.transitions import Machine
 
 
 class Unit:
@@ -27,7 +28,7 @@ class Unit:
         self,
         name: str,
         module: Any,
-        adapter: ModuleAdapter[Any],
+        framework: Framework,
         laid: list[tuple[FlatParameter, Memory]],
         is_replicated: bool,
         keeps_whole: bool,
@@ -35,17 +36,18 @@ class Unit:
         """is_replicated: every rank has it whole. keeps_whole: so does it stay from a forward pass
         to the end of the backward pass."""
         self.name, self.module, self.laid, self.is_replicated = name, module, laid, is_replicated
-        self._adapter = adapter
+        self._framework = framework
         self.keeps_whole = keeps_whole
         self.is_whole = self._is_here = False
         self.is_common = any(memory.is_common for _, memory in laid)
         self.reduces_each = any(memory.reduces_each for _, memory in laid)
         self.is_frozen_in_part = not all(flat.is_trained for flat, _ in laid)
         self._slots = [
-            Slot(adapter, flat, memory, number, is_replicated)
+            Slot(framework, flat, memory, number, is_replicated)
             for flat, memory in laid
             for number in range(len(flat.parameters))
         ]
+        self._seen = Machine("fsdp", "sharded")
         self.is_lent = False
         """Whether it stays whole from its first use in a forward pass to the end of the backward
         pass, for other modules than its own use its parameters."""
@@ -76,7 +78,7 @@ class Unit:
 
     def gradients(self) -> list[Any]:
         """Those that its parameters have now."""
-        given = [self._adapter.gradient(slot.parameter) for slot in self._trained]
+        given = [slot.parameter.grad for slot in self._trained]
         return [gradient for gradient in given if gradient is not None]
 
     def on_gradients(self, call: Callable[[int], None]) -> None:
@@ -97,7 +99,7 @@ class Unit:
         if not any(slot.is_new for slot in self._slots):
             return
         for flat, _ in self.laid:
-            flat.is_trained |= any(map(self._adapter.wants_gradient, flat.parameters))
+            flat.is_trained |= any(each.requires_grad for each in flat.parameters)
         self.is_frozen_in_part = not all(flat.is_trained for flat, _ in self.laid)
         self._trained = [slot for slot in self._slots if slot.is_trained]
         self.on_gradients(self._call)
@@ -126,6 +128,7 @@ class Unit:
             for slot in self._slots:
                 slot.be_whole()
         self.is_whole = self._is_here = True
+        self._seen.become("unsharded", unit=self.name)
 
     def show_own(self) -> None:
         """Let its parameters be this rank's, as optimizers and zero_grad() know them, and keep what
@@ -133,6 +136,7 @@ class Unit:
         if self.is_whole:
             for slot in self._slots:
                 slot.be_own()
+            self._seen.become("gathered", unit=self.name)
         self.is_whole = False
 
     def reshard(self) -> None:
@@ -141,17 +145,18 @@ class Unit:
         for _, memory in self.laid:  # it may have been asked for, and not used
             memory.reshard()
         self._is_here = False
+        self._seen.become("sharded", unit=self.name)
 
     def watch(self, kind: Any) -> None:
         """Have operations tell before they take values of its parameters, unless it is whole."""
         if kind is not None and not self.is_whole:
             for slot in self._slots:
-                self._adapter.watch(slot.parameter, kind)
+                self._framework.watch(slot.parameter, kind)
 
     def unwatch(self) -> None:
         """End that."""
         for slot in self._slots:
-            self._adapter.watch(slot.parameter, None)
+            self._framework.watch(slot.parameter, None)
 
     def met(self) -> None:
         """All ranks have met."""
@@ -238,7 +243,7 @@ class Unit:
         for flat, memory in self.laid:
             if memory.gradients is not None:
                 group = replicas.of(flat.parameters[0])
-                group.all_reduce(self._adapter.values(memory.gradients), ReduceOp.AVG)
+                group.all_reduce(memory.gradients, ReduceOp.AVG)
 
     def summon(self) -> None:
         """Give the parameters whole values of their own; all ranks call it."""

@@ -11,9 +11,17 @@ from typing import Any
 from torsh_runtime.comm.agreement import Attempt, agree_in_turn
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.framework import Framework, Module, framework_of
+from torsh_runtime.framework.models import (
+    around_forward,
+    cast_buffers,
+    cast_inputs,
+    common_memory,
+    kind_of,
+    replace_module,
+)
 from torsh_runtime.layout import Piece, ShardedTensor
 from torsh_runtime.mesh.mesh import DeviceMesh
-from torsh_runtime.modules import ModuleAdapter, adapter_class
 from torsh_runtime.parallel.agreement import SAME_MODEL
 from torsh_runtime.parallel.fsdp.checks import check_inner, check_parameters
 from torsh_runtime.parallel.fsdp.config import FsdpConfig, ShardingStrategy
@@ -60,7 +68,7 @@ class FullyShardedDataParallel(NoCopies):
 
     def __new__(cls, module: Any, *arguments: Any, **named: Any) -> FullyShardedDataParallel:
         if cls is FullyShardedDataParallel:
-            cls = _class_around(adapter_class(module).module_class)
+            cls = _class_around(framework_of(module).module_type)
         return super().__new__(cls)
 
     def __init__(
@@ -88,35 +96,34 @@ class FullyShardedDataParallel(NoCopies):
         and for wrong fields; CommError as ProcessGroup.
         """
         super().__init__()
-        adapter = adapter_class(module)(module)
         self.module = module
-        self._adapter = adapter
+        self._framework = framework_of(module)
         self._config = replace(config or FsdpConfig(), **_fields(fields))
         over, copies = groups_of(process_group, self._config.sharding_strategy)
-        self._over = Replicas(adapter, over)
+        self._over = Replicas(module, over)
         self._group = self._over.group
-        self._copies = None if copies is None else Replicas(adapter, copies)
+        self._copies = None if copies is None else Replicas(module, copies)
         self._ledger = Ledger()
         inner: dict[str, FullyShardedDataParallel] = {}
         with Attempt() as attempt:
-            inner = _taken_out(adapter)
+            inner = _taken_out(module)
         there = [unit for each in inner.values() for unit in each._passes.units]
         sharded = {id(parameter) for unit in there for parameter in unit.parameters}
-        self._initialiser = Initialiser(adapter, self._config.param_init_fn)
+        self._initialiser = Initialiser(module, self._config.param_init_fn)
         self._begin_alike(inner, sharded, attempt)
         self._nodes = self._find_nodes()
-        found = units_of(adapter, self._config.auto_wrap_policy, self._over.size_of, sharded)
+        found = units_of(module, self._config.auto_wrap_policy, self._over.size_of, sharded)
         units = [self._unit(*each) for each in found]
         self._initialiser.have_all()
-        self._send([buffer for _, buffer in adapter.buffers()])
+        self._send([buffer for _, buffer in module.named_buffers()])
         if self._config.mixed_precision.buffer_dtype is not None:
-            adapter.cast_buffers(self._config.mixed_precision.buffer_dtype)
-        self._passes = Passes(adapter, self._group, self._config, units, self._copies)
+            cast_buffers(module, self._config.mixed_precision.buffer_dtype)
+        self._passes = Passes(module, self._group, self._config, units, self._copies)
         for path, wrapper in inner.items():
             self._adopt(path, wrapper)
         self._change_forward(units)
-        guard(adapter, self._passes)
-        adapter.let_go_of_freed()  # the whole model, which would stay for as long as the process
+        guard(module, self._passes)
+        self._framework.let_go_of_freed()  # the whole model, which would stay otherwise
 
     def __getattr__(self, name: str) -> Any:
         """What the wrapper has not is the model's, such as `config` and `generate()`."""
@@ -172,7 +179,7 @@ class FullyShardedDataParallel(NoCopies):
     def memory_stats(self) -> MemoryStats:
         """What it takes on this rank."""
         laid = [each for unit in self._passes.units for each in unit.laid]
-        sizes = [(f, self._adapter.itemsize(f.precision.own)) for f, _ in laid]
+        sizes = [(f, self._framework.dtype(f.precision.own).itemsize) for f, _ in laid]
         own = sum(flat.own_size * size for flat, size in sizes)
         whole = sum(flat.size * size for flat, size in sizes)
         book = self._ledger
@@ -188,14 +195,15 @@ class FullyShardedDataParallel(NoCopies):
         max_norm. Returns what it was. All ranks call it. ConfigError for a model that is sharded
         over a mesh as well, of which tr.clip_grad_norm_(model, max_norm, mesh) knows the norm."""
         self._check_no_mesh()
-        units, adapter = self._passes.units, self._adapter
+        units = self._passes.units
         sharded = [each for unit in units if not unit.is_replicated for each in unit.gradients()]
         replicated = [each for unit in units if unit.is_replicated for each in unit.gradients()]
-        own = [power_sum(adapter, each, norm_type) for each in (sharded, replicated)]
+        own = [power_sum(each, norm_type) for each in (sharded, replicated)]
         total = norm_of([*together(self._group, own[:1], norm_type), own[1]], norm_type)
         if total > max_norm:
             for gradient in [*sharded, *replicated]:
-                adapter.scale(gradient, max_norm / (total + 1e-6))
+                values = gradient.data
+                values *= max_norm / (total + 1e-6)
         return total
 
     def _check_no_mesh(self) -> None:
@@ -260,12 +268,12 @@ class FullyShardedDataParallel(NoCopies):
             return pieces[key] if whole is None else part_of(name, whole, mesh, pieces[key])
 
         named = {
-            name: ShardedTensor(self._adapter.values(parameter), piece(name, id(parameter)))
+            name: ShardedTensor(parameter.data, piece(name, id(parameter)))
             for unit in self._passes.units
             for flat, _ in unit.laid
             for name, parameter in zip(flat.names, flat.parameters, strict=True)
         }
-        return {**named, **dict(self._adapter.buffers())}
+        return {**named, **dict(self.module.named_buffers())}
 
     def pieces(self) -> dict[int, Piece]:
         """What this rank has of each parameter of the model that was wrapped, by its id()."""
@@ -285,13 +293,12 @@ class FullyShardedDataParallel(NoCopies):
     def _begin_alike(
         self, inner: dict[str, FullyShardedDataParallel], sharded: set[int], attempt: Attempt
     ) -> None:
-        adapter = self._adapter
         options = {**self._config.agreed(), "sharded already": ", ".join(sorted(inner))}
         if attempt.error is None:
             with attempt:
-                check_parameters(adapter, self._config)
+                check_parameters(self.module, self._config)
                 others = {path: tuple(wrapper._group.ranks) for path, wrapper in inner.items()}
-                check_inner(adapter, self._group.ranks, others, sharded)
+                check_inner(self.module, self._group.ranks, others, sharded)
                 self._initialiser.check()
         told = {
             ranks.group: {**options, **ranks.told(with_all=True, without=sharded)}
@@ -321,7 +328,7 @@ class FullyShardedDataParallel(NoCopies):
         self._send([parameter for _, parameter in parameters])
         kinds: dict[tuple[Any, ...], Parameters] = {}
         for each in parameters:
-            kind = (*self._adapter.kind(each[1]), self._adapter.wants_gradient(each[1]))
+            kind = (*kind_of(each[1]), each[1].requires_grad)
             ranks = [ranks.of(each[1]) for ranks in (self._over, self._copies) if ranks]
             kinds.setdefault((*kind, *ranks), []).append(each)
         size = sum(self._over.size_of(parameter) for _, parameter in parameters)
@@ -329,55 +336,54 @@ class FullyShardedDataParallel(NoCopies):
         is_replicated = strategy is ShardingStrategy.NO_SHARD or size < self._config.min_num_params
         laid = [self._laid(named, is_replicated) for named in kinds.values()]
         keeps_whole = strategy is ShardingStrategy.SHARD_GRAD_OP
-        unit = Unit(name, module, self._adapter, laid, is_replicated, keeps_whole)
+        unit = Unit(name, module, self._framework, laid, is_replicated, keeps_whole)
         if is_made:  # the next one may not fit where this one was
-            self._adapter.let_go_of_freed()
+            self._framework.let_go_of_freed()
         return unit
 
     def _laid(self, named: Parameters, is_replicated: bool) -> tuple[FlatParameter, Memory]:
-        adapter, group = self._adapter, self._over.of(named[0][1])
-        dtype = adapter.kind(named[0][1])[0]
+        framework, group = self._framework, self._over.of(named[0][1])
+        dtype = kind_of(named[0][1])[0]
         precision = precision_of(dtype, self._config.mixed_precision)
         if is_replicated:
-            flat = FlatParameter(adapter, named, precision, 1, 0)
-            return flat, ReplicatedMemory(adapter, flat, group, self._ledger)
-        flat = FlatParameter(adapter, named, precision, group.world_size, group.rank)
+            flat = FlatParameter(named, precision, 1, 0)
+            return flat, ReplicatedMemory(framework, flat, group, self._ledger)
+        flat = FlatParameter(named, precision, group.world_size, group.rank)
         whole = None
         if group is self._group or self._group.is_in_node:  # for all meet, or none
-            whole = adapter.common(flat.parameters[0], flat.size, group, precision.computed)
+            whole = common_memory(flat.parameters[0], flat.size, group, precision.computed)
         if whole is not None:
-            return flat, CommonMemory(adapter, flat, group, self._ledger, whole)
-        is_on_host = adapter.kind(flat.parameters[0])[1] == "cpu"
+            return flat, CommonMemory(framework, flat, group, self._ledger, whole)
+        is_on_host = kind_of(flat.parameters[0])[1] == "cpu"
         if self._nodes is not None and group is self._group and is_on_host:
-            return flat, NodeMemory(adapter, flat, group, self._ledger, self._nodes)
-        return flat, GatheredMemory(adapter, flat, group, self._ledger)
+            return flat, NodeMemory(framework, flat, group, self._ledger, self._nodes)
+        return flat, GatheredMemory(framework, flat, group, self._ledger)
 
     def _change_forward(self, units: list[Unit]) -> None:
         """Have units cast what they are called with, and compute again, if it was asked for."""
-        adapter, mixed = self._adapter, self._config.mixed_precision
+        framework, mixed = self._framework, self._config.mixed_precision
         dtype = mixed.param_dtype if mixed.cast_forward_inputs else None
         repeated = outermost(units) if self._config.activation_checkpointing else []
         for unit in units:
             if unit in repeated:
-                adapter.around_forward(unit.module, adapter.checkpoint)
+                around_forward(unit.module, framework.checkpoint)
             if dtype is not None:
-                adapter.around_forward(unit.module, partial(_called_with, adapter, dtype))
+                around_forward(unit.module, partial(_called_with, framework, dtype))
 
 
-def _called_with(
-    adapter: ModuleAdapter[Any], dtype: str, call: Any, inputs: Any, named: Any
-) -> Any:
-    inputs, named = adapter.cast_inputs((inputs, named), dtype)
+def _called_with(framework: Framework, dtype: str, call: Any, inputs: Any, named: Any) -> Any:
+    inputs, named = cast_inputs(framework, (inputs, named), dtype)
     return call(*inputs, **named)
 
 
-def _taken_out(adapter: ModuleAdapter[Any]) -> dict[str, FullyShardedDataParallel]:
+def _taken_out(model: Module) -> dict[str, FullyShardedDataParallel]:
     """Wrappers within the model by their paths, in whose places are their modules now."""
-    found = {n: m for n, m in adapter.modules() if isinstance(m, FullyShardedDataParallel)}
+    named: Iterator[tuple[str, Any]] = model.named_modules()
+    found = {n: m for n, m in named if isinstance(m, FullyShardedDataParallel)}
     if "" in found:
         raise ConfigError("the model is a FullyShardedDataParallel already: wrap its .module")
     for wrapper in found.values():
-        adapter.replace(wrapper, wrapper.module)
+        replace_module(model, wrapper, wrapper.module)
     return found
 
 
@@ -401,6 +407,6 @@ def wrappers_of(model: Any) -> list[FullyShardedDataParallel]:
     """Those among a model's modules, and those around some of them that are not: a module whose
     `parallel_wrappers` has some, as that of a pipeline, goes without them.
     """
-    modules = [module for _, module in adapter_class(model)(model).modules()]
+    modules = [module for _, module in model.named_modules()]
     around = [each for module in modules for each in getattr(module, "parallel_wrappers", ())]
     return [each for each in (*modules, *around) if isinstance(each, FullyShardedDataParallel)]

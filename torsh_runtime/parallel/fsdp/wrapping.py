@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
-from torsh_runtime.modules.base import ModuleAdapter
+from torsh_runtime.framework import Framework, Module, framework_of
 from torsh_runtime.parallel.fsdp.config import (
     AutoWrapPolicy,
     CustomAutoWrap,
@@ -31,7 +31,7 @@ __all__ = [
 
 
 def units_of(
-    adapter: ModuleAdapter[Any],
+    model: Module,
     policy: AutoWrapPolicy,
     size_of: Callable[[Any], int],
     sharded: Set[int] = frozenset(),
@@ -42,9 +42,9 @@ def units_of(
     parameter's elements, the same on all ranks. sharded: id() of those that are of other units
     already.
     """
-    modules = adapter.modules()
-    owned = {key: each for key, each in _by_module(adapter, modules).items() if key not in sharded}
-    chosen = _chosen(adapter, policy, size_of, modules, owned)
+    modules = [*model.named_modules()]
+    owned = {key: each for key, each in _by_module(modules).items() if key not in sharded}
+    chosen = _chosen(framework_of(model), policy, size_of, modules, owned)
     units: dict[str, Parameters] = {name: [] for name, _ in modules if name in chosen}
     for homes, named in owned.values():
         units[_innermost(homes, chosen)].append(named)
@@ -63,20 +63,18 @@ def outermost(units: Sequence[Unit]) -> list[Unit]:
     return inside or [*units]
 
 
-def _by_module(
-    adapter: ModuleAdapter[Any], modules: list[tuple[str, Any]]
-) -> dict[int, tuple[list[str], tuple[str, Any]]]:
+def _by_module(modules: list[tuple[str, Any]]) -> dict[int, tuple[list[str], tuple[str, Any]]]:
     """For each parameter, by id(): the modules that have it, and its first name."""
     found: dict[int, tuple[list[str], tuple[str, Any]]] = {}
     for name, module in modules:
-        for own, parameter in adapter.own_parameters(module):
+        for own, parameter in module.named_parameters(recurse=False):
             path = f"{name}.{own}" if name else own
             found.setdefault(id(parameter), ([], (path, parameter)))[0].append(name)
     return found
 
 
 def _chosen(
-    adapter: ModuleAdapter[Any],
+    framework: Framework,
     policy: AutoWrapPolicy,
     size_of: Callable[[Any], int],
     modules: list[tuple[str, Any]],
@@ -87,7 +85,7 @@ def _chosen(
     for homes, (_, parameter) in owned.values():
         left[homes[0]] += size_of(parameter)
     for name, module in reversed(modules):  # the innermost first
-        if name and adapter.is_called(module) and _is_unit(policy, module, left[name]):
+        if name and framework.is_called(module) and _is_unit(policy, module, left[name]):
             chosen.add(name)
         elif name:
             left[name.rpartition(".")[0]] += left[name]

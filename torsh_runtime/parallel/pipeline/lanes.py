@@ -18,7 +18,7 @@ from torsh_runtime.backends.work import Work
 from torsh_runtime.comm.choosing import backend_type, by_device
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.modules import adapter_class
+from torsh_runtime.framework.models import all_parameters
 from torsh_runtime.parallel.regions.arrays import empty
 
 _QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
@@ -117,9 +117,8 @@ def _has_queues() -> bool:
 def _on_gpu(modules: Sequence[Any]) -> Any | None:
     """The values of one of their parameters that are on a GPU, if any are."""
     for module in modules:
-        adapter = adapter_class(module)(module)
-        for _, parameter in [*adapter.parameters(), *adapter.constants()]:
-            values = adapter.values(parameter)
+        for _, parameter in all_parameters(module):
+            values = parameter.data
             if is_on_gpu(values):
                 return values
     return None

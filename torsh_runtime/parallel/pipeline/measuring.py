@@ -16,14 +16,15 @@ import numpy as np
 from torsh_runtime.comm.agreement import texts_of_all
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.modules import adapter_class
+from torsh_runtime.framework import framework_of
+from torsh_runtime.framework.models import trained_parameters
 from torsh_runtime.parallel.pipeline.autograd import Autograd
 from torsh_runtime.parallel.pipeline.files import from_json, read_text, to_json
 from torsh_runtime.parallel.pipeline.lanes import Lanes
 from torsh_runtime.parallel.pipeline.simulation import Costs, Simulation, Span
 from torsh_runtime.parallel.pipeline.stage import Stage
 from torsh_runtime.parallel.pipeline.table import Kind, Step, Table
-from torsh_runtime.parallel.regions.arrays import empty
+from torsh_runtime.parallel.regions.arrays import copied, empty
 
 RUNS, WARM_UP = 9, 2
 """The median of so many counts, after some more."""
@@ -150,21 +151,22 @@ def _any(stages: Mapping[int, Stage]) -> Stage:
 @contextmanager
 def unchanged(modules: Sequence[Any], autograd: Autograd) -> Iterator[None]:
     """Gradients, buffers and random numbers are after the block what they were before."""
-    adapters = [adapter_class(module)(module) for module in modules]
     random = autograd.random_state()
     gradients = [
-        (adapter, p, None if adapter.gradient(p) is None else adapter.clone(adapter.gradient(p)))
-        for adapter in adapters
-        for _, p in adapter.parameters()
+        (p, None if p.grad is None else copied(p.grad.data))
+        for module in modules
+        for _, p in trained_parameters(module)
     ]
-    buffers = [(a, buffer, a.clone(buffer)) for a in adapters for _, buffer in a.buffers()]
+    buffers = [(b, copied(b.data)) for module in modules for _, b in module.named_buffers()]
     try:
         yield
     finally:
-        for adapter, parameter, gradient in gradients:
-            adapter.set_gradient(parameter, gradient)
-        for adapter, buffer, values in buffers:
-            adapter.copy(buffer, values)
+        for parameter, gradient in gradients:
+            parameter.grad = None
+            if gradient is not None:
+                framework_of(parameter).set_gradient(parameter, gradient)
+        for buffer, values in buffers:
+            buffer.data[...] = values
         autograd.set_random_state(random)
 
 

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from torsh_runtime.comm.agreement import Attempt, agree, compared, complaint, texts_of_all
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.modules import adapter_class
+from torsh_runtime.framework import Module, framework_of
+from torsh_runtime.framework.models import kind_of, trained_parameters
 from torsh_runtime.parallel.agreement import SAME_MODEL
 from torsh_runtime.parallel.layouts import layouts_by_id
 from torsh_runtime.parallel.pipeline import batches, builders
@@ -249,7 +250,7 @@ def _text(plan: Plan, num_microbatches: int) -> str:
     table = "auto" if plan.table is None else plan.table.name
     rows = "" if plan.table is None else str(plan.table.rows)
     models = [line for module in plan.modules for line in _parameters(module)]
-    frameworks = {adapter_class(module).framework for module in plan.modules}
+    frameworks = {framework_of(module).name for module in plan.modules}
     return (
         f"{num_microbatches} microbatches, {len(plan.modules)} stages of {', '.join(frameworks)} "
         f"on ranks {plan.placement}, schedule {table} ({batches.digest(rows):x}), "
@@ -257,11 +258,10 @@ def _text(plan: Plan, num_microbatches: int) -> str:
     )
 
 
-def _parameters(module: Any) -> list[str]:
+def _parameters(module: Module) -> list[str]:
     """As they are whole: ranks may have different parts."""
-    seen, lie = adapter_class(module)(module), layouts_by_id(module)
-    shapes = {key: layout.shape for key, layout in lie.items()}
+    shapes = {key: layout.shape for key, layout in layouts_by_id(module).items()}
     return [
-        f"{name} {shapes.get(id(each), seen.shape(each))} {seen.kind(each)[0]}"
-        for name, each in seen.parameters()
+        f"{name} {shapes.get(id(each), tuple(each.shape))} {kind_of(each)[0]}"
+        for name, each in trained_parameters(module)
     ]

@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.framework import Values, framework_of
+from torsh_runtime.framework.models import all_parameters
 from torsh_runtime.layout import Piece
-from torsh_runtime.modules import adapter_class
 from torsh_runtime.parallel.pipeline.lanes import Lanes
 from torsh_runtime.parallel.pipeline.splitting import StageModule, stage_class
 from torsh_runtime.parallel.pipeline.wire import exchange
-from torsh_runtime.parallel.regions.arrays import empty
+from torsh_runtime.parallel.regions.arrays import copied, empty
 
 
 class Shared(NamedTuple):
@@ -31,8 +32,7 @@ def shared(stages: Sequence[Any], placement: Sequence[int]) -> list[Shared]:
     """Those of all stages, in the same order on all ranks; also those that are constant yet."""
     owners: dict[int, tuple[Any, dict[int, None]]] = {}
     for number, stage in enumerate(stages):
-        adapter = adapter_class(stage)(stage)
-        for _, parameter in [*adapter.parameters(), *adapter.constants()]:
+        for _, parameter in all_parameters(stage):
             _, ranks = owners.setdefault(id(parameter), (parameter, {}))
             ranks[placement[number]] = None
     return [Shared(p, tuple(sorted(ranks))) for p, ranks in owners.values() if len(ranks) > 1]
@@ -45,7 +45,7 @@ class Sharing:
         self, group: ProcessGroup, lanes: Lanes | None, parameters: Sequence[Shared], stage: Any
     ) -> None:
         """lanes: where values go that are on GPUs. stage: all of this rank's."""
-        self._group, self._adapter, self._stage = group, adapter_class(stage)(stage), stage
+        self._group, self._framework, self._stage = group, framework_of(stage), stage
         self._messages = lanes or group
         self._all = parameters
         self._parameters = [each for each in parameters if group.rank in each.ranks]
@@ -53,10 +53,10 @@ class Sharing:
     def send_values(self) -> None:
         """Give all the first one's values."""
         for parameter, ranks in self._parameters:
-            values = self._adapter.values(parameter)
+            values = parameter.data
             if self._group.rank != ranks[0]:
-                self._adapter.fill(parameter, 0)
-            exchange(self._messages, ranks, values, self._adapter.add)
+                values[...] = 0
+            exchange(self._messages, ranks, values, _add)
 
     def earlier(self, stage: Any) -> frozenset[str]:
         """Names in a stage of its parameters that earlier ranks have as well."""
@@ -68,38 +68,34 @@ class Sharing:
         """For each tied parameter of the model 1 if it is to have a gradient here and 2 if it is a
         constant; 0 where this rank has it not."""
         return [
-            2 - self._adapter.wants_gradient(parameter) if self._group.rank in ranks else 0
+            2 - parameter.requires_grad if self._group.rank in ranks else 0
             for parameter, ranks in self._all
         ]
 
     def begin(self) -> None:
         """Put aside what earlier steps have accumulated, which is a sum of all already."""
-        adapter = self._adapter
         self._before = []
-        wants = adapter.wants_gradient
-        self._trained = [each for each in self._parameters if wants(each.parameter)]
+        self._trained = [each for each in self._parameters if each.parameter.requires_grad]
         for parameter, _ in self._trained:
-            there = adapter.gradient(parameter)  # in memory that wrappers may write to again
-            self._before.append(None if there is None else adapter.clone(there))
-            adapter.set_gradient(parameter, None)
+            there = parameter.grad  # in memory that wrappers may write to again
+            self._before.append(None if there is None else copied(there.data))
+            parameter.grad = None
 
     def add_gradients(self) -> None:
         """Give all the sum of all gradients since begin(), and add that to what was there."""
         held = self._held() if self._trained else {}
         for (parameter, ranks), before in zip(self._trained, self._before, strict=True):
-            gradient = self._adapter.gradient(parameter)
-            if gradient is None:
-                gradient = self._adapter.like(parameter, self._adapter.values(parameter))
-                self._adapter.fill(gradient, 0)
-                self._adapter.set_gradient(parameter, gradient)
-                gradient = self._adapter.gradient(parameter)
-            values = self._adapter.values(gradient)
+            if parameter.grad is None:
+                zeros = copied(parameter.data)
+                zeros[...] = 0
+                self._framework.set_gradient(parameter, zeros)
+            values = parameter.grad.data
             if id(parameter) in held:
                 self._add_parts(ranks, values, *held[id(parameter)])
             else:
-                exchange(self._messages, ranks, values, self._adapter.add)
+                exchange(self._messages, ranks, values, _add)
             if before is not None:
-                self._adapter.add(gradient, before)
+                values += before
 
     def _held(self) -> dict[int, tuple[Piece, ProcessGroup]]:
         """Of parameters that wrappers have sharded, by id(), this rank's piece, and over whom."""
@@ -119,8 +115,12 @@ class Sharing:
         whole[...] = 0
         whole[piece.start : piece.end] = values
         group.all_reduce(whole)
-        exchange(self._messages, ranks, whole, self._adapter.add)
+        exchange(self._messages, ranks, whole, _add)
         values[...] = whole[piece.start : piece.end]
+
+
+def _add(target: Values, source: Values) -> None:
+    target += source
 
 
 def check_wanted(group: ProcessGroup, wanted: NDArray[np.int64]) -> None:

@@ -11,7 +11,8 @@ from functools import cache, reduce
 from typing import Any
 
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.modules import adapter_class
+from torsh_runtime.framework import framework_of
+from torsh_runtime.framework.models import all_parameters
 from torsh_runtime.parallel.pipeline.batches import call_of
 from torsh_runtime.parallel.pipeline.cutting import parts_of
 
@@ -186,7 +187,7 @@ def balanced(costs: Sequence[float], parts: int) -> list[int]:
 
 def stage_class(model: Any) -> type[Any]:
     """StageModule as a module of the model's framework."""
-    return _class_around(adapter_class(model).module_class)
+    return _class_around(framework_of(model).module_type)
 
 
 @cache
@@ -195,31 +196,24 @@ def _class_around(module_class: type) -> type[Any]:
 
 
 def _stages(model: Any, parts: Sequence[Mapping[str, Any]]) -> list[Any]:
-    adapter = adapter_class(model)
     first = {id(parameter): name for name, parameter in model.named_parameters()}
     owners: dict[int, int] = {}
     stages = []
     for number, part in enumerate(parts):
-        own = {id(p): p for layer in part.values() for _, p in _parameters(adapter, layer)}
+        own = {id(p): p for layer in part.values() for _, p in all_parameters(layer)}
         tied = {first[key]: p for key, p in own.items() if owners.setdefault(key, number) != number}
         stages.append(stage_class(model)(part, tied))
     return stages
 
 
 def _check_whole(model: Any, layers: Mapping[str, Any]) -> None:
-    adapter = adapter_class(model)
-    held = {id(p) for layer in layers.values() for _, p in _parameters(adapter, layer)}
+    held = {id(p) for layer in layers.values() for _, p in all_parameters(layer)}
     outside = [name for name, p in model.named_parameters() if id(p) not in held]
     if outside:
         raise ConfigError(
             f"{', '.join(outside[:5])} of {type(model).__qualname__} are in none of its layers "
             f"{', '.join(layers)}: put them into a module that pipeline_layers() names"
         )
-
-
-def _parameters(adapter: Any, layer: Any) -> list[tuple[str, Any]]:
-    seen = adapter(layer)
-    return [*seen.parameters(), *seen.constants()]
 
 
 def _flat(module: Any, prefix: str) -> Any:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from torsh_runtime.modules import adapter_class
 from torsh_runtime.parallel.pipeline.autograd import Autograd, Spec
 from torsh_runtime.parallel.pipeline.table import Kind
+from torsh_runtime.parallel.regions.arrays import copied
 
 REDUCES, HOLDS, LETS_GO = "reduce_gradients", "unshard", "reshard"
 """Methods of wrappers for data parallelism: the first one reduces what no_sync() has left, or what
@@ -250,15 +250,14 @@ class Stage:
     @contextmanager
     def _buffers_kept(self) -> Iterator[None]:
         """A block in which buffers, as of running means, are copies: they have been changed."""
-        adapter = adapter_class(self.module)(self.module)
-        kept = [(buffer, adapter.values(buffer)) for _, buffer in adapter.buffers()]
+        kept = [(buffer, buffer.data) for _, buffer in self.module.named_buffers()]
         for buffer, _ in kept:
-            adapter.set_values(buffer, adapter.clone(buffer))
+            buffer.data = copied(buffer.data)
         try:
             yield
         finally:
             for buffer, values in kept:
-                adapter.set_values(buffer, values)
+                buffer.data = values
 
     def _differentiable(
         self, passage: _Passage, gradients: Sequence[Any]

@@ -19,7 +19,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 
-from torsh_runtime.modules.torch import OnGradient
+from torsh_runtime.framework.models import OnGradient
 
 Tensor = torch.Tensor
 _aten: Any = torch.ops.aten

@@ -16,13 +16,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.framework import framework_of
+from torsh_runtime.framework.operations import Operation
 from torsh_runtime.parallel.regions.maps import (
     AllGather,
     AllToAll,
     Copy,
     Gather,
     Map,
-    Operation,
     ReduceScatter,
     Scatter,
     Sum,
@@ -133,18 +134,4 @@ def _mapped(tensor: Any, applied_map: Map) -> Any:
 
 def applied(tensor: Any, operation: Operation) -> Any:
     """What an operation makes of a tensor, through which gradients flow by way of its adjoint."""
-    # No cache, no import_module(): torch.compile traces this, warns of the one, fails at the other.
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(tensor, torch.Tensor):
-        from torsh_runtime.parallel.regions import torch as in_torch
-
-        return in_torch.applied(tensor, operation)
-    nn = sys.modules.get("torsh_runtime.nn")
-    if nn is not None and isinstance(tensor, nn.Tensor):
-        from torsh_runtime.parallel.regions import nn as in_nn
-
-        return in_nn.applied(tensor, operation)
-    raise TypeError(
-        f"a {type(tensor).__module__}.{type(tensor).__qualname__} is no tensor of torch or of "
-        f"torsh_runtime.nn"
-    )
+    return framework_of(tensor).apply(operation, tensor)

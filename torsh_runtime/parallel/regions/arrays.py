@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any, TypeAlias
 
+from torsh_runtime.framework.operations import Array as Array
 from torsh_runtime.numpy_or_cupy import array_module
-
-Array: TypeAlias = Any
-"""An array of numpy or cupy, or a tensor of torch, within its autograd function."""
 
 
 def empty(like: Array, shape: Sequence[int]) -> Array:

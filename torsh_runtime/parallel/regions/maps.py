@@ -5,13 +5,13 @@ The adjoint is what a backward pass does; the adjoint's own is the map again.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, ClassVar, Self
 
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.framework.operations import Operation
 from torsh_runtime.parallel.regions.arrays import (
     Array,
     contiguous,
@@ -26,35 +26,18 @@ Sizes = tuple[int, ...]
 """Along a dimension, of each rank."""
 
 
-class Operation(ABC):
-    """What can be done to an array within a graph."""
-
-    @abstractmethod
-    def __call__(self, array: Array) -> Array:
-        """What this rank gets. ConfigError for an array that does not fit."""
-
-    @property
-    @abstractmethod
-    def adjoint(self) -> Operation:
-        """What makes of the gradient of what this rank got that of what it had."""
-
-    @property
-    def is_in_place(self) -> bool:
-        """Whether what this rank gets takes the place of what it has, of which nobody needs that.
-        Only where gradients stay as they are."""
-        return False
-
-    @property
-    def is_identity(self) -> bool:
-        """Whether this rank gets what it has itself."""
-        return False
-
-
 @dataclass(frozen=True, slots=True)
 class Map(Operation):
     """A linear one, for a group."""
 
+    is_traceable: ClassVar[bool] = True
     group: ProcessGroup
+
+    def traced(self, tensor: Any) -> Any:
+        """The result in a graph of torch.compile."""
+        from torsh_runtime.parallel.regions import traced  # which loads torch
+
+        return traced.applied(tensor, self)
 
     @property
     def numbers(self) -> Sequence[int]:

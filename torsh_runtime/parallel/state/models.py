@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any
 
 from torsh_runtime.errors import CheckpointError, ConfigError
+from torsh_runtime.framework import framework_of
 from torsh_runtime.layout import Piece, ShardedTensor
 from torsh_runtime.mesh.mesh import DeviceMesh
-from torsh_runtime.modules import adapter_class
 from torsh_runtime.parallel.ddp.wrapper import DistributedDataParallel
 from torsh_runtime.parallel.fsdp.wrapper import FullyShardedDataParallel, wrappers_of
 from torsh_runtime.parallel.layouts import coordinates_by_id, layouts_by_id, part_of
@@ -60,7 +60,6 @@ class ModelState:
         ]
 
     def _look(self, model: Any) -> None:
-        adapter = adapter_class(model)(model)
         with parts_are_meant():
             unknown = set(model.state_dict())
         for key, parameter in model.named_parameters(remove_duplicate=False):
@@ -70,16 +69,16 @@ class ModelState:
                 first = self.pieces[id(parameter)][0]
                 self._aliases[f"{self._name}/{name}"] = f"{self._name}/{first}"
                 continue
-            piece = self._piece(name, id(parameter), adapter.shape(parameter))
+            piece = self._piece(name, id(parameter), tuple(parameter.shape))
             self.pieces[id(parameter)] = name, piece
-            values = adapter.values(parameter)
+            values = parameter.data
             self._tensors[f"{self._name}/{name}"] = ShardedTensor(values, piece)
         for key, buffer in _buffers(model):
             if key in unknown:
                 unknown.discard(key)
-                whole = Piece.whole(adapter.shape(buffer))
+                whole = Piece.whole(tuple(buffer.shape))
                 name = f"{self._name}/{_without_compiler(key)}"
-                self._tensors[name] = ShardedTensor(adapter.values(buffer), whole)
+                self._tensors[name] = ShardedTensor(buffer.data, whole)
                 self._buffers.add(name)
         for key in [each for each in unknown if each.rpartition(".")[2] == "_extra_state"]:
             unknown.discard(key)
@@ -102,7 +101,7 @@ class ModelState:
 def is_model(thing: object) -> bool:
     """Whether it is one, wrapped or not."""
     try:
-        adapter_class(thing)
+        framework_of(thing)
     except TypeError:
         return False
     return True
@@ -111,7 +110,7 @@ def is_model(thing: object) -> bool:
 def _check_tensors(name: str, model: Any, known: Set[int]) -> None:
     """ConfigError for tensors that others hold, of which only a copy of the elements would stay,
     and for parts of parameters that no wrapper in the model tells of. known: id() of those."""
-    if adapter_class(model).framework != "torch":
+    if framework_of(model).name != "torch":
         return
     from torsh_runtime.arrays.subclasses import is_made_of_others, refusal_of_distributed
     from torsh_runtime.integrations.torch.parts import marks_of

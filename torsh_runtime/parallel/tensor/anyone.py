@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.framework.trees import leaves, mapped
 from torsh_runtime.layout import Shard
-from torsh_runtime.modules.base import leaves, mapped
 from torsh_runtime.parallel import regions
 from torsh_runtime.parallel.tensor.axis import Axis
 from torsh_runtime.parallel.tensor.cuts import sharded, unit_of

@@ -10,8 +10,9 @@ from typing import Any, Literal, TypeVar
 
 from torsh_runtime.comm.agreement import Attempt, agree_in_turn
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.modules import ModuleAdapter
-from torsh_runtime.modules.parts import Same
+from torsh_runtime.framework import Module, Tensor, framework_of
+from torsh_runtime.framework.models import all_parameters
+from torsh_runtime.framework.parts import Same
 from torsh_runtime.parallel import automatic
 from torsh_runtime.parallel.agreement import SAME_VALUES, model_told, values_told
 from torsh_runtime.parallel.layouts import sharded_by_id
@@ -28,7 +29,6 @@ from torsh_runtime.parallel.tensor.layers import Layer, layers_of
 from torsh_runtime.parallel.tensor.outputs import refuse_parts
 from torsh_runtime.parallel.tensor.parts import (
     Layouts,
-    adapted,
     keep_part,
     layouts,
 )
@@ -44,7 +44,7 @@ from torsh_runtime.parallel.tensor.plan import (
     matched,
 )
 
-Model = TypeVar("Model")
+Model = TypeVar("Model", bound=Module)
 
 
 def parallelize(model: Model, mesh: Any, plan: Mapping[str, Entry] | Literal["auto"]) -> Model:
@@ -64,25 +64,25 @@ def parallelize(model: Model, mesh: Any, plan: Mapping[str, Entry] | Literal["au
     heads and features that cannot be cut; weights of several layers that are cut in one only; and
     where plans, models or values differ between ranks. TypeError for what is no model.
     """
-    adapter = adapted(model)
+    framework_of(model)  # TypeError for what is none
     axes, tasks = _Axes(mesh), list[_Task]()
     with Attempt() as attempt:
-        tasks = [*_tasks(adapter, axes.resolved(plan, model), axes)]
-        _check_tied(adapter, tasks)
+        tasks = [*_tasks(model, axes.resolved(plan, model), axes)]
+        _check_tied(model, tasks)
     spread = sharded_by_id(model)  # as experts along another axis, of the same ranks maybe
-    named = [*adapter.parameters(), *adapter.constants()]
+    named = all_parameters(model)
     same = [each for each in named if id(each[1]) not in spread]
     told = {
         "plan": [f"{task.where}: {task.entry}" for task in tasks],
-        **model_told(adapter, False, spread.keys()),
-        "values": [] if attempt.error else values_told(adapter, same),
+        **model_told(model, False, spread.keys()),
+        "values": [] if attempt.error else values_told(same),
     }
     groups = {axis.group: {"ranks": axis.size, **told} for axis in axes.used}
     agree_in_turn(groups, "parallelize", attempt.error, SAME_VALUES)
-    _carry_out(adapter, tasks, axes.tensor, same)
-    _adapt_modules(adapter, tasks, axes)
+    _carry_out(tasks, axes.tensor, same)
+    _adapt_modules(model, tasks, axes)
     if axes.experts is not None:
-        layers_of(adapter.framework).count_all_tokens(adapter, axes.experts)
+        layers_of(framework_of(model).name).count_all_tokens(model, axes.experts)
     return model
 
 
@@ -135,12 +135,12 @@ class _Task:
     axis: Axis
 
 
-def _tasks(adapter: ModuleAdapter[Any], plan: Mapping[str, Entry], axes: _Axes) -> Iterator[_Task]:
-    modules, layers = dict(adapter.modules()), layers_of(adapter.framework)
+def _tasks(model: Module, plan: Mapping[str, Entry], axes: _Axes) -> Iterator[_Task]:
+    modules, layers = dict(model.named_modules()), layers_of(framework_of(model).name)
     owners = {
         ".".join(filter(None, (where, name))): (where, name)
         for where, module in modules.items()
-        for name, _ in adapter.own_parameters(module)
+        for name, _ in module.named_parameters(recurse=False)
     }
     entries: dict[str, Entry] = {}
     own: dict[str, dict[str, Cut | Shared]] = {}
@@ -162,7 +162,7 @@ def _tasks(adapter: ModuleAdapter[Any], plan: Mapping[str, Entry], axes: _Axes) 
     for where, entry in said.items():
         yield _task(layers, where, modules[where], entry, axes.of(entry))
     if axes.tensor.size > 1:
-        check_plan(adapter, said)
+        check_plan(model, said)
 
 
 def _joined(
@@ -192,7 +192,7 @@ def _task(layers: Any, where: str, module: Any, entry: Any, axis: Axis) -> _Task
 
 def _check_own(where: str, module: Any, names: Iterable[str]) -> None:
     """ConfigError for what is cut, and is computed of other parameters."""
-    own = dict(adapted(module).own_parameters(module))
+    own = dict(module.named_parameters(recurse=False))
     made = [name for name in names if name not in own and getattr(module, name, None) is not None]
     if made:
         raise ConfigError(
@@ -236,12 +236,12 @@ def _head_dim(module: Any, below: str) -> int:
     return width
 
 
-def _check_tied(adapter: ModuleAdapter[Any], tasks: list[_Task]) -> None:
+def _check_tied(model: Module, tasks: list[_Task]) -> None:
     """ConfigError if a parameter of several modules is not cut alike in all of them."""
     lie = {(task.where, name): each for task in tasks for name, each in task.lie.items()}
     owners: dict[int, list[tuple[str, str]]] = {}
-    for where, module in adapter.modules():
-        for name, parameter in adapter.own_parameters(module):
+    for where, module in model.named_modules():
+        for name, parameter in module.named_parameters(recurse=False):
             owners.setdefault(id(parameter), []).append((where, name))
     for names in owners.values():
         if len({lie.get(each) for each in names}) > 1:
@@ -254,9 +254,7 @@ def _check_tied(adapter: ModuleAdapter[Any], tasks: list[_Task]) -> None:
             )
 
 
-def _carry_out(
-    adapter: ModuleAdapter[Any], tasks: list[_Task], axis: Axis, same: Sequence[tuple[str, Any]]
-) -> None:
+def _carry_out(tasks: list[_Task], axis: Axis, same: Sequence[tuple[str, Tensor]]) -> None:
     """same: by name, what all ranks of the axis have of it before."""
     done = set[int]()
     for task in tasks:
@@ -265,22 +263,22 @@ def _carry_out(
             if id(parameter) not in done:
                 done.add(id(parameter))
                 path = ".".join(filter(None, (task.where, name)))
-                keep_part(adapter, parameter, layout, task.axis, path)
+                keep_part(parameter, layout, task.axis, path)
         task.module.__class__ = task.kind
         task.module.become(task.entry, task.axis, task.where, task.lie)
     for name, parameter in same if axis.size > 1 else ():
         if id(parameter) not in done:
-            adapter.mark(parameter, Same(name, axis.group))
+            framework_of(parameter).mark(parameter, Same(name, axis.group))
 
 
-def _adapt_modules(adapter: ModuleAdapter[Any], tasks: list[_Task], axes: _Axes) -> None:
+def _adapt_modules(model: Module, tasks: list[_Task], axes: _Axes) -> None:
     """Let modules above and beside the layers know that ranks have parts."""
-    modules = [module for _, module in adapter.modules()]
+    modules: list[Any] = [module for _, module in model.named_modules()]
     if axes.tensor.size > 1:
         refuse_parts(modules, [task.entry for task in tasks])
     is_cut = any(axis.size > 1 for axis in axes.used)
-    if is_cut and adapter.framework == "torch":
-        layers_of("torch").watch_adapters(adapter.module)
+    if is_cut and framework_of(model).name == "torch":
+        layers_of("torch").watch_adapters(model)
     for module in modules:
         if getattr(module, "use_nested_tensor", False):  # torch's encoder, for its own kernels
             module.use_nested_tensor = False

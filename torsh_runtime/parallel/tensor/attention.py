@@ -18,6 +18,8 @@ from torsh_runtime.parallel.tensor.streams import drawing_part
 class _Heads(Layer):
     """What layers with heads have in common: `head_cuts`, where these are cut for the ranks."""
 
+    dropout: float
+
     head_cuts: tuple[int, ...]
 
     @property
@@ -46,6 +48,10 @@ class _Heads(Layer):
 
 class MultiheadAttention(_Heads):
     """A framework's layer of this name, whose heads are cut; its out_proj is Row's."""
+
+    embed_dim: int
+    num_heads: int
+    out_proj: Any
 
     @classmethod
     def shards(cls, plain: Any, entry: Attention, axis: Axis) -> dict[str, Shard]:
@@ -81,6 +87,9 @@ class ParallelAttention(_Heads):
     Where there are fewer of the latter than ranks, all ranks have their weights, use those that
     their own heads look at, and sum the gradients. The layers are q_proj, k_proj, v_proj, out_proj.
     """
+
+    k_proj: Any
+    v_proj: Any
 
     def __init__(
         self,

@@ -12,19 +12,20 @@ from torch import Tensor
 
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.modules import ModuleAdapter
+from torsh_runtime.framework import Module
 from torsh_runtime.parallel import regions
 
 _FUNCTION = "load_balancing_loss_func"
 _OPTIONS = ("num_experts", "num_experts_per_tok", "router_aux_loss_coef")
 
 
-def count_all_tokens(adapter: ModuleAdapter[Any], axis: Any) -> None:
+def count_all_tokens(model: Module, axis: Any) -> None:
     """Let models that add such a loss to theirs count the tokens of all ranks for it: it is no mean
     of those of parts of a batch."""
     if axis.ranks.tokens.world_size == 1:
         return
-    for _, module in adapter.modules():
+    module: Any  # one of transformers'
+    for _, module in model.named_modules():
         if hasattr(sys.modules.get(type(module).__module__), _FUNCTION) and _asks(module):
             module.register_forward_hook(_Balance(axis.ranks.tokens), with_kwargs=True)
 

@@ -9,7 +9,7 @@ from types import CodeType
 from typing import Any
 
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.modules import ModuleAdapter
+from torsh_runtime.framework import Module
 from torsh_runtime.parallel.tensor.plan import Column, Cut, Heads, Own, Part, Row, Shared, Summed
 
 _COUNTS = re.compile(r"(num|n)_?(\w+_)?heads?$")
@@ -25,13 +25,13 @@ _BEFORE = (
 """Methods that make a module, and compute nothing."""
 
 
-def check_plan(adapter: ModuleAdapter[Any], entries: Mapping[str, Any]) -> None:
+def check_plan(model: Module, entries: Mapping[str, Any]) -> None:
     """entries: of modules by their names. ConfigError for those that do not go together."""
-    modules = dict(adapter.modules())
+    modules = dict(model.named_modules())
     for where, entry in entries.items():
         above = entry.entry if isinstance(entry, Own) else None
         if isinstance(above, Summed):
-            _check_summed(adapter, where, modules, entries)
+            _check_summed(model, where, modules, entries)
             _check_features(where, modules[where], entry.parameters)
         if isinstance(above, Heads) and above.sequence_dim is not None:
             _check_gathered(where, above, entries)
@@ -40,7 +40,7 @@ def check_plan(adapter: ModuleAdapter[Any], entries: Mapping[str, Any]) -> None:
 
 
 def _check_summed(
-    adapter: ModuleAdapter[Any], where: str, modules: Mapping[str, Any], entries: Mapping[str, Any]
+    model: Module, where: str, modules: Mapping[str, Any], entries: Mapping[str, Any]
 ) -> None:
     """Whatever is used within such a module counts once for each rank, unless that is said."""
     shared: list[str] = []
@@ -57,7 +57,7 @@ def _check_summed(
         if isinstance(entry, Own) and isinstance(entry.entry, Shared | Part):
             shared.append(name)
         told = entry.parameters if isinstance(entry, Own) else {}
-        for parameter, _ in adapter.own_parameters(modules[name]):
+        for parameter, _ in modules[name].named_parameters(recurse=False):
             if parameter not in told and not any(_is_below(name, each) for each in shared):
                 raise ConfigError(
                     f"{where!r} is Summed(), and each rank would add its "

@@ -17,6 +17,8 @@ from torsh_runtime.parallel.tensor.plan import Column, Vocabulary
 class ColumnParallelEmbedding(Layer):
     """An Embedding of which each rank has some columns, as biases of its own heads."""
 
+    padding_idx: int | None
+
     @classmethod
     def shards(cls, plain: Any, entry: Column, axis: Axis) -> dict[str, Shard]:
         """See Layer."""
@@ -42,6 +44,8 @@ class VocabParallelEmbedding(Layer):
 
     weight: (own rows, embedding_dim).
     """
+
+    padding_idx: int | None
 
     def __init__(
         self,
@@ -69,8 +73,9 @@ class VocabParallelEmbedding(Layer):
         super().become(entry, axis, where, lie)
         self.rows = lie["weight"].shape[0]
         self.start, self.end = cuts(self.rows, axis.size)[axis.index :][:2]
-        is_here = self.padding_idx is not None and self.start <= self.padding_idx < self.end
-        self.own_padding = self.padding_idx - self.start if is_here else None
+        padding = self.padding_idx
+        is_here = padding is not None and self.start <= padding < self.end
+        self.own_padding = padding - self.start if padding is not None and is_here else None
 
     def forward(self, indices: Any) -> Any:
         """indices: integers of any shape. IndexError for those that are no rows."""

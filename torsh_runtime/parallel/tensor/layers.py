@@ -8,15 +8,16 @@ Parallelism", 2019, and, where each rank has a part of the sequence only, Korthi
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from importlib import import_module
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from torsh_runtime.comm.agreement import Attempt, agree
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.framework import framework_of
 from torsh_runtime.layout import Shard
 from torsh_runtime.parallel import regions
 from torsh_runtime.parallel.agreement import SAME_VALUES, values_told
@@ -32,7 +33,6 @@ from torsh_runtime.parallel.tensor.cuts import (
 )
 from torsh_runtime.parallel.tensor.parts import (
     Layouts,
-    adapted,
     keep_part,
     layouts,
 )
@@ -110,9 +110,15 @@ class Layer:
     where: str
     parameter_layouts: Layouts
 
-    if TYPE_CHECKING:
+    # What the framework's class has
 
-        def __getattr__(self, name: str) -> Any: ...
+    training: bool
+    weight: Any
+    _parameters: dict[str, Any]
+    parameters: Callable[..., Iterator[Any]]
+    named_parameters: Callable[..., Iterator[tuple[str, Any]]]
+    modules: Callable[..., Iterator[Any]]
+    named_modules: Callable[..., Iterator[tuple[str, Any]]]
 
     def __new__(cls, *arguments: Any, framework: str | None = None, **named: Any) -> Self:
         """One of a framework's: see layers_of()."""
@@ -155,16 +161,16 @@ class Layer:
 
     def _divide(self, entry: Any, mesh: Any) -> None:
         """Be a new layer's part, of which all ranks have made the whole."""
-        axis, adapter, where = axis_of(mesh), adapted(self), type(self).__name__
-        named = adapter.own_parameters(self)
-        said, lie = f"{entry} of {adapter.framework}", Layouts()
-        said += "".join(f", {name} of shape {adapter.shape(each)}" for name, each in named)
+        axis, where = axis_of(mesh), type(self).__name__
+        named = [*self.named_parameters(recurse=False)]
+        said, lie = f"{entry} of {framework_of(self).name}", Layouts()
+        said += "".join(f", {name} of shape {tuple(each.shape)}" for name, each in named)
         with Attempt() as attempt:
             lie = layouts(self, self.shards(self, entry, axis), axis)
-        told = {"options": [said], "values": values_told(adapter, named)}
+        told = {"options": [said], "values": values_told(named)}
         agree(axis.group, where, told, attempt.error, SAME_VALUES)
         for name, layout in lie.items():
-            keep_part(adapter, getattr(self, name), layout, axis, name)
+            keep_part(getattr(self, name), layout, axis, name)
         self.become(entry, axis, where, lie)
 
     def _check(self, tensor: Any, size: int, what: str) -> None:

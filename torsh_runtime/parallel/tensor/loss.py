@@ -11,11 +11,11 @@ import numpy as np
 
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.framework.operations import Operation
 from torsh_runtime.numpy_or_cupy import array_module
 from torsh_runtime.parallel import regions
 from torsh_runtime.parallel.agreement import digest
 from torsh_runtime.parallel.regions.arrays import Array, empty
-from torsh_runtime.parallel.regions.maps import Operation
 from torsh_runtime.parallel.tensor.axis import Axis, axis_of
 from torsh_runtime.parallel.tensor.cuts import cuts
 

@@ -35,6 +35,10 @@ class NormOnPart(_OnPart):
 class LayerNormOnPart(NormOnPart):
     """See NormOnPart."""
 
+    bias: Any
+    normalized_shape: tuple[int, ...]
+    eps: float
+
     def forward(self, input: Any) -> Any:
         """input: (…, *normalized_shape)."""
         weight, bias = self._shared(self.weight), self._shared(self.bias)
@@ -44,6 +48,9 @@ class LayerNormOnPart(NormOnPart):
 class RMSNormOnPart(NormOnPart):
     """See NormOnPart."""
 
+    normalized_shape: tuple[int, ...]
+    eps: Any
+
     def forward(self, input: Any) -> Any:
         """input: (…, *normalized_shape)."""
         weight = self._shared(self.weight)
@@ -52,6 +59,8 @@ class RMSNormOnPart(NormOnPart):
 
 class EmbeddingOnPart(_OnPart):
     """An Embedding of which each rank gets a part of the results, as those of positions."""
+
+    padding_idx: int | None
 
     def forward(self, indices: Any) -> Any:
         """indices: integers of any shape, the same on all ranks."""
@@ -63,6 +72,8 @@ class EmbeddingOnPart(_OnPart):
 
 class DropoutOnPart(_OnPart):
     """Dropout of a part of what it is for."""
+
+    p: float
 
     def forward(self, input: Any) -> Any:
         """input: of any shape."""

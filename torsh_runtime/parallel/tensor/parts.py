@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from torsh_runtime.comm.agreement import agree
+from torsh_runtime.framework import Tensor, framework_of
+from torsh_runtime.framework.parts import Part
 from torsh_runtime.layout import Shard, TensorLayout
-from torsh_runtime.modules import ModuleAdapter, adapter_class
-from torsh_runtime.modules.parts import Part
 from torsh_runtime.parallel.agreement import digest
 from torsh_runtime.parallel.layouts import cut
 from torsh_runtime.parallel.regions.arrays import copied
@@ -17,11 +17,6 @@ from torsh_runtime.parallel.tensor.axis import Axis
 CLIPPING = "tr.clip_grad_norm_(model, max_norm, mesh)"
 """How gradients are clipped of which ranks of a mesh have parts."""
 Layouts = dict[str, TensorLayout]
-
-
-def adapted(module: Any) -> ModuleAdapter[Any]:
-    """The module as parallel code sees it. TypeError for what is none."""
-    return adapter_class(module)(module)
 
 
 def layouts(module: Any, shards: Mapping[str, Shard], axis: Axis) -> Layouts:
@@ -33,22 +28,18 @@ def layouts(module: Any, shards: Mapping[str, Shard], axis: Axis) -> Layouts:
     }
 
 
-def keep_part(
-    adapter: ModuleAdapter[Any], parameter: Any, layout: TensorLayout, axis: Axis, name: str
-) -> None:
+def keep_part(parameter: Tensor, layout: TensorLayout, axis: Axis, name: str) -> None:
     """Let the parameter of this name have the values of this rank alone, in memory of their own."""
-    own = cut(adapter.values(parameter), layout.piece({axis.name: axis.index}))
-    adapter.set_values(parameter, copied(own))
-    mark_part(adapter, parameter, layout, axis, name)
+    own = cut(parameter.data, layout.piece({axis.name: axis.index}))
+    parameter.data = copied(own)
+    mark_part(parameter, layout, axis, name)
 
 
-def mark_part(
-    adapter: ModuleAdapter[Any], parameter: Any, layout: TensorLayout, axis: Axis, name: str
-) -> None:
+def mark_part(parameter: Tensor, layout: TensorLayout, axis: Axis, name: str) -> None:
     """Let the framework's functions know that it is a part."""
     shard = layout.axes[0][2]
     if axis.size > 1 and isinstance(shard, Shard):
-        adapter.mark(parameter, Part(name, axis.group, shard.dim, CLIPPING))
+        framework_of(parameter).mark(parameter, Part(name, axis.group, shard.dim, CLIPPING))
 
 
 def check_same_input(values: Any, axis: Axis, where: str) -> None:

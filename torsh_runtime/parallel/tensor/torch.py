@@ -30,7 +30,7 @@ from torsh_runtime.parallel.tensor.axis import Axis
 from torsh_runtime.parallel.tensor.balance import count_all_tokens as count_all_tokens
 from torsh_runtime.parallel.tensor.cuts import cuts
 from torsh_runtime.parallel.tensor.kinds import calls_forward, joined_class, output_dim
-from torsh_runtime.parallel.tensor.parts import Layouts, adapted, mark_part
+from torsh_runtime.parallel.tensor.parts import Layouts, mark_part
 from torsh_runtime.parallel.tensor.plan import (
     Attention,
     Block,
@@ -79,7 +79,7 @@ class _OfTorch:
         for name, layout in self.parameter_layouts.items():  # copies of parameters have no marks
             parameter = getattr(self, name)
             if marks_of(parameter) is None:
-                mark_part(adapted(self), parameter, layout, self.axis, f"{self.where}.{name}")
+                mark_part(parameter, layout, self.axis, f"{self.where}.{name}")
 
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, local_metadata: Any, *others: Any

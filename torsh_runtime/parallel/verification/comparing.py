@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from torsh_runtime.modules import ModuleAdapter
+from torsh_runtime.framework import Module
+from torsh_runtime.framework.models import kind_of, trained_parameters
 from torsh_runtime.parallel.verification.difference import Kind
 
 SMALL = 1e-3
@@ -62,9 +63,9 @@ def close(one: Any, other: Any, distance: float) -> bool:
     return bool(np.all((apart <= distance) | both_nan | (one == other)))
 
 
-def tolerance_of(adapter: ModuleAdapter[Any]) -> float:
+def tolerance_of(model: Module) -> float:
     """For a model, from the coarsest dtype among its parameters."""
-    kinds = [adapter.kind(each)[0] for _, each in adapter.parameters()]
+    kinds = [kind_of(each)[0] for _, each in trained_parameters(model)]
     return float(max(map(_precision, kinds), default=1e-16) ** 0.6)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from torsh_runtime.modules import adapter_class
+from torsh_runtime.framework import framework_of
 from torsh_runtime.parallel.streams import draws
 from torsh_runtime.parallel.verification.difference import Difference
 from torsh_runtime.parallel.verification.place import Place
@@ -20,8 +20,7 @@ FEWEST = 64
 @contextmanager
 def without_dropout(model: Any) -> Iterator[None]:
     """A block in which a model drops nothing."""
-    adapter = adapter_class(model)(model)
-    drops = [each for _, each in adapter.modules() if each.training and draws(each)]
+    drops = [each for _, each in model.named_modules() if each.training and draws(each)]
     for module in drops:
         module.training = False
     try:
@@ -39,7 +38,7 @@ def masks_that_differ(
     forward: calls the spread model. is_cut(name): whether ranks have parts of what that module
     returns.
     """
-    if spread.adapter.framework != "torch" or not any(place.of_all(bool(_drops(spread)))):
+    if framework_of(spread.module).name != "torch" or not any(place.of_all(bool(_drops(spread)))):
         return []
     own = _masks(spread, forward)
     everyone = place.of_all(own)

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from torsh_runtime.modules import ModuleAdapter
-from torsh_runtime.modules.base import leaves
+from torsh_runtime.framework import Module, framework_of
+from torsh_runtime.framework.trees import leaves
 
 
 class Key(NamedTuple):
@@ -55,7 +55,7 @@ class Recording:
 class Watched:
     """A model whose passes are recorded."""
 
-    adapter: ModuleAdapter[Any]
+    model: Module
     modules: Mapping[str, Any]
     """By name."""
     parameters: Mapping[str, Any]
@@ -73,7 +73,7 @@ def record(watched: Watched, run: Callable[[], float | None]) -> Recording:
             _watch(held, found, name, module, watched)
         found.loss = run()
     for name, parameter in watched.parameters.items():
-        gradient = watched.adapter.gradient(parameter)
+        gradient = parameter.grad
         if gradient is not None:
             found.of_parameters[name] = array_of(gradient)
     return found
@@ -81,9 +81,10 @@ def record(watched: Watched, run: Callable[[], float | None]) -> Recording:
 
 def _watch(held: ExitStack, found: Recording, name: str, module: Any, watched: Watched) -> None:
     calls: dict[Pass, int] = {}
+    framework = framework_of(watched.model)
 
     def note(_: Any, __: Any, returned: Any) -> None:
-        if watched.adapter.in_backward():  # checkpointing calls the module again
+        if framework.in_backward():  # checkpointing calls the module again
             return
         present = watched.present()
         call = calls[present] = calls.get(present, -1) + 1

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.modules import adapter_class
+from torsh_runtime.framework import framework_of
+from torsh_runtime.framework.models import all_parameters
 from torsh_runtime.parallel.streams import random_stream
 from torsh_runtime.parallel.verification.batches import Share
 from torsh_runtime.parallel.verification.comparison import elements, parts_of
@@ -47,9 +48,8 @@ class Runs:
 
     def whole(self, loss: Loss | None) -> Recording:
         """In one process; in the microbatches of a pipeline, if it is beside one."""
-        adapter = adapter_class(self._model)(self._model)
-        named = dict([*adapter.parameters(), *adapter.constants()])
-        watched = Watched(adapter, dict(adapter.modules()), named, Pass)
+        named = dict(all_parameters(self._model))
+        watched = Watched(self._model, dict(self._model.named_modules()), named, Pass)
         pipeline = self._spread.pipeline
         if pipeline is not None and loss is not None:
             place, count = self.share.place, pipeline.num_microbatches
@@ -95,7 +95,7 @@ class Runs:
         """A block in which both models draw the same random numbers: those of nn, of the whole
         batch; or none, for torch has other masks for parts, and rows are drawn by who has them."""
         is_whole = self.share.place.data_ranks == 1 and not self._spread.pipeline
-        is_nn = self._spread.adapter.framework == "nn"
+        is_nn = framework_of(self._spread.module).name == "nn"
         return random_stream("verify") if is_nn and is_whole else without_dropout(model)
 
     def _weighed(self, outputs: Any) -> Any:

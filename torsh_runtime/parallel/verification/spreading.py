@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from torsh_runtime.framework import Module
+from torsh_runtime.framework.models import all_parameters
 from torsh_runtime.layout import Piece
 from torsh_runtime.mesh.mesh import DeviceMesh
-from torsh_runtime.modules import ModuleAdapter, adapter_class
 from torsh_runtime.parallel.ddp import DistributedDataParallel
 from torsh_runtime.parallel.fsdp.wrapper import FullyShardedDataParallel, wrappers_of
 from torsh_runtime.parallel.layouts import cut, layouts_by_id, part_of
@@ -26,16 +27,15 @@ class Spread:
         """made: a module, or a PipelineParallel."""
         self.made, self._mesh = made, mesh
         self.pipeline = made if isinstance(made, PipelineParallel) else None
-        self.module = made.module if self.pipeline else made
-        self.adapter: ModuleAdapter[Any] = adapter_class(self.module)(self.module)
-        self._wrapped = [n for n, m in self.adapter.modules() if isinstance(m, WRAPPERS)]
+        self.module: Module = made.module if self.pipeline else made
+        self._wrapped = [n for n, m in self.module.named_modules() if isinstance(m, WRAPPERS)]
         self.modules = dict(self._modules())
-        named = [*self.adapter.parameters(), *self.adapter.constants()]
+        named = all_parameters(self.module)
         self.parameters = {self._plain(name): each for name, each in named}
 
     def watched(self) -> Watched:
         """For a recording."""
-        return Watched(self.adapter, self.modules, self.parameters, self._present)
+        return Watched(self.module, self.modules, self.parameters, self._present)
 
     def pieces(self) -> dict[str, Piece]:
         """What this rank has of each parameter of the whole model."""
@@ -43,14 +43,14 @@ class Spread:
         parts = {key: p for each in wrappers_of(self.module) for key, p in each.pieces().items()}
         found = {}
         for name, parameter in self.parameters.items():
-            shape = self.adapter.shape(parameter)
+            shape = tuple(parameter.shape)
             part, layout = parts.get(id(parameter), Piece.whole(shape)), layouts.get(id(parameter))
             found[name] = part if layout is None else part_of(name, layout, self._mesh, part)
         return found
 
     def averaged(self) -> set[str]:
         """The parameters whose gradients a wrapper averages."""
-        modules = [module for _, module in self.adapter.modules()]
+        modules = [module for _, module in self.module.named_modules()]
         around = [each for module in modules for each in getattr(module, "parallel_wrappers", ())]
         wrapped = [each.module for each in (*modules, *around) if isinstance(each, WRAPPERS)]
         within = {id(parameter) for each in wrapped for parameter in each.parameters()}
@@ -59,9 +59,9 @@ class Spread:
     def set_gradients(self, arrays: Mapping[str, Any]) -> None:
         """Let parameters of these names have them."""
         for name, array in arrays.items():
-            gradient: Any = self.adapter.gradient(self.parameters[name])
+            gradient = self.parameters[name].grad
             is_tensor = hasattr(gradient, "new_tensor")
-            self.adapter.copy(gradient, gradient.new_tensor(array) if is_tensor else array)
+            gradient.data[...] = gradient.new_tensor(array) if is_tensor else array
 
     def _present(self) -> Pass:
         step = self.pipeline.present if self.pipeline else None
@@ -71,8 +71,9 @@ class Spread:
 
     def _modules(self) -> Iterator[tuple[str, Any]]:
         """Those that the whole model has as well, and that are not within a part of a sum."""
-        summed = [f"{n}." for n, m in self.adapter.modules() if getattr(m, "sums_parts", False)]
-        for name, module in self.adapter.modules():
+        modules = [*self.module.named_modules()]
+        summed = [f"{n}." for n, m in modules if getattr(m, "sums_parts", False)]
+        for name, module in modules:
             if name.startswith(tuple(summed)):
                 continue
             if name not in self._wrapped and not (self.pipeline and name == ""):

@@ -9,7 +9,6 @@ from typing import Any
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.mesh.mesh import DeviceMesh
-from torsh_runtime.modules import adapter_class
 from torsh_runtime.parallel.groups import group_of
 from torsh_runtime.parallel.pipeline.wrapper import AXIS
 from torsh_runtime.parallel.tensor import parallelize
@@ -84,7 +83,7 @@ def verify(
     whole = runs.whole(loss)
     found = Comparison(spread, runs.share, whole, runs.spread(loss, step))
     pairs = [*found.pairs(norm, is_reduced=step is not None)]
-    rate = tolerance_of(adapter_class(model)(model)) if tolerance is None else tolerance
+    rate = tolerance_of(model) if tolerance is None else tolerance
     masks = masks_that_differ(spread, runs.forward, place, found.is_cut)
     differences = *masks, *judged(pairs, place, rate)
     compared = {order for rows in place.of_all([pair.order for pair in pairs]) for order in rows}

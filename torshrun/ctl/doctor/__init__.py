@@ -1,4 +1,4 @@
-"""torshctl doctor: what of this host, its network and its stores would keep jobs from running.
+"""Implements torshctl doctor, which finds what would keep jobs from running on this host.
 
-Each area has facts, gathered within a deadline, and a pure check that makes findings of them.
+Each area gathers facts within a deadline, and derives findings from them by a pure check.
 """

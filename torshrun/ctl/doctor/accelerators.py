@@ -1,4 +1,4 @@
-"""The GPUs: those that a framework would see, and what their driver says about them."""
+"""Examines the GPUs that a framework would see, and what their driver reports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torshrun.text import size
 from torshrun.topology.gpus import Gpu, pci_numa_node, visible
 
 _IN_USE = 1 << 30
-"""Bytes of a GPU's memory that somebody uses."""
+"""Bytes of a GPU's memory from which on it counts as used by another process."""
 _NVML = """
 import pynvml as nvml
 nvml.nvmlInit()
@@ -39,29 +39,29 @@ _FORMAT = "--format=csv,noheader,nounits"
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One, as its driver describes it."""
+    """Describes one GPU as its driver reports it."""
 
     name: str
     memory: int
     """Bytes."""
     used: int
     errors: int = 0
-    """Of its memory that could not be corrected, since the machine was started."""
+    """Uncorrected memory errors since the machine was started."""
 
 
 @dataclass(frozen=True, slots=True)
 class Accelerators:
     usable: tuple[Gpu, ...]
-    """Those that a framework started here would see."""
+    """GPUs that a framework started here would see."""
     nodes: tuple[int | None, ...]
     """The NUMA node of each."""
     listed: str | None
-    """CUDA_VISIBLE_DEVICES."""
+    """The value of CUDA_VISIBLE_DEVICES."""
     source: str
-    """What told about the cards; "" if nothing could be asked."""
+    """The library or program that described the cards. Empty if there is none."""
     cards: tuple[Card, ...]
     failure: str
-    """Why it did not tell; "" if it did."""
+    """The reason why it failed. Empty if it did not."""
 
 
 def gather(environ: Mapping[str, str], seconds: float, root: Path = ROOT) -> Accelerators:
@@ -87,7 +87,10 @@ def _from_nvml(probed: Probed) -> tuple[tuple[Card, ...], str]:
 
 
 def _from_table(probed: Probed) -> tuple[tuple[Card, ...], str]:
-    """Of lines like "NVIDIA H100, 81559, 4, 0"; memory is in MiB, unknown numbers are [N/A]."""
+    """Parse lines such as "NVIDIA H100, 81559, 4, 0".
+
+    Memory is in MiB, and unknown numbers are [N/A].
+    """
     if probed.outcome != "ok":
         return (), probed.said.strip().rpartition("\n")[2]
     lines = [line.rsplit(",", 3) for line in probed.said.splitlines() if line.count(",") >= 3]
@@ -106,8 +109,8 @@ def check(facts: Accelerators) -> Iterator[Finding]:
         yield warning(
             "CUDA_VISIBLE_DEVICES",
             f"{facts.listed}: no GPU of that name can be used here",
-            "Unset it, or name GPUs that there are (nvidia-smi -L); a list ends before its first "
-            "wrong entry.",
+            "Unset it, or name existing GPUs (nvidia-smi -L); a list ends before its first invalid "
+            "entry.",
         )
     if not (facts.usable or facts.cards):
         yield ok("GPUs", "none")
@@ -123,7 +126,7 @@ def _usable(facts: Accelerators) -> Finding:
     if not facts.usable:
         return warning(
             "GPUs",
-            f"{len(facts.cards)} there, none usable by this process",
+            f"{len(facts.cards)} present, none usable by this process",
             "See CUDA_VISIBLE_DEVICES and who may open /dev/nvidia*.",
         )
     return ok("GPUs", f"{len(facts.usable)} usable ({names}){where}")
@@ -133,7 +136,7 @@ def _cards(facts: Accelerators) -> Iterator[Finding]:
     if not facts.source:
         yield note(
             "GPU details",
-            "not asked for",
+            "not queried",
             "pip install nvidia-ml-py, or put nvidia-smi on the path, to see memory and errors.",
         )
     elif facts.failure:
@@ -150,7 +153,7 @@ def _cards(facts: Accelerators) -> Iterator[Finding]:
 def _card(what: str, card: Card) -> Finding:
     value = f"{card.name}, {size(card.memory)}, {size(card.used)} in use"
     if card.errors:
-        errors = f"{value}, {card.errors} errors of memory that could not be corrected"
+        errors = f"{value}, {card.errors} uncorrected memory errors"
         return problem(what, errors, "Leave it out (CUDA_VISIBLE_DEVICES) and have it replaced.")
     if card.used > _IN_USE:
         return note(what, value, "Another process uses it: nvidia-smi names it.")

@@ -1,4 +1,4 @@
-"""Calls that may hang, each in a thread of its own that nobody waits for after the deadline."""
+"""Makes calls that may hang in threads that are abandoned after a deadline."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ T = TypeVar("T")
 
 
 def all_within(seconds: float, calls: Mapping[K, Callable[[], T]]) -> dict[K, T | Exception]:
-    """What each call returned or raised, all made at once; TimeoutError for those that were not
-    done in time. The threads of those stay until their calls return, or the process ends.
+    """Make all calls at once and return what each returned or raised.
+
+    Calls not done within `seconds` give a TimeoutError. Their threads stay until the calls return,
+    or the process ends.
     """
     answers: SimpleQueue[tuple[K, T | Exception]] = SimpleQueue()
     for key, call in calls.items():

@@ -1,5 +1,6 @@
-"""The environment variables that jobs read, and which of them are suspicious; and the schedulers
-that have left theirs. Values of secrets are never told.
+"""Examines the environment variables that jobs read, and those that schedulers have set.
+
+Values of secrets are never shown.
 """
 
 from __future__ import annotations
@@ -28,26 +29,26 @@ _SECRET = re.compile(
     re.IGNORECASE,
 )
 _LONGEST = 120
-"""Characters of a value that are shown."""
+"""The most characters of a value that are shown."""
 _LONGEST_MISTAKE = 400
-"""Characters of what is wrong with it that are shown."""
+"""The most characters of an error message about it that are shown."""
 _KNOWN = re.compile(
-    r"TORSH_(SECRET|REQUIRE_SECRET|ETCD_USER|ETCD_PASSWORD|WORKER_SECRET|COMMIT_MEMORY|ENDS_AT|ROUND"
+    r"TORSH_(SECRET|REQUIRE_SECRET|ETCD_USER|ETCD_PASSWORD|WORKER_SECRET|COMMIT_MEMORY|ENDS_AT|LOG|ROUND"
     r"|METRICS_AT|SCRATCH|STATUS_FILE|STORE_ENDPOINT|SOCKET_IFNAME|SOCKET_STREAMS|TUNING|TUNE_ALLOCATOR"
     r"|SHARE_ARRAYS|ALGORITHM|HEARTBEAT|LOCAL_RANK|RUN_ID|KEEPER_SCRATCH|RECORDER|PARK|IMPORTS"
-    r"|STACK_FILE)"
+    r"|STACK_FILE|LOG)"
 )
-"""Variables besides the options' that torshrun, its workers and the runtime read."""
+"""Variables that torshrun, its workers and the runtime read besides those of options."""
 _PLACES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "LOCAL_WORLD_SIZE")
 
 
 class Scheduler(NamedTuple):
-    """Who gives a job its nodes, by a variable that only it sets."""
+    """Describes a scheduler by a variable that only it sets."""
 
     name: str
     variable: str
     nodes: str
-    """The variable that says how many nodes or ranks there are; "" is none."""
+    """The variable with the number of nodes or ranks. Empty if there is none."""
 
 
 SCHEDULERS = (
@@ -64,15 +65,15 @@ SCHEDULERS = (
 @dataclass(frozen=True, slots=True)
 class Environment:
     variables: Mapping[str, str]
-    """All of them; only relevant ones are shown."""
+    """The whole environment, of which only relevant variables are shown."""
     processors: int
-    """That this process may use."""
+    """The number of processors that this process may use."""
     hosts: tuple[str, ...]
-    """Those that jobs connect to by HTTP: etcd's."""
+    """Hosts that jobs connect to by HTTP, which are those of etcd."""
     preloaded: Mapping[str, bool]
-    """The files of LD_PRELOAD, and whether they are there."""
+    """The files of LD_PRELOAD, and whether they exist."""
     options: Mapping[str, OptionVariable]
-    """The variables among them that stand for an option of torshrun's."""
+    """The variables that set an option of torshrun."""
 
 
 def gather(variables: Mapping[str, str], processors: int, hosts: tuple[str, ...]) -> Environment:
@@ -102,7 +103,10 @@ def _schedulers(variables: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def shown_value(name: str, value: str) -> str:
-    """The variable's value as it may be shown: no secret, no password of a URL, not at length."""
+    """Return the variable's value as it may be shown.
+
+    Secrets and passwords in URLs are hidden, and long values are cut.
+    """
     if _SECRET.search(name) or (name.endswith("_RDZV_ENDPOINT") and "@" in value):
         return "(set, not shown)" if value else "(empty)"
     return _shortened(re.sub(r"(://)[^/@\s]*@", r"\1…@", value), _LONGEST)
@@ -124,9 +128,13 @@ def _judge(name: str, facts: Environment) -> Finding:
 
 
 def _judge_option(name: str, value: str, shown: str, found: OptionVariable) -> Finding:
-    told = f"{shown or '(empty, as good as not set)'}, for {found.option.spellings[-1]}"
+    told = f"{shown or '(empty, the same as not set)'}, for {found.option.spellings[-1]}"
     if found.overruled_by:
-        return note(name, told, f"{found.overruled_by} is set, too, and counts: unset one of them.")
+        return note(
+            name,
+            told,
+            f"{found.overruled_by} is set, too, and takes precedence: unset one of them.",
+        )
     if not found.mistake:
         return ok(name, told)
     is_shown = shown == _shortened(value, _LONGEST)
@@ -139,7 +147,7 @@ def _judge_option(name: str, value: str, shown: str, found: OptionVariable) -> F
     )
 
 
-# ---- what is suspicious
+# ---- rules
 
 
 Rule = Callable[[str, str, Environment], Finding | None]
@@ -147,9 +155,9 @@ Rule = Callable[[str, str, Environment], Finding | None]
 
 def _left_over(name: str, value: str, facts: Environment) -> Finding | None:
     if facts.variables.get("TORCHELASTIC_RUN_ID"):
-        return None  # a worker's own environment
+        return None  # the environment of a worker
     if not re.fullmatch(r"[0-9]{1,9}", value):
-        return problem(name, value, f"It is no number: unset {name}.")
+        return problem(name, value, f"It is not a number: unset {name}.")
     return warning(
         name,
         value,
@@ -161,7 +169,7 @@ def _left_over(name: str, value: str, facts: Environment) -> Finding | None:
 def _threads(name: str, value: str, facts: Environment) -> Finding | None:
     first = value.partition(",")[0]
     if not re.fullmatch(r"[1-9][0-9]{0,5}", first):
-        return warning(name, value, f"It is no number of threads: unset {name}.")
+        return warning(name, value, f"It is not a number of threads: unset {name}.")
     if int(first) > facts.processors:
         return warning(
             name,
@@ -174,7 +182,9 @@ def _threads(name: str, value: str, facts: Environment) -> Finding | None:
 
 def _debug(name: str, value: str, facts: Environment) -> Finding | None:
     if value.upper() in ("INFO", "TRACE", "DETAIL"):
-        return note(name, value, f"It makes workers talk a lot, and slower: unset {name} later.")
+        return note(
+            name, value, f"It makes workers print a lot, and slows them down: unset {name} later."
+        )
     return None
 
 
@@ -183,24 +193,24 @@ def _switched_off(name: str, value: str, facts: Environment) -> Finding | None:
         return note(
             name,
             value,
-            "A fast way between GPUs is switched off; unset it unless it was set to get around a "
-            "fault of this machine.",
+            "A fast path between GPUs is switched off; unset it unless it works around a fault of "
+            "this machine.",
         )
     return None
 
 
 def _blocking(name: str, value: str, facts: Environment) -> Finding | None:
     if value == "1":
-        return note(name, value, "Good for finding errors, and slow: unset it for real runs.")
+        return note(name, value, "Useful for finding errors, but slow: unset it for real runs.")
     return None
 
 
 def _preload(name: str, value: str, facts: Environment) -> Finding | None:
     missing = [path for path, there in facts.preloaded.items() if not there]
     if missing:
-        return problem(name, value, f"{missing[0]} is not there: correct or unset LD_PRELOAD.")
+        return problem(name, value, f"{missing[0]} does not exist: correct or unset LD_PRELOAD.")
     return note(
-        name, value, "Every worker loads it first: leave it out when something cannot be explained."
+        name, value, "Every worker loads it first: unset it if something cannot be explained."
     )
 
 
@@ -216,7 +226,7 @@ def _no_gpu(name: str, value: str, facts: Environment) -> Finding | None:
 
 def _master(name: str, value: str, facts: Environment) -> Finding | None:
     if name == "MASTER_PORT" and not (re.fullmatch(r"[0-9]{1,5}", value) and int(value) < 65536):
-        return problem(name, value, "It is no port (1 to 65535): correct or unset it.")
+        return problem(name, value, "It is not a port (1 to 65535): correct or unset it.")
     if facts.variables.get("TORCHELASTIC_RUN_ID"):
         return None
     return note(
@@ -233,8 +243,8 @@ def _proxy(name: str, value: str, facts: Environment) -> Finding | None:
         return note(
             name,
             value,
-            f"torshrun's own client of etcd takes no proxy, other tools (etcdctl, curl) do: add "
-            f"{bare} to no_proxy for them.",
+            f"torshrun's etcd client uses no proxy, but other tools (etcdctl, curl) do: add {bare} "
+            "to no_proxy for them.",
         )
     return None
 
@@ -277,4 +287,6 @@ _RULES: tuple[tuple[str, Rule], ...] = (
     ("(?i:https?_proxy|all_proxy)", _proxy),
     ("(TORSH|PET)_.*", _unknown),
 )
-"""By the name of the variable, what finds fault with it; the first that does counts."""
+"""Patterns of names, each with the rule that judges the value. The first rule with a finding
+counts.
+"""

@@ -1,4 +1,4 @@
-"""Areas that are examined, all at once, and what became of each."""
+"""Examines several areas at once, and reports those that hang or fail."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ F = TypeVar("F")
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """One area: its name, and what finds out about it."""
+    """Holds the name of an area and the function that examines it."""
 
     area: str
     findings: Callable[[], tuple[Finding, ...]]
@@ -24,7 +24,7 @@ class Examination:
 def examination(
     area: str, gather: Callable[[], F], check: Callable[[F], Iterable[Finding]]
 ) -> Examination:
-    """One whose facts are gathered at the edge, and whose check is pure."""
+    """Return an examination whose facts are gathered by I/O, and whose check is pure."""
     return Examination(area, partial(_findings, gather, check))
 
 
@@ -35,7 +35,7 @@ def _findings(
 
 
 def examine(examinations: Sequence[Examination], seconds: float) -> dict[str, tuple[Finding, ...]]:
-    """The findings by area. An area that hangs or fails has one that says so."""
+    """Return the findings by area. An area that hangs or fails has a finding that says so."""
     found = all_within(seconds, {each.area: each.findings for each in examinations})
     return {area: _told(area, findings) for area, findings in found.items()}
 
@@ -43,11 +43,11 @@ def examine(examinations: Sequence[Examination], seconds: float) -> dict[str, tu
 def _told(area: str, found: tuple[Finding, ...] | Exception) -> tuple[Finding, ...]:
     if isinstance(found, TimeoutError):
         advice = (
-            "Something that was asked for does not answer: a file system, a driver, a name "
-            "server. See what hangs (ps shows D), or give it longer with --timeout."
+            "A file system, a driver or a name server does not answer. See what hangs (ps shows "
+            "D), or allow more time with --timeout."
         )
-        return (warning(f"looking at {area}", str(found), advice),)
+        return (warning(f"examining {area}", str(found), advice),)
     if isinstance(found, Exception):
-        told = f"could not be looked at: {type(found).__name__}: {found}"
+        told = f"could not be examined: {type(found).__name__}: {found}"
         return (warning(area, told, "See whether this process may read what it names."),)
     return found

@@ -1,4 +1,4 @@
-"""What the doctor found, and how much it matters."""
+"""Defines what the doctor finds, and how severe it is."""
 
 from __future__ import annotations
 
@@ -7,21 +7,23 @@ from typing import Literal, get_args
 
 Severity = Literal["ok", "note", "warning", "problem"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
-"""The least first. A problem keeps jobs from running; a warning may, or makes them slow; a note is
-worth knowing."""
+"""The severities, least first.
+
+A problem keeps jobs from running. A warning may do so, or makes them slow. A note is worth knowing.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """Describes one thing that was examined."""
 
     what: str
-    """What was looked at, in a few words."""
+    """The thing that was examined, in a few words."""
     value: str = ""
-    """What was seen, in one line for a person. It may hold what others wrote."""
+    """The result in one line for people. It may contain text of other programs."""
     severity: Severity = "ok"
     advice: str = ""
-    """What to do about it; empty only where there is nothing to be done."""
+    """The advice what to do about it. Empty only if nothing has to be done."""
 
     def __post_init__(self) -> None:
         if self.severity != "ok" and not self.advice:

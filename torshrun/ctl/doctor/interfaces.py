@@ -1,4 +1,4 @@
-"""The network interfaces, and at which address other nodes would be told to reach this one."""
+"""Examines the network interfaces, and the address that other nodes would use for this one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torshrun.ctl.doctor.finding import Finding, note, ok, problem, warning
 from torshrun.rendezvous.address import is_loopback, routable
 
 ANYWHERE = (Address("192.0.2.1", 9), Address("2001:db8::1", 9))
-"""Addresses of documentation: the way there is the way out."""
+"""Addresses reserved for documentation. The route to them is the default route."""
 CHOSEN_BY = ("TORSH_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 _SLOW = 1000  # Mb/s
 _OF_CONTAINERS = ("docker", "br-", "virbr", "cni", "flannel", "podman", "lxc")
@@ -24,22 +24,22 @@ class Interface:
     addresses: tuple[str, ...]
     is_up: bool
     speed: int
-    """Mb/s; 0 if it does not say."""
+    """Mb/s, or 0 if the interface does not report it."""
     mtu: int
-    """Bytes; 0 if unknown."""
+    """Bytes, or 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
     interfaces: tuple[Interface, ...]
     failure: str
-    """Why they could not be listed; "" if they could."""
+    """The reason why the interfaces could not be listed. Empty if they could."""
     chosen: str
-    """The address that others would be given; "" if there is no way out."""
+    """The address that other nodes would be given. Empty if there is no route."""
     towards: str
-    """What that is on the way to, for a person."""
+    """The destination of that route, for people."""
     named: Mapping[str, str]
-    """Those of CHOSEN_BY that are set."""
+    """The variables of CHOSEN_BY that are set."""
 
 
 def gather(endpoints: Sequence[Address], environ: Mapping[str, str]) -> Network:
@@ -98,7 +98,7 @@ def _chosen(facts: Network) -> Finding:
     if not facts.chosen:
         return warning(
             what,
-            f"none: there is no way to {facts.towards}",
+            f"none: there is no route to {facts.towards}",
             "See whether the network is up and the endpoint's name is right, or give this host's "
             "own address (torshrun --local-addr). Jobs of one node need none.",
         )
@@ -125,8 +125,10 @@ def _chosen(facts: Network) -> Finding:
 
 
 def _named(variable: str, wanted: str, interfaces: Sequence[Interface]) -> Iterator[Finding]:
-    """NCCL takes prefixes, "=" before exact names, "^" before those to leave out; the others take
-    names. Of several the first that exists counts.
+    """Yield a problem if the interface that a variable names does not exist.
+
+    NCCL takes prefixes, exact names after "=", and names to leave out after "^". The others take
+    names. If several are named, the first that exists counts.
     """
     if wanted.startswith("^") or not interfaces:
         return

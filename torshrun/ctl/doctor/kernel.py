@@ -1,5 +1,7 @@
-"""What the collectives and the agent ask of the kernel: anonymous files, pidfds, copying from each
-other's memory; and huge pages.
+"""Examines which features of the kernel may be used.
+
+The collectives and the agent need anonymous files, pidfds and copying from other processes' memory.
+They profit from huge pages.
 """
 
 from __future__ import annotations
@@ -23,15 +25,15 @@ _SECCOMP = "A seccomp filter or an old kernel forbids it: allow the call in the 
 class Kernel:
     release: str
     memfd: int
-    """errno of making an anonymous file; 0 if it works, as with the next two."""
+    """The errno of creating an anonymous file, or 0 if it works."""
     pidfd: int
-    """Of opening a pidfd."""
+    """The errno of opening a pidfd, or 0 if it works."""
     reads_memory: int
-    """Of process_vm_readv within this process."""
+    """The errno of process_vm_readv within this process, or 0 if it works."""
     ptrace_scope: int
-    """Yama's; -1 without Yama."""
+    """Yama's ptrace_scope, or -1 without Yama."""
     huge_pages: str
-    """The policy in brackets of transparent_hugepage/enabled; "" if there is none."""
+    """The policy in brackets of transparent_hugepage/enabled. Empty if there is none."""
 
 
 def gather(root: Path = ROOT) -> Kernel:
@@ -58,13 +60,16 @@ def _attempt(opening: Callable[[], int]) -> int:
 
 
 class _Piece(ctypes.Structure):
-    """struct iovec."""
+    """Represents a struct iovec in C."""
 
     _fields_ = [("start", ctypes.c_void_p), ("size", ctypes.c_size_t)]
 
 
 def _read_own_memory() -> int:
-    """Of itself every process may read; what forbids the call forbids this too."""
+    """Call process_vm_readv on this process and return its errno, or 0.
+
+    Every process may read its own memory. A filter that forbids the call forbids this, too.
+    """
     source, target = ctypes.create_string_buffer(8), ctypes.create_string_buffer(8)
     to, where = (_Piece(ctypes.addressof(each), 8) for each in (target, source))
     call = ctypes.CDLL(None, use_errno=True).process_vm_readv
@@ -77,8 +82,8 @@ def _read_own_memory() -> int:
 
 def check(facts: Kernel) -> Iterator[Finding]:
     yield ok("Linux", facts.release)
-    yield _needed("memfd_create", facts.memfd, "ranks of a node share memory by it")
-    yield _needed("pidfd_open", facts.pidfd, "lost ranks are found by it (Linux 5.3 and newer)")
+    yield _needed("memfd_create", facts.memfd, "ranks of a node need it to share memory")
+    yield _needed("pidfd_open", facts.pidfd, "it detects lost ranks (Linux 5.3 and newer)")
     yield _reading(facts)
     yield _huge_pages(facts)
 
@@ -98,13 +103,13 @@ def _reading(facts: Kernel) -> Finding:
         return warning(call, told, f"{_SECCOMP} (docker --cap-add SYS_PTRACE); {slower}.")
     if facts.ptrace_scope >= 2:
         told = f"Yama's ptrace_scope is {facts.ptrace_scope}: ranks may not use it"
-        return warning(call, told, f"sysctl -w kernel.yama.ptrace_scope=1 lets them; {slower}.")
+        return warning(call, told, f"sysctl -w kernel.yama.ptrace_scope=1 allows it; {slower}.")
     if facts.ptrace_scope == 1:
         return note(
             call,
             "works; Yama's ptrace_scope is 1",
-            "Start ranks by torshrun, which lets those of a node reach each other; ranks that are "
-            f"started by hand, torchrun or mpiexec cannot, and {slower}.",
+            "Start ranks with torshrun, which lets those of a node reach each other; ranks that "
+            f"are started by hand, torchrun or mpiexec cannot, and {slower}.",
         )
     return ok(call, "works")
 

@@ -1,4 +1,4 @@
-"""What this process may have: descriptors, locked memory, processes, core files (ulimit)."""
+"""Examines the resource limits (ulimit) of descriptors, locked memory, processes and core files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LITTLE_LOCKED = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Soft and hard limit of each; NO_LIMIT is none."""
+    """Holds the soft and hard limit of each resource. NO_LIMIT is none."""
 
     nofile: tuple[int, int]
     memlock: tuple[int, int]
@@ -55,8 +55,8 @@ def _files(soft: int, hard: int) -> Finding:
         return note(
             what,
             value,
-            "torshrun raises it to what is allowed; ranks that are started otherwise need ulimit "
-            "-n before them, if they are many.",
+            "torshrun raises it to what is allowed; if many ranks are started otherwise, raise "
+            "ulimit -n before.",
         )
     return ok(what, value)
 
@@ -80,8 +80,8 @@ def _processes(soft: int, hard: int) -> Finding:
         return note(
             what,
             value,
-            "Threads count, of all of this user's processes here: ulimit -u before large jobs, or "
-            "fewer threads (OMP_NUM_THREADS).",
+            "The threads of all of this user's processes count: raise ulimit -u before large jobs, "
+            "or use fewer threads (OMP_NUM_THREADS).",
         )
     return ok(what, value)
 

@@ -1,4 +1,6 @@
-"""Processors, memory, and what of both a container or a scheduler leaves to this process."""
+"""Examines processors and memory, and what a container or a scheduler leaves of them to this
+process.
+"""
 
 from __future__ import annotations
 
@@ -23,18 +25,18 @@ class Machine:
     allowed: frozenset[int]
     """Processors that this process may use."""
     online: int
-    """How many there are; 0 if the kernel does not say."""
+    """The number of processors, or 0 if the kernel does not report it."""
     quota: float
-    """How many processors' time it may use; infinite without a limit."""
+    """The number of processors whose time it may use. Infinite without a limit."""
     nodes: int
-    """NUMA nodes that those processors are in."""
+    """The number of NUMA nodes of those processors."""
     memory: int
-    """Bytes of the machine; 0 if unknown, as the next two."""
+    """Bytes of the machine, or 0 if unknown, as with the next two."""
     available: int
     memory_limit: int
-    """Bytes, the strictest of our control groups; 0 is none."""
+    """Bytes: the strictest limit of its control groups. 0 is none."""
     shm: int | None
-    """Bytes of /dev/shm; None if it is not there."""
+    """Bytes of /dev/shm, or None if it does not exist."""
     shm_free: int
     shm_is_writable: bool
 
@@ -63,7 +65,7 @@ def _kilobytes(text: str, name: str) -> int:
 
 
 def _memory_limit(root: Path) -> int:
-    """The strictest of our control groups."""
+    """Return the strictest memory limit of the control groups, in bytes. 0 is none."""
     found = (
         cgroups.memory_limit(cgroup) for path in cgroups.find("memory", root) for cgroup in path
     )
@@ -71,7 +73,7 @@ def _memory_limit(root: Path) -> int:
 
 
 def _file_system(path: Path) -> tuple[int, int] | None:
-    """Bytes of it and bytes that are free."""
+    """Return the size and the free space of the file system, in bytes."""
     try:
         found = os.statvfs(path)
     except OSError:
@@ -94,8 +96,8 @@ def _processors(facts: Machine) -> Finding:
         return note(
             "processors",
             value,
-            "This process may use a part of them only (taskset, a scheduler's binding, a cpuset): "
-            "ask for more if that is not meant.",
+            "This process may use only a part of them (taskset, a scheduler's binding, a cpuset): "
+            "ask for more if that is not intended.",
         )
     return ok("processors", value)
 
@@ -133,7 +135,7 @@ def _shm(facts: Machine) -> Finding:
         "more (docker --shm-size 8g; in Kubernetes an emptyDir with medium: Memory at /dev/shm)."
     )
     if facts.shm is None:
-        return warning("/dev/shm", "not there", advice)
+        return warning("/dev/shm", "does not exist", advice)
     value = f"{size(facts.shm)}, {size(facts.shm_free)} free"
     if not facts.shm_is_writable:
         return warning("/dev/shm", f"{value}, not writable for this user", advice)

@@ -1,4 +1,4 @@
-"""Name resolution both ways: this host's own name, and those of peers and endpoints."""
+"""Examines name resolution in both directions, for this host and for peers and endpoints."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torshrun.rendezvous.address import is_loopback
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """A name, and what became of looking it up."""
+    """Holds the result of looking up a name."""
 
     name: str
     addresses: tuple[str, ...]
     failure: str = ""
-    """Why there are no addresses; "" if there are."""
+    """The reason why there are no addresses. Empty if there are."""
     back: str = ""
-    """What the first address is called; "" if it has no name, or was not asked for."""
+    """The name of the first address. Empty if it has none, or was not looked up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,10 @@ class Names:
 
 
 def gather(others: Sequence[str], seconds: float) -> Names:
-    """A look-up gets so many seconds each way; `others` are hosts of peers and endpoints."""
+    """Look up the names, with `seconds` for each direction.
+
+    `others` are the hosts of peers and endpoints.
+    """
     own = socket.gethostname()
     names = [own, *dict.fromkeys(name for name in others if name != own)]
     there = all_within(seconds, {name: partial(_addresses, name) for name in names})
@@ -76,9 +79,9 @@ def _own(own: Lookup) -> Finding:
         return note(
             what,
             value,
-            "Only this host takes its name for that: as MASTER_ADDR, and where Gloo or MPI "
-            "announce it, other hosts are sent to themselves. Give its address in /etc/hosts "
-            "instead of 127.0.1.1, or name it by address.",
+            "The name means this address only here: as MASTER_ADDR, and where Gloo or MPI announce "
+            "it, other hosts would connect to themselves. Give its address in /etc/hosts instead "
+            "of 127.0.1.1, or name it by address.",
         )
     return ok(what, value)
 

@@ -1,4 +1,4 @@
-"""Variables that stand for torshrun's options: which one each is, and whether it can be read."""
+"""Finds the variables that set torshrun's options, and checks that they can be parsed."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ from torshrun.config.options import BY_VARIABLE, Option
 
 @dataclass(frozen=True, slots=True)
 class OptionVariable:
-    """One that is set."""
+    """Describes a variable that sets an option."""
 
     option: Option
     mistake: str
-    """What torshrun would say to it, with the value in it; "" if it takes it."""
+    """The error that torshrun would raise, with the value. Empty if the value is valid."""
     overruled_by: str
-    """The variable of the same option that counts in its place; "" is none."""
+    """The variable of the same option that takes precedence. Empty if none does."""
 
 
 def read(variables: Mapping[str, str]) -> Mapping[str, OptionVariable]:
-    """Those among these variables, by name. Looks for files and directories that they name."""
+    """Return the variables that set options, by name.
+
+    Checks whether files and directories that they name exist.
+    """
     return {
         name: OptionVariable(option, _mistake(option, variables[name]), _first(name, variables))
         for name, option in BY_VARIABLE.items()

@@ -1,4 +1,4 @@
-"""The ports that a job here would listen on: free, or held by whom."""
+"""Examines whether the ports that a job would listen on here are free, and what holds them."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from torshrun.rendezvous.address import resolve
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """One that something would listen on."""
+    """Describes a port that a job would listen on."""
 
     what: str
-    """By which name it is known."""
+    """The option or variable that sets it."""
     number: int
     obstacle: int
-    """errno of binding it; 0 if it is free."""
+    """The errno of binding it, or 0 if it is free."""
     holder: str = ""
-    """Who has it, for a sentence."""
+    """The process that holds it, in words."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ports:
     wanted: tuple[Port, ...]
     ephemeral: tuple[int, int]
-    """From which the kernel takes the ports of connections; (0, 0) if it does not say."""
+    """The range of ports for outgoing connections, or (0, 0) if unknown."""
 
 
 def gather(
@@ -42,7 +42,7 @@ def gather(
     rendezvous: RendezvousConfig | None,
     root: Path = ROOT,
 ) -> Ports:
-    """`master_port` is the option's."""
+    """Try to bind the ports. `master_port` is the value of the option."""
     wanted = dict(_wanted(environ, master_port, rendezvous))
     limits = read_text(root / "proc/sys/net/ipv4/ip_local_port_range").split()
     ephemeral = (int(limits[0]), int(limits[1])) if len(limits) == 2 else (0, 0)
@@ -64,7 +64,7 @@ def _wanted(
 
 
 def _is_here(host: str, port: int) -> bool:
-    """Whether the host's address is one of this host's."""
+    """Return whether the host has an address of this machine."""
     for family, (address, _) in resolve(host, port):
         with suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.bind((address, 0))
@@ -86,7 +86,7 @@ def _look(what: str, number: int) -> Port:
 def _holder(number: int) -> str:
     try:
         return listener(number)
-    except (OSError, RuntimeError):  # /proc/net is kept from this process
+    except (OSError, RuntimeError):  # this process may not read /proc/net
         return "a process that cannot be seen from here"
 
 
@@ -95,7 +95,7 @@ def check(facts: Ports) -> Iterator[Finding]:
     for port in facts.wanted:
         yield _one(port, is_ephemeral=first <= port.number <= last)
     if last:
-        yield ok("ports of connections", f"{first} to {last}")
+        yield ok("ports of outgoing connections", f"{first} to {last}")
 
 
 def _one(port: Port, *, is_ephemeral: bool) -> Finding:
@@ -120,7 +120,7 @@ def _one(port: Port, *, is_ephemeral: bool) -> Finding:
     if is_ephemeral:
         return note(
             what,
-            "free, but in the range of connections",
+            "free, but in the range of outgoing connections",
             "Any connection may take it before the job does: choose one outside the range "
             "(net.ipv4.ip_local_port_range), or none at all.",
         )

@@ -1,4 +1,4 @@
-"""What is tried in a process of its own: it may load heavy libraries, crash, or hang."""
+"""Runs probes in processes of their own, as they may load heavy libraries, crash, or hang."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 _MOST_SAID = 300
-"""Characters of what a failed one said last."""
+"""The most characters of the last line of a failed probe."""
 _MARK = "doctor-probe:"
 
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """What became of one."""
+    """Holds the outcome of a probe."""
 
     outcome: Literal["ok", "failed", "hung"]
     said: str = ""
-    """The last line that it wrote, or why it did not work."""
+    """The last line that it wrote, or the reason why it failed."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """What a Python probe reported."""
+    """The facts that a Python probe reported."""
 
 
 def python(code: str, seconds: float) -> Probed:
-    """Run code in this Python; it reports by calling report(name=value, ...)."""
+    """Run `code` in this Python. It reports facts by calling report(name=value, ...)."""
     whole = (
         "import ctypes, json, sys\n"
         "ctypes.CDLL(None).prctl(1, 9)\n"  # PR_SET_PDEATHSIG: it ends with the doctor
@@ -46,7 +46,7 @@ def python(code: str, seconds: float) -> Probed:
 
 
 def program(argv: Sequence[str], seconds: float, *, every_line: bool = False) -> Probed:
-    """Run a program, and kill it with what it started if it is not done in time."""
+    """Run a program. Kill it with its children if it is not done within `seconds`."""
     try:
         process = subprocess.Popen(
             argv,
@@ -63,7 +63,9 @@ def program(argv: Sequence[str], seconds: float, *, every_line: bool = False) ->
         try:
             said, _ = process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # not waited for yet, so the number is its own
+            os.killpg(
+                process.pid, signal.SIGKILL
+            )  # it was not reaped yet, so that its pid is not reused
             return Probed("hung", f"not done after {seconds:g} s")
     told = said if every_line else _last_line(said)
     if process.returncode == 0:

@@ -1,4 +1,4 @@
-"""What was found, for people and for programs. Pure."""
+"""Renders a report for people and for programs. Pure."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from torshrun.ctl.doctor.links.judgement import Link, Reduced
 from torshrun.text import printable
 
 SCHEMA = 1
-"""Of the JSON: it grows when a key is changed or goes, not when one is added."""
+"""The version of the JSON. It grows when a key changes or is removed, not when one is added."""
 _COLOURS: dict[Severity, str] = {"ok": "", "note": "36", "warning": "33", "problem": "31"}
 _ADVICE_INDENT = " " * 6
 _WIDEST = 34
-"""Columns for what was looked at; what is longer has a line of its own."""
+"""Columns for what was examined. Longer texts have a line of their own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
     host: str
     version: str
-    """torshrun's."""
+    """The version of torshrun."""
     areas: Mapping[str, Sequence[Finding]]
     links: Sequence[Link] = ()
     reduced: Sequence[Reduced] = ()
@@ -41,7 +41,7 @@ class Report:
 
 
 def in_json(report: Report) -> str:
-    """One object on one line; docs/doctor.md describes it."""
+    """Return the report as one JSON object on one line, as docs/doctor.md describes it."""
     content = {
         "schema": SCHEMA,
         "host": report.host,
@@ -80,7 +80,7 @@ def _reduced(each: Reduced) -> dict[str, object]:
 
 
 def in_words(report: Report, *, color: bool, width: int = 80) -> str:
-    """First what is wrong, the worst first, with what to do; then all of it by area."""
+    """Return what is wrong with advice, the worst first, then all findings by area."""
     lines = [*_summary(report, color), *_remarks(report, color, width), *_table(report, color)]
     return "".join(f"{line}\n" for line in lines)
 

@@ -1,4 +1,4 @@
-"""torshctl doctor's composition root: a request to a report and an exit code."""
+"""Composes torshctl doctor: carries out a request, and returns a report and an exit code."""
 
 from __future__ import annotations
 
@@ -40,37 +40,37 @@ AREAS = (
     *("environment", "etcd", "rendezvous", "links"),
 )
 PROBLEMS = 1
-"""The exit code when something is a problem."""
+"""The exit code if there is a problem."""
 _MARGIN = 2.0  # names are looked up in both directions
-"""How much longer an area may take than one of its probes or requests."""
+"""The factor by which an area may take longer than one of its probes or requests."""
 _WIDEST = 100
-"""Columns of advice, on a terminal that is wider."""
+"""The most columns of advice, even if the terminal is wider."""
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the doctor is to look at."""
+    """Holds what the doctor is to examine."""
 
     rendezvous: RendezvousConfig | None
-    """Where nodes are to meet; None if nothing says so."""
+    """The place where nodes rendezvous, or None if it is not given."""
     secret: str
     master_port: int | None
     peers: tuple[Address, ...]
     all_pairs: bool
     network_check: bool
     seconds: float
-    """What a probe, a look-up or a request may take."""
+    """Seconds that a probe, a look-up or a request may take."""
     only: frozenset[str] = frozenset()
-    """The areas to look at; none is all."""
+    """The areas to examine. Empty is all."""
 
     def includes(self, area: str) -> bool:
         return not self.only or area in self.only
 
 
 def parse_areas(text: str) -> frozenset[str]:
-    """ConfigError if there is no such area."""
+    """Parse the names of areas. Raises ConfigError if one is unknown."""
     found = frozenset(filter(None, (part.strip() for part in text.split(","))))
     for area in sorted(found - set(AREAS)):
         raise ConfigError(f"--only: {area!r} is not one of {', '.join(AREAS)}")
@@ -78,7 +78,7 @@ def parse_areas(text: str) -> frozenset[str]:
 
 
 def parse_peers(text: str) -> tuple[Address, ...]:
-    """ConfigError if they are no hosts with ports."""
+    """Parse the addresses of peers. Raises ConfigError if one is not HOST:PORT, or repeated."""
     found = values.endpoints(text)
     if any(each.scheme or not each.port for each in found):
         raise ConfigError("--peers: each is HOST:PORT, where torshctl doctor --serve runs")
@@ -89,10 +89,12 @@ def parse_peers(text: str) -> tuple[Address, ...]:
 
 
 def diagnose(wanted: Wanted, environ: Mapping[str, str], say: Say) -> Report:
-    """Look at everything; takes as long as the slowest area, and the links after them. ConfigError
-    if there is nothing to look at.
+    """Examine all areas, and then the links.
+
+    That takes as long as the slowest area, plus the links. Raises ConfigError if there is nothing
+    to examine.
     """
-    stages = _local(wanted, environ), _stores(wanted)  # what is timed comes when nothing else runs
+    stages = _local(wanted, environ), _stores(wanted)  # timed requests come when nothing else runs
     planned = [[each for each in stage if wanted.includes(each.area)] for stage in stages]
     measures_links = bool(wanted.peers) and wanted.includes("links")
     if not (any(planned) or measures_links):
@@ -146,7 +148,7 @@ def _stores(wanted: Wanted) -> list[Examination]:
 
 
 def show(report: Report, *, as_json: bool, environ: Mapping[str, str]) -> int:
-    """Print it; the exit code."""
+    """Print the report and return the exit code."""
     plain = environ.get("NO_COLOR") or environ.get("TERM") == "dumb"
     color = sys.stdout.isatty() and not plain
     width = min(shutil.get_terminal_size().columns, _WIDEST)

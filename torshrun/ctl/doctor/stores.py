@@ -1,4 +1,4 @@
-"""The store where nodes are to meet: whether it answers, how fast, and how well it is."""
+"""Examines the store where nodes rendezvous: whether it answers, how fast, and its condition."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from torshrun.rendezvous.meeting import join
 from torshrun.text import size
 
 READS = 11
-"""Linearizable reads, whose median round trip is told."""
+"""The number of linearizable reads whose median round trip is reported."""
 _SLOW = 0.1
-"""Seconds for one from which on a ttl of a few seconds becomes risky."""
+"""Seconds of a round trip from which on a ttl of a few seconds becomes risky."""
 _FULL = 1.6 * (1 << 30)
-"""Bytes of a database: etcd's default quota is 2 GiB."""
+"""Bytes of a database from which on to warn. etcd's default quota is 2 GiB."""
 _READ = {"key": "dG9yc2gv"}  # "torsh/"
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One endpoint of etcd, asked by itself."""
+    """Holds what one endpoint of etcd answered."""
 
     address: str
     failure: str = ""
-    """Why it did not answer; "" if it did."""
+    """The reason why it did not answer. Empty if it did."""
     latency: float = 0.0
-    """Seconds, the median of linearizable reads; 0 if they failed."""
+    """Seconds: the median of linearizable reads. 0 if they failed."""
     read_failure: str = ""
-    """Why they failed."""
+    """The reason why they failed."""
     version: str = ""
     cluster: str = ""
-    """The cluster's id, as text."""
+    """The id of the cluster, as text."""
     has_leader: bool = False
     database: int = 0
-    """Bytes."""
+    """Bytes of the database."""
     alarms: tuple[str, ...] = ()
 
 
@@ -53,11 +53,11 @@ class Member:
 class Etcd:
     members: tuple[Member, ...]
     password_in_clear: tuple[str, ...]
-    """Endpoints to which a password goes unencrypted."""
+    """Endpoints to which a password is sent unencrypted."""
 
 
 def gather_etcd(config: RendezvousConfig, seconds: float) -> Etcd:
-    """Ask each endpoint for itself, all at once; a request may take so many seconds."""
+    """Ask all endpoints at once, each on its own, with `seconds` for each request."""
     configs = [_one(endpoint, config.access, seconds) for endpoint in config.endpoints]
     clear = [str(address) for each in configs for address in each.password_in_clear()]
     return Etcd(tuple(asyncio.run(_ask_all(configs))), tuple(clear))
@@ -95,7 +95,10 @@ async def _ask(config: EtcdConfig) -> Member:
 
 
 async def _asked(name: str, gateway: Gateway) -> Member:
-    """StoreError if it does not even tell its status."""
+    """Ask an endpoint for its status, latency and alarms.
+
+    Raises StoreError if it does not even report its status.
+    """
     status = await _call(gateway, "maintenance/status", {})
     latency, failure = 0.0, ""
     try:
@@ -115,7 +118,7 @@ async def _asked(name: str, gateway: Gateway) -> Member:
 
 
 def _brief(error: StoreError) -> str:
-    """Of a request that was given up only what happened last: the member is known."""
+    """Return the last failure of a request that was given up, without the name of the member."""
     found = re.search(r"(no answer within .* s) \(last: \S+: (.*)\)\. ", str(error))
     return f"{found[1]}: {found[2]}" if found else str(error)
 
@@ -136,7 +139,7 @@ async def _latency(gateway: Gateway) -> float:
 
 async def _alarms(gateway: Gateway) -> tuple[str, ...]:
     found: Any = []
-    with suppress(StoreError):  # only etcd's root may ask where there are users
+    with suppress(StoreError):  # with authentication enabled only etcd's root may ask
         found = (await _call(gateway, "maintenance/alarm", {"action": "GET"})).get("alarms")
     return tuple(str(alarm.get("alarm")) for alarm in found or () if isinstance(alarm, dict))
 
@@ -172,7 +175,7 @@ def _member(member: Member) -> Finding:
         return warning(
             what,
             member.failure,
-            "See that etcd runs there, that its client port can be reached from here, and that "
+            "Check that etcd runs there, that its client port can be reached from here, and that "
             "cacert, cert, key, user and password are right.",
         )
     value = f"version {member.version}, database {size(member.database)}"
@@ -221,7 +224,7 @@ def _cluster(members: Sequence[Member]) -> Finding:
         return note(
             what,
             value,
-            "Jobs end when it dies for long: name all members of a cluster of three.",
+            "Jobs end if it stays down: name all members of a cluster of three.",
         )
     return ok(what, value)
 
@@ -233,9 +236,9 @@ def _cluster(members: Sequence[Member]) -> Finding:
 class Served:
     endpoint: str
     outcome: str
-    """"" if it answers, "nobody" if nobody listens, else why it does not."""
+    """Empty if it answers, "nobody" if nothing listens, else the reason why it fails."""
     latency: float = 0.0
-    """Seconds, the median of reads."""
+    """Seconds: the median of reads."""
     has_secret: bool = False
 
 
@@ -266,16 +269,16 @@ async def _visit(config: RendezvousConfig, seconds: float) -> float:
 def check_served(facts: Served) -> Iterator[Finding]:
     what = f"store at {facts.endpoint}"
     if facts.outcome == "nobody":
-        yield ok(what, "nobody serves it yet: the agent of that host will")
+        yield ok(what, "not served yet: the agent of that host will serve it")
     elif facts.outcome:
         yield problem(
             what,
             facts.outcome,
             "Give the secret of the job that runs there (--secret-file), another port if that is "
-            "no job of torshrun's, or open the way to it (firewall).",
+            "not a job of torshrun, or open the firewall.",
         )
     else:
-        yield ok(what, f"a job meets there; a read takes {1000 * facts.latency:.2f} ms")
+        yield ok(what, f"a job uses it; a read takes {1000 * facts.latency:.2f} ms")
     if not facts.has_secret:
         yield note(
             "the job's secret",

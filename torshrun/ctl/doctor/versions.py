@@ -1,4 +1,4 @@
-"""Which versions there are of Python, of torshrun and of what jobs use, and whether they load."""
+"""Examines the versions of Python, torshrun and the libraries of jobs, and whether they load."""
 
 from __future__ import annotations
 
@@ -54,30 +54,30 @@ _LOADED = {
     "mpi4py": "import mpi4py\nfrom mpi4py import MPI\n"
     "report(version=mpi4py.__version__, library=MPI.Get_library_version().split(chr(0))[0])",
 }
-"""What is loaded in a process of its own, and reports."""
+"""Code that loads a library in a process of its own, and reports its version."""
 _LISTED = {
     "CUDA runtime": r"nvidia-cuda-runtime(-cu\d+)?",
     "NCCL": r"nvidia-nccl-cu\d+",
     "nccl4py": "nccl4py",
 }
-"""What is only looked up among the installed distributions, by their names."""
+"""Patterns of distributions whose installed versions are only looked up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Versions:
     python: str
     installed: Mapping[str, str]
-    """Version of each installed distribution, by its normalized name."""
+    """The version of each installed distribution, by normalized name."""
     driver: str
-    """Of the NVIDIA driver in the kernel; "" if none is loaded."""
+    """The version of the NVIDIA driver in the kernel. Empty if none is loaded."""
     mpiexec: Probed | None
-    """What mpiexec --version said; None if there is none."""
+    """The output of mpiexec --version, or None if there is none."""
     loaded: Mapping[str, Probed | None]
-    """What became of loading these; None is what is not installed."""
+    """The outcome of loading each library. None is not installed."""
 
 
 def gather(seconds: float, root: Path = ROOT) -> Versions:
-    """Each probe gets so many seconds, and all run at once."""
+    """Run all probes at once, with `seconds` for each."""
     wanted = {name: code for name, code in _LOADED.items() if _is_there(name)}
     calls = {name: partial(probes.python, code, seconds) for name, code in wanted.items()}
     mpiexec = shutil.which("mpiexec")
@@ -119,7 +119,7 @@ def check(facts: Versions) -> Iterator[Finding]:
             yield ok(name, ", ".join(found))
     if facts.mpiexec:
         version = re.search(r"\d+\.\d[\w.]*", facts.mpiexec.said)
-        yield ok("mpiexec", version[0] if version else "there; it does not tell its version")
+        yield ok("mpiexec", version[0] if version else "present; it does not report its version")
     yield ok("etcd client", "torshrun's own, over etcd's HTTP gateway (etcd >= 3.4)")
 
 
@@ -128,7 +128,7 @@ def _core(probed: Probed | None) -> Finding:
         "install torshrun again for this Python: pip install --force-reinstall . in its source"
     )
     if probed is None or probed.outcome != "ok":
-        said = probed.said if probed else "not looked at"
+        said = probed.said if probed else "not examined"
         return problem(
             CORE, f"does not load: {said}", f"Workers cannot use collectives; {reinstall}."
         )
@@ -170,7 +170,7 @@ def _driver(facts: Versions) -> Finding:
         return problem(
             what,
             f"{facts.driver}, and torch (CUDA {seen['cuda']}) sees no GPU",
-            "The driver may be too old for that CUDA, or the devices are kept from this process: "
+            "The driver may be too old for that CUDA, or the devices are hidden from this process: "
             "see nvidia-smi, CUDA_VISIBLE_DEVICES and how the container was started (--gpus all).",
         )
     if seen.get("cuda") and not facts.driver:

@@ -1,1 +1,3 @@
-"""torshctl render: one job file becomes the script or manifest that a scheduler or cloud takes."""
+"""Implements torshctl render, which turns a job file into a script or manifest for a scheduler or
+cloud.
+"""

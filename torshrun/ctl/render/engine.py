@@ -1,4 +1,4 @@
-"""Jinja2, set up so that a template can write nothing that is not quoted, or not there."""
+"""Sets up Jinja2 so that a template can only write values that are defined and quoted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MEBIBYTE = 1024 * 1024
 
 
 def fill(template: str, facts: Mapping[str, Any]) -> str:
-    """The text of a template of this package."""
+    """Return the text of a template of this package, filled with `facts`."""
     return _environment().get_template(template).render(facts)
 
 
@@ -33,7 +33,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        autoescape=False,  # quoting is per language, and finalize insists on it
+        autoescape=False,  # each language has its own quoting, which finalize requires
     )
     environment.filters = {
         "clock": _clock,
@@ -64,7 +64,7 @@ def _expanded_later_block(text: str, indent: int) -> Quoted:
 
 
 def _minutes(seconds: int) -> int:
-    """Rounded up."""
+    """Return the minutes, rounded up."""
     return -(-seconds // 60)
 
 
@@ -79,5 +79,5 @@ def _hours_and_minutes(seconds: int) -> Quoted:
 
 
 def _mebibytes(size: int) -> int:
-    """Rounded up."""
+    """Return the mebibytes, rounded up."""
     return -(-size // _MEBIBYTE)

@@ -1,4 +1,4 @@
-"""A job file as the templates see it: a ClusterJob, valid before anything is written."""
+"""Reads a job file as the templates use it: a ClusterJob, validated before anything is written."""
 
 from __future__ import annotations
 
@@ -16,65 +16,65 @@ from torshrun.config.values import Nodes
 from torshrun.ctl.render.keys import SECTIONS, read_section
 
 _MARGIN = 15
-"""Seconds that torshrun has after its workers' end, before it is killed itself."""
+"""Seconds that torshrun has after its workers' end before it is killed as well."""
 _NOT_RENDERED = {
-    "local_addr": "it is another on each node; torshrun finds it",
-    "master_addr": "the nodes meet where the rendered file says, or at rdzv_endpoint",
-    "master_port": "the nodes meet where the rendered file says, or at rdzv_endpoint",
-    "node_rank": "it is another on each node",
+    "local_addr": "it differs on each node; torshrun finds it",
+    "master_addr": "the nodes rendezvous where the rendered file says, or at rdzv_endpoint",
+    "master_port": "the nodes rendezvous where the rendered file says, or at rdzv_endpoint",
+    "node_rank": "it differs on each node",
     **dict.fromkeys(
         ("hostfile", "include", "exclude", "ssh_command", "remote_python", "export"),
         "the scheduler starts torshrun on each node, and not ssh",
     ),
-    "scheduler": "torshrun finds it by itself where the rendered file runs",
+    "scheduler": "torshrun detects it where the rendered file runs",
     "time_limit": "give cluster: time_limit, which tells the scheduler",
-    "standalone": "nodes that do not know of each other are no job",
+    "standalone": "nodes that do not rendezvous are no job",
 }
-"""Options that no rendered file can give, and why."""
+"""Options that a rendered file cannot give, and the reason."""
 _OF_SHELLS = """
     BASHOPTS BASHPID BASH_COMMAND BASH_SUBSHELL BASH_VERSINFO DIRSTACK EPOCHREALTIME EPOCHSECONDS
     EUID FUNCNAME GROUPS HISTCMD LINENO OPTIND PIPESTATUS PPID RANDOM SECONDS SHELLOPTS SHLVL
     SRANDOM UID _
 """
-"""Variables to which bash, which runs what is rendered, gives values of its own, or refuses any."""
+"""Variables that bash, which runs the rendered script, sets itself or refuses to set."""
 _OF_THE_PLACE = ("nnodes", "nproc_per_node", "run_id", "shutdown_timeout")
-"""Options that have a field of their own: each template gives them as the place wants it."""
+"""Options with a field of their own, which each template gives in the way that its target needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterJob:
-    """What a job file says, complete and checked."""
+    """Holds what a job file says, complete and checked."""
 
     source: str
     """The file's name, for people."""
     name: str
     nodes: Nodes
     workers: str
-    """As nproc_per_node has it; "" leaves it to torshrun."""
+    """The value of nproc_per_node. Empty leaves the number to torshrun."""
     run_id: str
-    """"" if the place is to name the job."""
+    """The run id. Empty if the scheduler or cloud names the job."""
     options: tuple[str, ...]
-    """torshrun's other options as words of the command line."""
+    """The other options of torshrun, as words of the command line."""
     target: tuple[str, ...]
-    """What follows the options: the script, its arguments."""
+    """The words after the options: the script and its arguments."""
     environment: Mapping[str, str]
     """Variables for all workers."""
     meets: bool
-    """Whether the options say where the nodes meet."""
+    """True if the options say where the nodes rendezvous."""
     has_secret: bool
-    """Whether the options name a secret's file."""
+    """True if the options name a file with the secret."""
     shutdown_timeout: int
     """Seconds that workers have after SIGTERM."""
     own_shutdown_timeout: bool
-    """Whether the file says so, or it follows from the notice."""
+    """True if the file sets it, rather than deriving it from the notice."""
     cpus: int | None
     gpus: int
     memory: int | None
-    """Bytes per node; None: what the scheduler gives."""
+    """Bytes per node. None leaves them to the scheduler."""
     time_limit: int | None
-    """Seconds."""
+    """Seconds, or None for no limit."""
     notice: int
-    """Seconds."""
+    """Seconds between the warning and the end of the job."""
     requeue: bool
     modules: tuple[str, ...]
     setup: str | None
@@ -85,7 +85,7 @@ class ClusterJob:
 
     @property
     def grace(self) -> int:
-        """Seconds between SIGTERM and SIGKILL for torshrun itself."""
+        """Return the seconds between SIGTERM and SIGKILL for torshrun itself."""
         return self.shutdown_timeout + _MARGIN
 
     @property
@@ -94,14 +94,15 @@ class ClusterJob:
 
 
 def read_job(path: str) -> ClusterJob:
-    """Read the file that torshrun's --config takes, with its `cluster` section. Raises ConfigError,
-    with the line, for whatever is wrong in it.
+    """Read the file that torshrun's --config takes, with its `cluster` section.
+
+    Raises ConfigError for any mistake in it, with its line.
     """
     request = gather({"config": path}, None, (), {})
     for option in OPTIONS:
         request[option.key]
         if request.has(option.key) and option.key in _NOT_RENDERED and request[option.key]:
-            raise request.refused(option.key, f"not to be rendered: {_NOT_RENDERED[option.key]}")
+            raise request.refused(option.key, f"cannot be rendered: {_NOT_RENDERED[option.key]}")
     if request.has("rdzv_backend") and not request.has("rdzv_endpoint"):
         why = "give rdzv_endpoint too, or leave both to the rendered file"
         raise request.refused("rdzv_backend", why)
@@ -133,7 +134,7 @@ def read_job(path: str) -> ClusterJob:
 
 
 def _check_texts(request: Request) -> None:
-    """Raises ConfigError for what cannot be written into a file, or set by a shell."""
+    """Raise ConfigError for texts that a file cannot contain or a shell cannot set."""
     for name, entry in request.environment.items():
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise ConfigError(f"{entry.name}: no shell can set a variable of this name")
@@ -141,8 +142,8 @@ def _check_texts(request: Request) -> None:
             raise ConfigError(f"{entry.name}: bash sets {name} itself: take another name")
         if name.startswith(("TORSH_", "PET_")):
             raise ConfigError(
-                f"{entry.name}: {name} would be an option of torshrun's where this is rendered: "
-                f"give the option itself"
+                f"{entry.name}: {name} would be read as an option of torshrun in the rendered job: "
+                "give the option itself"
             )
     target = (request.target,) if request.target else ()
     entries = (*request.entries.values(), *target, *request.arguments)
@@ -160,7 +161,7 @@ def _workers(request: Request, gpus: int) -> str:
 
 
 def _name(request: Request) -> str:
-    """The script's name, of what a name may have of it."""
+    """Return a name for the job, derived from the name of its script."""
     stem = PurePath(request.target.text or "").stem if request.target else ""
     word = re.sub("[^a-z0-9]+", "-", stem.lower()).strip("-")[:32].rstrip("-")
     return word if word[:1].isalpha() else f"job-{word}".rstrip("-")

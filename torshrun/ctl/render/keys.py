@@ -1,5 +1,6 @@
-"""The one table of the keys of a job file's `cluster` section. What is read, the errors and
-docs/render.md come from it.
+"""Defines the keys of a job file's `cluster` section in one table.
+
+The parser, its errors and docs/render.md are made from the table.
 """
 
 from __future__ import annotations
@@ -16,33 +17,33 @@ from torshrun.ctl.render.kinds import KINDS, LISTS
 _TABLE = """
 cluster:
 name LABEL = (the script's name)
-    What the job and all that belongs to it is called.
+    The name of the job and of everything that belongs to it.
 nodes N|MIN:MAX = (nnodes, else 1)
-    Nodes of the job; of MIN:MAX as many as MAX are asked for, and it goes on while MIN are left.
+    Nodes of the job; with MIN:MAX, MAX are requested, and the job continues while MIN are left.
 cpus N = (as many as workers)
     Processors per node.
 gpus N>=0 = 0
-    GPUs per node; without nproc_per_node there are as many workers.
+    GPUs per node; also the number of workers if nproc_per_node is not given.
 memory SIZE = (what the scheduler gives)
     Memory per node.
 time_limit SECONDS = (none)
     How long the job may run.
 notice SECONDS = 120
-    Time that workers need to save a checkpoint when they are told that the end is near.
+    Time that workers need to save a checkpoint when the end is announced.
 requeue FLAG = false
-    Whether a job that had to make room is queued again, and a node that was lost replaced.
+    Whether a preempted job is queued again, and a lost node is replaced.
 modules WORDS =
     Environment modules to load (Slurm, PBS, LSF).
 setup SHELL =
-    Lines of bash that run before torshrun: on each node, but in Slurm's and LSF's job script.
+    Lines of bash to run before torshrun: on each node, but with Slurm and LSF in the job script.
 image WORD =
-    Container image with torshrun as a program in it (Kubernetes and what is built on it, compose).
+    Container image that has the program torshrun (Kubernetes and what is built on it, compose).
 port PORT = 29400
-    Where the nodes meet if no etcd is named: at the first one.
+    Port of the first node for the rendezvous, if no etcd is named.
 
 slurm:
 setup SHELL = (cluster's)
-    Instead of what stands above it.
+    Replaces setup of cluster.
 partition WORD =
     --partition
 account WORD =
@@ -54,7 +55,7 @@ directives LINES =
 
 pbs:
 setup SHELL = (cluster's)
-    Instead of what stands above it.
+    Replaces setup of cluster.
 queue WORD =
     -q
 account WORD =
@@ -64,7 +65,7 @@ directives LINES =
 
 lsf:
 setup SHELL = (cluster's)
-    Instead of what stands above it.
+    Replaces setup of cluster.
 queue WORD =
     -q
 project WORD =
@@ -74,51 +75,51 @@ directives LINES =
 
 kubernetes:
 setup SHELL = (cluster's)
-    Instead of what stands above it.
+    Replaces setup of cluster.
 namespace LABEL = default
-    Where everything is made.
+    Namespace of all objects.
 etcd_members 0|1|3|5 = 0
-    Members of an etcd of the job's own; with 0 the nodes meet at the first pod, which must live.
+    Members of the job's own etcd; with 0 the nodes rendezvous at the first pod, which must live.
 etcd_image WORD = quay.io/coreos/etcd:v3.5.21
-    Their image.
+    Image of these members.
 storage_class WORD = (the cluster's default)
-    Of the volumes that keep what etcd's members know.
+    Storage class of the volumes of etcd's members.
 claim LABEL =
     A PersistentVolumeClaim, mounted at /work, for data and checkpoints.
 user N = 10001
     The user and group that the containers run as.
 service_account LABEL =
-    Whose rights pods have; without one they get no token.
+    Service account of the pods; without one they get no token.
 pull_secret LABEL =
-    The Secret with which images are pulled.
+    Secret for pulling images.
 priority_class WORD =
-    The pods' PriorityClass.
+    PriorityClass of the pods.
 labels LABELS =
     Labels of the job and its pods, each as NAME=VALUE.
 annotations ANNOTATIONS =
     Annotations of the job and its pods, each as NAME=VALUE.
 node_selector LABELS =
-    Labels that the pods' machines have, each as NAME=VALUE.
+    Labels of the machines that pods may run on, each as NAME=VALUE.
 tolerations TAINTS =
-    Taints that the pods bear, each as kubectl taint has it: NAME, NAME:EFFECT or NAME=VALUE:EFFECT.
+    Taints that the pods tolerate, as for kubectl taint: NAME, NAME:EFFECT or NAME=VALUE:EFFECT.
 gpu_resource WORD = nvidia.com/gpu
-    What GPUs are called among resources.
+    Name of GPUs as a resource.
 resources RESOURCES =
-    What each pod gets besides, each as NAME=QUANTITY, like rdma/hca=1 or ephemeral-storage=10Gi.
+    Further resources of each pod, each as NAME=QUANTITY, like rdma/hca=1 or ephemeral-storage=10Gi.
 health_port PORT =
-    Where each pod's torshrun serves /healthz, which probes ask, and /metrics.
+    Port where each pod's torshrun serves /healthz, for probes, and /metrics.
 restart_in_place FLAG = false
     Whether pods stay where they are when another one makes room (Kubernetes 1.35).
 kueue_queue NAME =
     The LocalQueue of Kueue that the job waits in.
 kueue_priority NAME =
-    Its WorkloadPriorityClass there.
+    WorkloadPriorityClass of Kueue for the job.
 volcano_queue NAME =
     The queue of Volcano whose scheduler starts all pods at once, or none.
 
 trainjob:
 runtime NAME = torch-distributed
-    The ClusterTrainingRuntime of Kubeflow Trainer's.
+    The ClusterTrainingRuntime of Kubeflow Trainer.
 
 raycluster:
 ray_version WORD =
@@ -130,85 +131,90 @@ head_memory SIZE = 4GiB
 
 compose:
 setup SHELL = (cluster's)
-    Instead of what stands above it.
+    Replaces setup of cluster.
 etcd_image WORD = quay.io/coreos/etcd:v3.5.21
-    The image of the etcd that all nodes meet at.
+    Image of the etcd where the nodes rendezvous.
 volumes LINES =
-    What is mounted, like ./data:/work.
+    Volumes to mount, like ./data:/work.
 
 aws:
 setup SHELL = (cluster's)
-    Instead of what stands above it.
+    Replaces setup of cluster.
 region WORD
-    Where.
+    Region of the machines.
 instance_type WORD
-    What each node is.
+    Type of the machine of each node.
 image WORD
-    The AMI that instances start from.
+    AMI of the instances.
 subnet WORD
-    Where they are; a placement group lies in one zone.
-key_name WORD = (nobody logs in)
-    The key pair to log in with.
+    Subnet of the instances; a placement group is in one zone.
+key_name WORD = (no login)
+    Key pair for logging in.
 profile WORD =
-    The instance profile whose rights they have.
+    Instance profile with the rights of the instances.
 spot FLAG = false
     Spot instances: cheaper, and taken back with two minutes' notice.
 
 gcp:
 setup SHELL = (cluster's)
-    Instead of what stands above it.
+    Replaces setup of cluster.
 project WORD
     The project's id.
 zone WORD
-    Where.
+    Zone of the machines.
 machine_type WORD
-    What each node is.
+    Type of the machine of each node.
 image_family WORD = debian-12
-    The image that instances start from.
+    Image family of the instances.
 image_project WORD = debian-cloud
-    Whose image that is.
+    Project of that image family.
 network WORD = default
-    The VPC network that they are in.
+    VPC network of the instances.
 spot FLAG = false
     Spot instances: cheaper, and taken back with 30 seconds' notice.
 
 azure:
 setup SHELL = (cluster's)
-    Instead of what stands above it.
+    Replaces setup of cluster.
 location WORD
-    Where.
+    Location of the machines.
 size WORD
-    What each node is.
+    Type of the machine of each node.
 image WORD = Debian:debian-12:12-gen2:latest
-    The image that machines start from.
+    Image of the machines.
 admin WORD = torsh
-    The user to log in as.
-ssh_key WORD = (made by az, in ~/.ssh)
-    The file with the public key to log in with.
+    User for logging in.
+ssh_key WORD = (created by az in ~/.ssh)
+    File with the public key for logging in.
 spot FLAG = false
     Spot machines: cheaper, and taken back with 30 seconds' notice.
 """
-"""By section, for each key: what it takes, after = what holds without it (in words where no text
-says it; a key without = has to be given where the section is used), and what it means."""
+"""The keys by section.
+
+For each key the table has what it takes, then its default after =, in parentheses if the default is
+described in words, then its meaning. A key without = is required where its section is used.
+"""
 
 
 class Key(NamedTuple):
-    """One key of the section, or of one below it."""
+    """Describes one key of the section, or of a section below it."""
 
     name: str
     metavar: str
-    """What it takes."""
+    """The kind of value that it takes."""
     default: str | None
-    """What holds without it; None: see unset."""
+    """The default value. With None see `unset`."""
     unset: str
-    """What holds without it, in words, where no text says so."""
+    """The default in words, if no value expresses it."""
     is_needed: bool
-    """Whether it has to be given where its section is used."""
+    """True if the key is required where its section is used."""
     help: str
 
     def value(self, given: Given | None) -> Any:
-        """What it means; None, or () for a list, if it is not given and has no default. Raises
-        ConfigError.
+        """Return the value of the text that was given.
+
+        Without a text and a default that is None, or () for a list. Raises ConfigError for an
+        invalid text.
         """
         if parse := LISTS.get(self.metavar):
             entries = given if isinstance(given, tuple) else (given,) if given else ()
@@ -248,11 +254,14 @@ def _key(synopsis: str, sentence: str) -> Key:
 
 
 SECTIONS = MappingProxyType(dict(map(_section, _TABLE.split("\n\n"))))
-"""All keys by section; those of "cluster" are common to all."""
+"""The keys of each section. Those of "cluster" are common to all targets."""
 
 
 def read_section(given: Section, heading: str = "cluster") -> dict[str, Any]:
-    """The values of all keys of the section, and of those below it in mappings. ConfigError."""
+    """Return the values of all keys of a section, with the sections below it as mappings.
+
+    Raises ConfigError for unknown keys and invalid values.
+    """
     known = SECTIONS[heading]
     below = [name for name in SECTIONS if name != "cluster"] if heading == "cluster" else []
     for name, entry in given.items():
@@ -267,7 +276,7 @@ def read_section(given: Section, heading: str = "cluster") -> dict[str, Any]:
 
 
 def _place(entry: Given | Mapping[str, Given]) -> str:
-    """Where it stands, if it is known: "job.yaml:7: "."""
+    """Return where the entry is in its file, such as "job.yaml:7: ". Empty if unknown."""
     while not isinstance(entry, Entry):
         inner = [*entry.values()] if isinstance(entry, Mapping) else [*entry]
         if not inner:

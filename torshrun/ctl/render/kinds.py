@@ -1,5 +1,6 @@
-"""Text to value, for the keys of a job file's `cluster` section. Pure; a ConfigError says what is
-allowed.
+"""Parses the values of a job file's `cluster` section. Pure.
+
+Each ConfigError says what is allowed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torshrun.config import values
 
 _LABEL_VALUE = "[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
 _QUALIFIED = rf"(?:[a-z0-9](?:[a-z0-9.-]{{0,251}}[a-z0-9])?/)?{_LABEL_VALUE}"
-"""Names of labels, annotations, taints and resources."""
+"""A pattern for names of labels, annotations, taints and resources."""
 _LONGEST_NAME = 253 + 1 + 63
 _QUANTITY = "[0-9]{1,15}(?:[.][0-9]{1,3})?(?:[KMGTPE]i|[kMGTPEm])?"
 _EFFECTS = "NoSchedule|PreferNoSchedule|NoExecute"
@@ -26,11 +27,11 @@ def _word(text: str) -> str:
 
 
 def _label(text: str) -> str:
-    """A name that Kubernetes, DNS and the clouds all take."""
+    """Check a name that Kubernetes, DNS and the clouds all accept."""
     if not re.fullmatch(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", text):
         raise ConfigError(
-            f"{text!r} is not a name of at most 40 small letters, digits and -, from a letter to "
-            f"a letter or digit"
+            f"{text!r} is not a name of at most 40 lowercase letters, digits and -, from a letter "
+            f"to a letter or digit"
         )
     return text
 
@@ -42,11 +43,11 @@ def _line(text: str) -> str:
 
 
 def _name(text: str) -> str:
-    """Of an object of Kubernetes' that somebody else has made."""
+    """Check the name of a Kubernetes object that exists already."""
     if not re.fullmatch("[a-z0-9](?:[a-z0-9.-]{0,61}[a-z0-9])?", text):
         raise ConfigError(
-            f"{text!r} is not a name of at most 63 small letters, digits, - and ., with a letter "
-            f"or digit at both ends"
+            f"{text!r} is not a name of at most 63 lowercase letters, digits, - and ., with a "
+            f"letter or digit at both ends"
         )
     return text
 
@@ -134,7 +135,7 @@ KINDS: Mapping[str, Callable[[str], Any]] = {
     "SIZE": _size,
     "WORD": _word,
 }
-"""By what the table of keys calls it, for one text."""
+"""Parsers of single values, by the kind in the table of keys."""
 LISTS: Mapping[str, Callable[[str], Any]] = {
     "ANNOTATIONS": _annotation,
     "LABELS": _label_pair,
@@ -143,4 +144,4 @@ LISTS: Mapping[str, Callable[[str], Any]] = {
     "TAINTS": _toleration,
     "WORDS": _word,
 }
-"""The same for each text of a list."""
+"""Parsers of the elements of lists, by the kind in the table of keys."""

@@ -1,4 +1,4 @@
-"""Where a rendered text goes: a new file, complete or not at all."""
+"""Writes a rendered text to a new file, completely or not at all."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from torsh_runtime.errors import ConfigError
 
 
 def write(text: str, place: str, name: str, *, mode: int, force: bool) -> Path:
-    """Write it to the file `place`, or by this name into that directory; where it is then. Only
-    with `force` it takes the place of a file that is there. ConfigError if that cannot be.
+    """Write `text` to the file `place`, or to the file `name` in the directory `place`.
+
+    Returns the path of the file. An existing file is replaced only with `force`. Raises ConfigError
+    if the file exists or cannot be written.
     """
     path = Path(place) / name if place.endswith("/") or Path(place).is_dir() else Path(place)
     partial = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}")
@@ -24,7 +26,7 @@ def write(text: str, place: str, name: str, *, mode: int, force: bool) -> Path:
             with suppress(FileNotFoundError):  # it has been renamed
                 partial.unlink()
     except FileExistsError:
-        raise ConfigError(f"{path} is there already: --force replaces it") from None
+        raise ConfigError(f"{path} exists already: --force replaces it") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"{path} cannot be written: {reason}") from None

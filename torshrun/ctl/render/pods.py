@@ -1,4 +1,6 @@
-"""What manifests say of pods beyond what each node is told, for Kubernetes and its controllers."""
+"""Computes what manifests of Kubernetes and its controllers say of pods, beyond the options of each
+node.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,10 @@ from torshrun.ctl.render.job import ClusterJob
 _MEBIBYTE = 1024 * 1024
 _KUEUE = "kueue.x-k8s.io/"
 _GROUP = "scheduling.k8s.io/group-name"
-"""The annotation by which Volcano knows a pod's PodGroup."""
+"""The annotation that names a pod's PodGroup to Volcano."""
 _VOLCANO_QUEUE_OF_RAY = "volcano.sh/queue-name"
-_BY_THE_RUNTIME = "the training runtime says it: give trainjob: runtime the name of one that does"
-_BY_RAY = "KubeRay says it"
+_BY_THE_RUNTIME = "the training runtime sets it: name one that does in trainjob: runtime"
+_BY_RAY = "KubeRay sets it"
 _REFUSED: Mapping[str, Mapping[str, str]] = {
     "kubernetes": {},
     "jobset": {},
@@ -26,7 +28,7 @@ _REFUSED: Mapping[str, Mapping[str, str]] = {
     },
     "raycluster": {"health_port": _BY_RAY, "restart_in_place": _BY_RAY},
 }
-"""Keys of the section `kubernetes` that a manifest cannot have, and why."""
+"""Keys of the section `kubernetes` that a manifest cannot express, and the reason."""
 Pairs = Sequence[tuple[str, str]]
 Facts = dict[str, Any]
 
@@ -34,8 +36,10 @@ Facts = dict[str, Any]
 def facts(
     name: str, job: ClusterJob, place: Mapping[str, Any], variables: Mapping[str, str]
 ) -> Facts:
-    """What the templates of this target see besides; `variables` are the containers'. ConfigError
-    if the job file asks for what the target cannot have.
+    """Return the values that the templates of this target use in addition.
+
+    `variables` are the containers' environment. Raises ConfigError if the job file asks for
+    something that the target does not support.
     """
     _check(name, job, place)
     labels, annotations = (_mapping(job, place, key) for key in ("labels", "annotations"))
@@ -75,9 +79,11 @@ def _check(name: str, job: ClusterJob, place: Mapping[str, Any]) -> None:
     if place["restart_in_place"] and not job.requeue:
         raise _refused(job, "restart_in_place", "it needs cluster: requeue: true")
     if place["health_port"] and any(each.startswith("--metrics-port") for each in job.options):
-        raise _refused(job, "health_port", "metrics_port says it already: leave one of them out")
+        raise _refused(job, "health_port", "metrics_port sets it already: leave one of them out")
     if place["health_port"] == job.port and not job.meets:
-        raise _refused(job, "health_port", f"{job.port} is where the nodes meet (cluster: port)")
+        raise _refused(
+            job, "health_port", f"{job.port} is the port of the rendezvous (cluster: port)"
+        )
 
 
 def _check_names(
@@ -85,7 +91,7 @@ def _check_names(
 ) -> None:
     for name in given:
         if name in ours:
-            raise _refused(job, key, f"{name}: another key of the section says it already")
+            raise _refused(job, key, f"{name}: another key of the section sets it already")
 
 
 def _refused(job: ClusterJob, key: str, why: str) -> ConfigError:
@@ -96,7 +102,7 @@ def _mapping(job: ClusterJob, place: Mapping[str, Any], key: str) -> dict[str, s
     pairs: Pairs = place[key]
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise _refused(job, key, "a name stands there twice")
+        raise _refused(job, key, "a name is given twice")
     return found
 
 
@@ -115,7 +121,10 @@ def _queue_labels(name: str, place: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _fewest_pods(name: str, job: ClusterJob, place: Mapping[str, Any]) -> dict[str, str]:
-    """With how few pods Kueue may let an elastic Job begin; it can only with Jobs."""
+    """Return the annotations with the fewest pods that Kueue may start an elastic Job with.
+
+    Kueue supports that for Jobs only.
+    """
     if name != "kubernetes" or not place["kueue_queue"] or not job.is_elastic:
         return {}
     return {
@@ -125,7 +134,7 @@ def _fewest_pods(name: str, job: ClusterJob, place: Mapping[str, Any]) -> dict[s
 
 
 def _group(name: str, job: ClusterJob, place: Mapping[str, Any]) -> dict[str, str]:
-    """KubeRay makes PodGroups itself."""
+    """Return the annotation of the PodGroup. KubeRay creates PodGroups itself."""
     is_ours = place["volcano_queue"] and name != "raycluster"
     return {_GROUP: job.name} if is_ours else {}
 
@@ -136,7 +145,10 @@ def _group(name: str, job: ClusterJob, place: Mapping[str, Any]) -> dict[str, st
 def _resources(
     job: ClusterJob, place: Mapping[str, Any], cpus: int | None, memory: int | None, gpus: int
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Requests and limits of a pod; what has no unit to be shared is the same in both."""
+    """Return a pod's requests and limits.
+
+    Resources that cannot be overcommitted have the same value in both.
+    """
     requests, limits = {}, {}
     if cpus:
         requests["cpu"] = str(cpus)
@@ -147,11 +159,11 @@ def _resources(
     more = _mapping(job, place, "resources")
     for taken in ("cpu", "memory", place["gpu_resource"]):
         if taken in more:
-            raise _refused(job, "resources", f"{taken}: cpus, memory and gpus of cluster: say it")
+            raise _refused(job, "resources", f"{taken}: cpus, memory and gpus of cluster: set it")
     return requests | more, limits | more
 
 
-# ---- what single targets have
+# ---- single targets
 
 
 def _of_job(job: ClusterJob, place: Mapping[str, Any], variables: Mapping[str, str]) -> Facts:
@@ -159,7 +171,10 @@ def _of_job(job: ClusterJob, place: Mapping[str, Any], variables: Mapping[str, s
 
 
 def _of_train_job(job: ClusterJob, place: Mapping[str, Any], variables: Mapping[str, str]) -> Facts:
-    """Kubeflow Trainer sets PET_* for the nodes' number, and for where they meet."""
+    """Leave out the variables that Kubeflow Trainer sets as PET_*.
+
+    These are the number of nodes and where they rendezvous.
+    """
     if job.is_elastic:
         raise ConfigError(
             f"{job.source}: cluster: nodes: a TrainJob has a fixed number of nodes: give N, or "
@@ -180,7 +195,7 @@ def _of_train_job(job: ClusterJob, place: Mapping[str, Any], variables: Mapping[
 def _of_ray_cluster(
     job: ClusterJob, place: Mapping[str, Any], variables: Mapping[str, str]
 ) -> Facts:
-    """Ray starts the workers, and no torshrun does."""
+    """Have Ray start the workers, without torshrun."""
     if job.setup and "ray start" in job.setup:
         raise ConfigError(
             f"{job.source}: setup: KubeRay does not start Ray itself where it finds 'ray start': "

@@ -1,6 +1,6 @@
-"""Texts as they have to stand in a script or manifest, so that nothing breaks out of its place.
+"""Quotes texts for scripts and manifests, so that no text is taken for syntax.
 
-Templates can write numbers, and texts that one of these functions has quoted; nothing else.
+Templates can write only numbers, and texts that one of these functions has quoted.
 """
 
 from __future__ import annotations
@@ -13,33 +13,33 @@ _BREAK = " \\\n  "
 
 
 class Quoted(str):
-    """A text that may stand where it is to be written."""
+    """Marks a text as quoted for the place where it is written."""
 
     __slots__ = ()
 
 
 def sh(text: str) -> Quoted:
-    """One word of a POSIX shell, which expands nothing in it."""
+    """Quote one word of a POSIX shell, which expands nothing in it."""
     return Quoted(shlex.quote(text))
 
 
 def literal(text: str) -> Quoted:
-    """The same, in quotes even where it needs none."""
+    """Quote one word of a POSIX shell, even if it needs no quotes."""
     return Quoted("'" + text.replace("'", "'\"'\"'") + "'")
 
 
 def words(texts: Iterable[str]) -> Quoted:
-    """Several words, on one line unless there are line breaks in them."""
+    """Quote several words, on one line unless they contain line breaks."""
     return Quoted(shlex.join(texts))
 
 
 def lines(commands: Iterable[Iterable[str]]) -> Quoted:
-    """Words of one command, on a line for each group; empty groups are left out."""
+    """Quote the words of one command, with a line for each group. Empty groups are left out."""
     return Quoted(_BREAK.join(shlex.join(group) for group in commands if group))
 
 
 def yaml(text: str) -> Quoted:
-    """A scalar that is this text to every YAML parser, on one line."""
+    """Return a scalar on one line that every YAML parser reads as this text."""
     from yaml import safe_dump
 
     dumped = safe_dump(text, default_style='"', width=1 << 30, allow_unicode=True)
@@ -47,7 +47,10 @@ def yaml(text: str) -> Quoted:
 
 
 def block(text: str, indent: int) -> Quoted:
-    """The same over several lines, each behind so many spaces, if the text allows it."""
+    """Return a YAML block scalar, indented by `indent` spaces, if the text allows it.
+
+    Otherwise returns a scalar on one line.
+    """
     if not re.fullmatch(r"[\t\n\x20-\x7e]*[\x21-\x7e]", text):
         return yaml(text)
     pad = "\n" + " " * indent
@@ -55,30 +58,32 @@ def block(text: str, indent: int) -> Quoted:
 
 
 def deeper(text: str, indent: int) -> Quoted:
-    """Lines that templates have written, behind so many more spaces; empty ones stay empty."""
+    """Indent lines that templates have written by `indent` more spaces, except empty ones."""
     pad = " " * indent
     return Quoted("\n".join(pad + line if line else line for line in text.split("\n")))
 
 
 def unexpanded(text: str) -> str:
-    """What Kubernetes, in commands and variables, and compose, everywhere, take for the text: both
-    expand what follows a $, and both read $$ as one.
+    """Escape a text so that Kubernetes and compose do not expand it.
+
+    Both expand what follows a $, and both read $$ as one. Kubernetes does so in commands and
+    variables, compose everywhere.
     """
     return text.replace("$", "$$")
 
 
 def comment(text: str) -> Quoted:
-    """What may stand behind a #: one line."""
+    """Return the text as one line that may follow a #."""
     return Quoted("".join(c if c.isprintable() else "?" for c in text))
 
 
 def shell_code(text: str) -> Quoted:
-    """Lines of the user's own shell, which are meant to do what they say."""
+    """Mark lines of the user's own shell code, which are to be executed, as quoted."""
     return Quoted(text)
 
 
 def heredoc(text: str) -> Quoted:
-    """A here-document, from its delimiter on, of which the shell expands nothing."""
+    """Return a here-document from its delimiter on, in which the shell expands nothing."""
     end = "END"
     while re.search(rf"^{end}$", text, re.MULTILINE):
         end += "_"
@@ -86,7 +91,10 @@ def heredoc(text: str) -> Quoted:
 
 
 def checked(value: object) -> object:
-    """The value, if a template may write it. TypeError: a filter is missing there."""
+    """Return the value if a template may write it.
+
+    Raises TypeError if it is not quoted: the template lacks a filter there.
+    """
     if isinstance(value, Quoted) or (isinstance(value, int) and not isinstance(value, bool)):
         return value
     raise TypeError(f"{value!r} is not quoted")

@@ -1,4 +1,4 @@
-"""What can be rendered: for each target its template, the file's name and what has to be given."""
+"""Lists what can be rendered: each target's template, file name and required keys."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from torshrun.ctl.render.job import ClusterJob
 from torshrun.ctl.render.keys import SECTIONS
 
 _LONGEST_SIGNAL = 65535
-"""Seconds before the end at which Slurm can send one."""
+"""Seconds: the earliest that Slurm can send a signal before the end of a job."""
 _LARGEST_STARTUP = 15_000
-"""Bytes of a startup script; AWS takes 16 KiB with what is put before it."""
+"""Bytes of a startup script. AWS accepts 16 KiB, including what is put before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One kind of script or manifest."""
+    """Describes one kind of script or manifest."""
 
     template: str
     suffix: str
-    """What a file's name has after the job's."""
+    """The end of the file's name, after the job's name."""
     mode: int = 0o666
-    """The file's, less the umask."""
+    """The file's mode, before the umask."""
     tool: str = ""
-    """Clouds only: what the script needs."""
+    """The command line tool that a script for a cloud needs. Empty for others."""
     title: str = ""
-    """Clouds only: how people call it."""
+    """The name of a cloud, for people. Empty for others."""
     sections: tuple[str, ...] = ()
-    """Those of the job file that have its keys; by default the one of its own name."""
+    """The sections of the job file with its keys. By default the one of its own name."""
 
 
 TARGETS: Mapping[str, Target] = MappingProxyType(
@@ -42,7 +42,7 @@ TARGETS: Mapping[str, Target] = MappingProxyType(
         "slurm": Target("slurm.sbatch.j2", ".sbatch"),
         "pbs": Target("pbs.sh.j2", ".pbs"),
         "lsf": Target("lsf.sh.j2", ".lsf"),
-        # These have a secret.
+        # These files contain a secret.
         "kubernetes": Target("kubernetes.yaml.j2", ".yaml", 0o600),
         "jobset": Target("jobset.yaml.j2", ".yaml", 0o600, sections=("kubernetes",)),
         "trainjob": Target("trainjob.yaml.j2", ".yaml", 0o600, sections=("kubernetes", "trainjob")),
@@ -60,7 +60,10 @@ _CONTAINERS = ("kubernetes", "jobset", "trainjob", "raycluster", "compose")
 
 
 def render(name: str, job: ClusterJob) -> str:
-    """The whole text of one of TARGETS. ConfigError if the job file lacks what it needs."""
+    """Return the whole text for one of TARGETS.
+
+    Raises ConfigError if the job file lacks what the target needs.
+    """
     target = TARGETS[name]
     sections = target.sections or (name,)
     place = {key: value for each in sections for key, value in job.places[each].items()}
@@ -88,7 +91,7 @@ def _check_needed(name: str, job: ClusterJob, place: Mapping[str, Any]) -> None:
         raise ConfigError(f"{job.source}: rdzv_endpoint and etcd_members exclude each other")
 
 
-# ---- what torshrun is told
+# ---- options of torshrun
 
 
 def _for_scheduler(name: str, job: ClusterJob) -> dict[str, Any]:
@@ -137,7 +140,7 @@ def _for_containers(name: str, job: ClusterJob) -> dict[str, Any]:
 
 def _for_cloud(name: str, job: ClusterJob) -> dict[str, Any]:
     variables = {"TORSH_RUN_ID": job.name, **_variables(job, "")}
-    variables.pop("TORSH_RDZV_ENDPOINT", None)  # known when the first machine is there
+    variables.pop("TORSH_RDZV_ENDPOINT", None)  # known once the first machine has started
     facts = {"job": job, "variables": variables, "command": _command(job.options, job)}
     startup = fill("startup.sh.j2", {**facts, "runner": fill("runner.sh.j2", facts)})
     if len(startup.encode()) > _LARGEST_STARTUP:
@@ -150,7 +153,7 @@ def _for_cloud(name: str, job: ClusterJob) -> dict[str, Any]:
 
 
 def _variables(job: ClusterJob, endpoint: str) -> dict[str, str]:
-    """torshrun's, of each node."""
+    """Return torshrun's variables, the same on each node."""
     found = {"TORSH_NNODES": _nodes(job), "TORSH_SHUTDOWN_TIMEOUT": str(job.shutdown_timeout)}
     if job.workers:
         found["TORSH_NPROC_PER_NODE"] = job.workers
@@ -172,5 +175,5 @@ def _nodes(job: ClusterJob) -> str:
 
 
 def _command(options: tuple[str, ...], job: ClusterJob) -> list[tuple[str, ...]]:
-    """The words of a line each."""
+    """Return the command, as the words of each line."""
     return [("torshrun",), *((option,) for option in options), job.target]

@@ -1,1 +1,1 @@
-"""torshctl trace: the timeline of a job, for Perfetto."""
+"""Implements torshctl trace, which writes the timeline of a job for Perfetto."""

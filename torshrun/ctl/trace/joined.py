@@ -1,4 +1,4 @@
-"""All nodes' records on one clock, as the events of one trace."""
+"""Joins the records of all nodes on one clock, as the events of one trace."""
 
 from __future__ import annotations
 
@@ -17,24 +17,27 @@ from torshrun.health.collecting import Steps
 from torshrun.text import format_ranks
 
 _BEFORE = 1e-9
-"""Seconds by which the last step shown ends before the next one, which is not."""
+"""Seconds by which the last step that is shown ends before the next step, which is not."""
 
 
 class Placed(NamedTuple):
-    """A node of which it is known where it stands in the trace."""
+    """Holds a node and its offset in the trace."""
 
     node: Node
     shift: float
-    """Seconds to be added to its clock for the time of the trace."""
+    """Seconds to add to its clock to get the time in the trace."""
     clock: str
-    """How well that is known, for people."""
+    """The accuracy of the offset, for people."""
 
 
 class Joined:
-    """The trace of all nodes. It begins with time 0."""
+    """Produces the trace of all nodes, which begins with time 0."""
 
     def __init__(self, nodes: Sequence[Node], steps: Steps | None, seconds: float | None) -> None:
-        """`seconds`: only the last ones of what agents kept; None is all."""
+        """Scan the records of `nodes`.
+
+        `seconds` limits what agents kept to the last seconds. None is all.
+        """
         self._steps = steps
         self._spans: dict[int, tuple[float, float]] = {}
         clocks = _clocks(nodes)
@@ -57,7 +60,7 @@ class Joined:
         self.silent = sorted(rank for each in found for rank in each.silent)
 
     def events(self, others: Sequence[Sequence[Event]] = ()) -> Iterator[Event]:
-        """In the order of time, names first, with the streams of others."""
+        """Yield the events in order of time, names first, merged with the streams `others`."""
         names: dict[int, str] = {}
         for node, _, clock in self.placed:
             host = f"{node.host}, {clock}" if clock else node.host
@@ -74,7 +77,7 @@ class Joined:
         yield from heapq.merge(self._rounds(), *streams, *others, key=_time)
 
     def about(self) -> Mapping[str, object]:
-        """What else is known, and goes into the file."""
+        """Return the metadata that is written into the file."""
         return {
             "ranks": sorted({w.rank for each in self.placed for w in each.node.workers}),
             "clocks": {
@@ -85,7 +88,7 @@ class Joined:
         }
 
     def complaints(self) -> Iterator[str]:
-        """What a reader has to know, for people."""
+        """Yield what a reader of the trace should know, in words."""
         silent = {*self.silent}
         if silent:
             has = "has" if len(silent) == 1 else "have"
@@ -115,7 +118,7 @@ class Joined:
         )
 
     def _rounds(self) -> Iterator[Event]:
-        """When each round was seen last, where there are several."""
+        """Yield an event for the end of each round but the last."""
         rounds = sorted({each.node.round for each in self.placed})
         for number in rounds[:-1]:
             at = max(e.node.at + e.shift for e in self.placed if e.node.round == number)
@@ -123,7 +126,7 @@ class Joined:
 
 
 class _Scan:
-    """What has to be known of a node's records before the first event is made."""
+    """Gathers what must be known of a node's records before the first event is produced."""
 
     def __init__(
         self, node: Node, shift: float, seconds: float | None, steps: Steps | None
@@ -172,8 +175,9 @@ class _Scan:
 
 
 def _window(notes: Iterable[Note], steps: Steps, until: float) -> tuple[float, float]:
-    """From when the first of these steps began until after the last one; nothing if there were
-    none.
+    """Return when the first of these steps began and when the last one ended.
+
+    The window is empty if none of them was recorded.
     """
     since = None
     for note in notes:
@@ -185,10 +189,14 @@ def _window(notes: Iterable[Note], steps: Steps, until: float) -> tuple[float, f
 
 
 def _clocks(nodes: Sequence[Node]) -> list[tuple[Node, float, str]]:
-    """The seconds by which each clock is behind one that all have, and how well that is known."""
+    """Return for each node the seconds by which its clock is behind a common one.
+
+    The third element describes in words how exact that is.
+    """
     if len({(each.node, each.host) for each in nodes}) < 2:
         return [(each, 0.0, "") for each in nodes]
-    # Of an earlier round another leader's clock may be known: what counts is the node's own one.
+    # Records of an earlier round may be aligned to the clock of a different leader. The newest
+    # offset of each node applies to all its rounds, as they share the node's clock.
     newest = {(each.node, each.host): each for each in sorted(nodes, key=lambda each: each.round)}
     common = max((n.at + n.offset for n in newest.values() if n.offset is not None), default=0.0)
     found = []

@@ -1,4 +1,4 @@
-"""Follows jobs of this host for a while: their workers do not notice."""
+"""Follows jobs of this host for a while, without disturbing their workers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torshrun.health.collecting import Collector, Steps, StepWait
 from torshrun.health.traced import read_trace
 
 _TURN = 0.25
-"""Seconds between two looks whether workers still run."""
+"""Seconds between two checks whether the workers still run."""
 
 
 class Followed:
-    """A job of this host, also beyond a restart."""
+    """Follows a job of this host, also across restarts."""
 
     def __init__(self, job: HostJob, say: Callable[[str], None]) -> None:
         self._agent, self._say = job.agent, say
@@ -31,7 +31,7 @@ class Followed:
 
     @property
     def steps(self) -> list[float]:
-        """The last step of each worker that has told one."""
+        """Return the last step of each worker that has reported one."""
         told = self._collector.steps if self._collector else ()
         return [step for step in told if step is not None]
 
@@ -40,7 +40,10 @@ class Followed:
         return self._collector is not None and self._collector.full_at is not None
 
     def go_on(self, *, is_wanted: bool) -> float:
-        """Collect what is new, or (`is_wanted` false) only look at steps; when to do it again."""
+        """Collect new records, or only look at steps unless `is_wanted`.
+
+        Returns the seconds until it should be called again.
+        """
         now = time.monotonic()
         if now >= self._next_turn:
             self._next_turn = now + _TURN
@@ -50,12 +53,12 @@ class Followed:
         return self._collector.collect() if is_wanted else self._collector.watch()
 
     def finish(self) -> list[Node]:
-        """What was collected, by round."""
+        """Stop following, and return what was collected, by round."""
         self._close()
         return self._nodes
 
     def _follow(self) -> None:
-        """Look whether the workers are still those."""
+        """Check whether the workers are still the same, and follow new ones if not."""
         if self._collector is not None and any(_runs(each.pid) for each in self._job.workers):
             return
         self._close()
@@ -68,7 +71,7 @@ class Followed:
                 self._say(f"its workers have been restarted: following attempt {job.round}")
 
     def _open(self, job: HostJob) -> None:
-        """Follow its workers, if their recordings are there by now."""
+        """Follow the workers if their recordings exist by now."""
         files = {worker.place[0] for worker in job.workers}
         if len(files) != 1:
             return
@@ -94,15 +97,19 @@ class Followed:
 
 
 def jobs_of(pids: Sequence[int]) -> list[HostJob]:
-    """Those of these torshruns, or (none) the only one of this host. Unfit if there is none."""
+    """Return the jobs of these torshruns, or the only one of this host if `pids` is empty.
+
+    Raises Unfit if there is none, or several without a pid.
+    """
     found = [job for job in find_jobs() if not pids or job.agent in pids]
     missing = [str(pid) for pid in pids if pid not in {job.agent for job in found}]
     if missing:
         raise Unfit(
-            f"process {', '.join(missing)} is no torshrun of this host that this user may look at"
+            f"process {', '.join(missing)} is not a torshrun on this host that this user may "
+            "inspect"
         )
     if not found:
-        raise Unfit("no job of torshrun's runs on this host, or none that this user may look at")
+        raise Unfit("no job of torshrun runs on this host, or none that this user may inspect")
     if len(found) > 1 and not pids:
         listed = "; ".join(f"{job.agent}: {job.command}" for job in found)
         raise Unfit(f"several jobs run on this host: name the pid of one ({listed})")
@@ -112,17 +119,18 @@ def jobs_of(pids: Sequence[int]) -> list[HostJob]:
 def follow(
     jobs: Sequence[HostJob], seconds: float, steps: Steps | None, say: Callable[[str], None]
 ) -> list[Node]:
-    """For so many seconds, or until the steps have gone by, which is waited for so long at most;
-    Ctrl-C ends it before. Unfit if the steps have gone by already, or do not come.
+    """Follow jobs for `seconds`, or until `steps` are over, for which it waits `seconds` at most.
+
+    Ctrl-C ends it early. Raises Unfit if the steps are over already, or do not come.
     """
     until = f"steps {steps.first} to {steps.last}" if steps else f"{seconds:g} s"
     workers = sum(len(job.workers) for job in jobs)
-    os.nice(10)  # workers need the processors more
+    os.nice(10)  # leave the processors to the workers
     followed = [Followed(job, say) for job in jobs]
     wait, began = StepWait(steps), time.monotonic()
     deadline = began + seconds
     try:
-        say(f"looking at {workers} workers for {until}; Ctrl-C ends it and writes what there is")
+        say(f"following {workers} workers for {until}; Ctrl-C ends it and writes what was recorded")
         while (now := time.monotonic()) < deadline and not all(each.has_ended for each in followed):
             pauses = [each.go_on(is_wanted=wait.has_begun) for each in followed]
             wait.look(step for each in followed for step in each.steps)
@@ -130,7 +138,7 @@ def follow(
                 break
             time.sleep(max(min(*pauses, deadline - now), 0))
     except KeyboardInterrupt:
-        say("interrupted: writing what there is")
+        say("interrupted: writing what was recorded")
     if why := wait.why_none(min(round(time.monotonic() - began, 1), seconds)):
         raise Unfit(why)
     return [node for each in followed for node in each.finish()]
@@ -142,5 +150,5 @@ def _runs(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except OSError:
-        return True  # somebody else's
+        return True  # a process of another user
     return True

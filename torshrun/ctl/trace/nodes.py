@@ -1,4 +1,4 @@
-"""Nodes' records, from whichever place: what agents kept, or what was collected of running jobs."""
+"""Reads nodes' records from files that agents kept or from traces of running jobs."""
 
 from __future__ import annotations
 
@@ -22,53 +22,61 @@ if TYPE_CHECKING:
 Noted = TypeVar("Noted", Operation, Note)
 _MOST_BYTES = 1 << 30
 _NEAR = 5.0
-"""Seconds by which a disk's clock may differ from when an attempt's records were kept."""
+"""Seconds by which a disk's clock may differ from the time at which an attempt's records were kept.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """What is known of one rank."""
+    """Holds what is known of one rank."""
 
     rank: int
     operations: Callable[[], Iterable[Operation]]
-    """In the order in which they began; may be called again."""
+    """A function that returns the operations in the order in which they began. It may be called
+    repeatedly.
+    """
     notes: Callable[[], Iterable[Note]]
     groups: Sequence[Group]
     pid: int | None = None
-    """Of its process; None is unknown."""
+    """The pid of its process. None is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """The records of one node's workers in one round. All times are of the node's own clock,
-    but those of the workers, which are less by `zero`."""
+    """Holds the records of one node's workers in one round.
+
+    All times are those of the node's own clock, except those in `workers`, which are less by
+    `zero`.
+    """
 
     host: str
     round: int
     at: float
-    """When they were read."""
+    """The time at which they were read."""
     zero: float
     workers: Sequence[Worker]
     began: float | None = None
-    """Since when all was collected; None: what was held when they were read is all."""
+    """The time from which everything was collected. None: only what was still held when they were
+    read.
+    """
     wall: float | None = None
-    """Seconds to be added to get its wall clock; None is unknown."""
+    """Seconds to add to get its wall clock. None is unknown."""
     offset: float | None = None
-    """Seconds to be added to get the leader's clock; None is unknown."""
+    """Seconds to add to get the leader's clock. None is unknown."""
     bound: float = 0.0
-    """By how much `offset` may be wrong."""
+    """The largest possible error of `offset`, in seconds."""
     clock: CommonClock | None = None
-    """What its agent knew of the leader's."""
+    """The agent's knowledge of the leader's clock."""
     node: int = 0
-    """Its rank among the nodes."""
+    """The group rank of the node."""
     nbytes: int = 0
-    """Of the trace that these were read from; 0 is unknown."""
+    """Bytes of the trace that they were read from. 0 is unknown."""
     complaints: Sequence[str] = field(default=())
-    """What is not as it should be, for people."""
+    """Lines for people about incomplete or inexact records."""
 
 
 def nodes_of_dumps(dumps: Iterable[Dump]) -> list[Node]:
-    """Of what agents kept when a round failed or hung."""
+    """Return the nodes of what agents kept when a round failed or hung."""
     return [
         Node(
             host=dump.host,
@@ -89,9 +97,10 @@ def nodes_of_dumps(dumps: Iterable[Dump]) -> list[Node]:
 
 
 def nodes_of_traces(traces: Sequence[Traced]) -> list[Node]:
-    """Of what Collectors have found, on one clock as far as that is known. Facts that it needs:
-    `ranks` (by local rank), and if they are known `host`, `round`, `node`, `pids` (by local rank)
-    and `clock`, as recordings.save() keeps it.
+    """Return the nodes of what Collectors have found, on one clock as far as that is known.
+
+    Of the facts in a trace, `ranks` (by local rank) is required. `host`, `round`, `node`, `pids`
+    (by local rank) and `clock`, as recordings.save() keeps it, are used if present.
     """
     nodes = [_node_of_trace(traced) for traced in traces]
     if len({(node.node, node.host) for node in nodes}) < 2:
@@ -113,7 +122,9 @@ def _node_of_trace(traced: Traced) -> Node:
     complaints = []
     if traced.full_at is not None:
         seconds = traced.full_at - traced.began
-        complaints.append(f"there was no room for what came after the first {seconds:.1f} s")
+        complaints.append(
+            f"what came after the first {seconds:.1f} s is missing, as there was no room for it"
+        )
     return Node(
         host=str(about.get("host", "")),
         round=_number(about.get("round")),
@@ -130,7 +141,7 @@ def _node_of_trace(traced: Traced) -> Node:
 
 
 def _dump(node: Node) -> Dump:
-    """The same as of an agent's."""
+    """Convert a node to the form in which agents keep records."""
     records = {
         each.rank: Record(
             before(list(each.operations()), node.at),
@@ -144,13 +155,13 @@ def _dump(node: Node) -> Dump:
 
 
 def kept(place: str) -> list[Node]:
-    """Of a directory. Unfit if it has none."""
+    """Return the nodes of the newest attempt in a directory. Raises Unfit if there is none."""
     (found,) = find(place)
     return nodes_of_dumps([*_attempts_before(Path(place), found.dumps), *found.dumps])
 
 
 def trace_in(place: str) -> Traced:
-    """Of a file that a Collector's trace was written to. Unfit if it is none."""
+    """Return the trace in a file that a Collector has written. Raises Unfit if it is none."""
     path = Path(place)
     try:
         content = b""
@@ -162,12 +173,12 @@ def trace_in(place: str) -> Traced:
         raise Unfit(f"cannot read {place}: {error.strerror or error}") from None
     traced = read_trace(content)
     if traced is None:
-        raise Unfit(f"{place} is neither a directory of a job's nor a trace of one node")
+        raise Unfit(f"{place} is neither a directory of a job nor a trace of one node")
     return traced
 
 
 def _attempts_before(folder: Path, newest: Sequence[Dump]) -> Iterator[Dump]:
-    """What was kept of the same run's earlier attempts, since the nodes were booted."""
+    """Yield what was kept of the same run's earlier attempts, since the nodes were booted."""
     found = list(loaded(folder))
     run_id, number = newest[0].run_id, newest[0].round
     numbered = [each for each in found if each[1].run_id == run_id]

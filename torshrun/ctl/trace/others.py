@@ -1,7 +1,7 @@
-"""Files of other programs on the clock of a trace: torch.profiler's, and torshrun's --events.
+"""Puts files of other programs on the clock of a trace: torch.profiler's, and torshrun's --events.
 
-Both tell times of the node's wall clock. Of each node it is known by how much that differs from the
-clock of the records, so no node's wall clock is compared with another's.
+Both contain times of the node's wall clock. For each node it is known by how much that differs from
+the clock of its records, so that wall clocks of different nodes are never compared.
 """
 
 from __future__ import annotations
@@ -27,22 +27,25 @@ _MOST_TRACKS = 499
 _MOST_BYTES = 2 << 30
 _ARROWS = "stf"
 _TEXT = ("summary", "reason", "signal", "cause", "outcome")
-"""Facts of a job's event, of which the first one that it has is shown."""
+"""Facts of a job's event, of which the first that it has is shown."""
 
 
 @dataclass(slots=True)
 class Others:
-    """The events of all such files."""
+    """Collects the events of all such files."""
 
     joined: Joined
     complaints: list[str] = field(default_factory=list)
     streams: list[list[Event]] = field(default_factory=list)
-    """One for each file, in the order of time, names first."""
+    """The events of each file in order of time, names first."""
     _tracks: dict[int, int] = field(default_factory=dict)
-    """How many each rank has."""
+    """The number of tracks of each rank."""
 
     def add(self, what: str) -> None:
-        """`what`: FILE or RANK=FILE. Unfit if it is none of those, or does not belong here."""
+        """Add a file, given as FILE or RANK=FILE.
+
+        Raises Unfit if it is of neither kind, or does not belong to the trace.
+        """
         match = re.fullmatch(r"(\d{1,7})=(.+)", what, re.DOTALL)
         rank, path = (int(match[1]), match[2]) if match else (None, what)
         content = _content(path)
@@ -56,7 +59,7 @@ class Others:
             self._add_job(path, events)
         else:
             raise Unfit(
-                f"{printable(path)} is neither a trace of torch.profiler's nor a file of --events"
+                f"{printable(path)} is neither a trace of torch.profiler nor a file of --events"
             )
 
     # ---- torch.profiler
@@ -101,23 +104,23 @@ class Others:
                 if worker.pid is not None and worker.pid in pids:
                     return worker.rank
         name = printable(path)
-        raise Unfit(f"{name} does not tell of which rank it is: say so, as by --with 3={name}")
+        raise Unfit(f"{name} does not say which rank it belongs to: give it, as in --with 3={name}")
 
     def _clock(self, path: str, rank: int) -> tuple[Placed, float]:
-        """Of the node that has the rank."""
+        """Return the node that has the rank, and the offset of its wall clock."""
         for placed in reversed(self.joined.placed):
             if any(worker.rank == rank for worker in placed.node.workers):
                 if placed.node.wall is None:
                     break
                 return placed, placed.node.wall
         else:
-            raise Unfit(f"{printable(path)} is of rank {rank}, of which there is no record")
+            raise Unfit(f"{printable(path)} belongs to rank {rank}, which has no records")
         raise Unfit(f"{printable(path)}: the wall clock of rank {rank}'s node is not known")
 
     def _names(
         self, rank: int, found: Sequence[Mapping[str, object]]
     ) -> dict[tuple[str, str], int]:
-        """The track of each of the file's threads; of those without a number there is none."""
+        """Return the track of each of the file's threads. Events without a thread have none."""
         tracks: dict[tuple[str, str], int] = {}
         for each in found:
             pid, tid = each.get("pid"), each.get("tid")
@@ -132,8 +135,8 @@ class Others:
     def _complain(self, path: str, count: int, inside: int) -> None:
         if inside < count:
             self.complaints.append(
-                f"{printable(path)}: {count - inside} of its {count} events lie outside of this "
-                f"trace's time"
+                f"{printable(path)}: {count - inside} of its {count} events are outside of this "
+                "trace's time"
             )
 
     # ---- events of the job
@@ -151,7 +154,9 @@ class Others:
                 facts = {"round": each.round, "node": each.node_rank, **each.facts}
                 shown.append(instant(time, _told(each), facts, of_rank))
         if not shown:
-            self.complaints.append(f"{printable(path)}: none of its events is of this trace's time")
+            self.complaints.append(
+                f"{printable(path)}: none of its events is within this trace's time"
+            )
         self.streams.append(sorted(shown, key=lambda each: float(each["ts"])))
 
     def _node(self, number: int) -> Placed | None:
@@ -175,7 +180,7 @@ def _content(path: str) -> bytes:
 
 
 def _moved(each: Mapping[str, object], first: float, rank: int, track: int) -> Event | None:
-    """The same event on the rank's track; None for one that cannot be shown."""
+    """Return the event moved to the rank's track, or None if it cannot be shown."""
     time, phase = _number(each.get("ts")), str(each.get("ph"))
     if time is None or phase not in ("X", "i", "I", *_ARROWS):
         return None
@@ -189,7 +194,10 @@ def _moved(each: Mapping[str, object], first: float, rank: int, track: int) -> E
 
 
 def _plain(event: Event) -> Event | None:
-    """None for what JSON has no word for, such as NaN."""
+    """Return the event in a form that JSON can express, or None.
+
+    Arguments such as NaN are dropped.
+    """
     try:
         json.dumps(event, allow_nan=False)
     except (ValueError, RecursionError):
@@ -202,7 +210,7 @@ def _plain(event: Event) -> Event | None:
 
 
 def _whole_arrows(events: Sequence[Event], file: str) -> list[Event]:
-    """Without arrows that have lost an end; their numbers become this file's own."""
+    """Drop arrows that have lost an end, and make the ids of arrows unique to the file."""
     ends: dict[str, set[str]] = {}
     for each in events:
         if each["ph"] in _ARROWS:
@@ -222,7 +230,7 @@ def _arrow(event: Event) -> str:
 
 
 def _thread_names(found: Sequence[Mapping[str, object]]) -> dict[tuple[str, str], str]:
-    """How the file calls its threads, and the streams of GPUs."""
+    """Return the file's names for its threads and for the streams of GPUs."""
     names = {}
     for each in found:
         args = each.get("args")

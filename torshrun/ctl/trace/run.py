@@ -1,4 +1,4 @@
-"""torshctl trace: gathers records, puts them on one clock and writes them to a file."""
+"""Gathers the records of a job, puts them on one clock, and writes them to a file."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from torshrun.text import format_ranks, printable, size
 
 _SECONDS = 10.0
 _PATIENCE = 300.0
-"""Seconds for which steps are waited for, unless --seconds says another number."""
+"""Seconds to wait for steps, unless --seconds sets a number."""
 
 
 class Wanted(NamedTuple):
-    """What is to be shown, and where it goes."""
+    """Holds what to show, and the file to write."""
 
     places: Sequence[str]
-    """Directories, files and pids; () is the only job of this host."""
+    """Runs, directories, files and pids. () is the only job of this host."""
     steps: Steps | None
     seconds: float | None
     output: str
     others: Sequence[str]
-    """Files of other programs that belong to it: FILE, or RANK=FILE."""
+    """Files of other programs to include: FILE, or RANK=FILE."""
 
 
 def parse_steps(text: str) -> Steps:
-    """Of A:B, or A for one. ConfigError."""
+    """Parse A:B, or A for a single step. Raises ConfigError."""
     match = re.fullmatch(r"(\d{1,15})(?::(\d{1,15}))?", text)
     if match is None or int(match[2] or match[1]) < int(match[1]):
         raise ConfigError(f"--steps {printable(text)} must be A:B, such as 100:110, or one number")
@@ -48,8 +48,10 @@ def parse_steps(text: str) -> Steps:
 
 
 def run(wanted: Wanted, asking: Asking, say: Callable[[str], None]) -> int:
-    """Write the trace, and say what it holds; the exit code. Unfit if there is nothing, ConfigError
-    if nothing can be."""
+    """Write the trace, say what it contains, and return the exit code.
+
+    Raises Unfit if there is nothing to show, and ConfigError if the options are invalid.
+    """
     if wanted.seconds == 0:
         raise ConfigError("--seconds 0 must be more than 0")
     with _interrupts():
@@ -63,7 +65,7 @@ def run(wanted: Wanted, asking: Asking, say: Callable[[str], None]) -> int:
 
 @contextlib.contextmanager
 def _interrupts() -> Iterator[None]:
-    """Let signals that end this process be exceptions, so that no part of a file is left."""
+    """Turn signals that would end this process into exceptions, so that no partial file is left."""
     signals = (signal.SIGINT, signal.SIGTERM)
     before = {each: signal.getsignal(each) for each in signals}
     for each in (each for each in signals if before[each] is signal.SIG_DFL):
@@ -76,10 +78,13 @@ def _interrupts() -> Iterator[None]:
 
 
 def write(nodes: Sequence[Node], wanted: Wanted, say: Callable[[str], None]) -> None:
-    """Write these nodes' records as one trace. Unfit if there is nothing, TraceNotWritten."""
+    """Write the nodes' records as one trace.
+
+    Raises Unfit if there is nothing to write, and TraceNotWritten.
+    """
     joined = Joined(nodes, wanted.steps, wanted.seconds)
     if not joined.count and wanted.steps:
-        raise Unfit(f"nothing is recorded of the steps {wanted.steps.first}:{wanted.steps.last}")
+        raise Unfit(f"nothing is recorded for the steps {wanted.steps.first}:{wanted.steps.last}")
     if len(joined.silent) == sum(len(node.workers) for node in nodes):
         raise Unfit(f"{next(joined.complaints())}. {UNSEEN}")
     others = Others(joined)
@@ -114,7 +119,10 @@ def _nodes(wanted: Wanted, asking: Asking, say: Callable[[str], None]) -> list[N
 def _asked(
     run_id: str, seconds: float, steps: Steps | None, asking: Asking, say: Callable[[str], None]
 ) -> list[Node]:
-    """Of a run, whose agents are asked. ConfigError, Unfit, StoreError."""
+    """Ask the agents of a run to follow their workers.
+
+    Raises ConfigError, Unfit or StoreError.
+    """
     if seconds > LONGEST:
         raise ConfigError(f"--seconds {seconds:g}: agents follow a run for {LONGEST:g} s at most")
     until = f"steps {steps.first} to {steps.last}" if steps else f"{seconds:g} s"

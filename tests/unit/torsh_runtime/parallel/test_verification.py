@@ -7,7 +7,6 @@ import pytest
 
 from torsh_runtime import nn
 from torsh_runtime.layout import Shard, TensorLayout
-from torsh_runtime.modules import adapter_class
 from torsh_runtime.parallel.verification.comparing import Held, Pair, tolerance_of, why
 from torsh_runtime.parallel.verification.difference import Difference, Verification
 from torsh_runtime.parallel.verification.microbatches import dealt
@@ -125,4 +124,4 @@ def test_in_words() -> None:
 @pytest.mark.parametrize(("dtype", "digits"), [("float16", 10), ("bfloat16", 7), ("float64", 52)])
 def test_tolerances_go_by_the_dtype(dtype: str, digits: int) -> None:
     model = nn.Linear(2, 2).to(dtype)
-    assert tolerance_of(adapter_class(model)(model)) == pytest.approx(2.0 ** (-0.6 * digits))
+    assert tolerance_of(model) == pytest.approx(2.0 ** (-0.6 * digits))

@@ -331,9 +331,9 @@ def test_a_job_is_requeued_only_while_it_runs() -> None:
         ("JobId=17 JobState=RUNNING Requeue=1", "asked to requeue job 17"),
         ("JobId=17 JobState=CANCELLED Requeue=1", "is CANCELLED"),
         ("JobId=17 JobState=RUNNING Requeue=0", "sbatch --requeue"),
-        ("JobId=18 JobState=RUNNING Requeue=1", "does not tell its state"),
-        ("", "does not tell its state"),
-        ("refused: no such job", "does not tell its state: refused: no such job"),
+        ("JobId=18 JobState=RUNNING Requeue=1", "does not report its state"),
+        ("", "does not report its state"),
+        ("refused: no such job", "does not report its state: refused: no such job"),
     ):
         machine = Machine(job=told)
         assert said in requeue("17", machine)
@@ -465,19 +465,23 @@ def test_what_skypilot_did_not_always_tell() -> None:
 @pytest.mark.parametrize(
     ("orchestrator", "changed", "told"),
     [
-        (SKYPILOT, {"SKYPILOT_NODE_RANK": "first"}, "SKYPILOT_NODE_RANK='first': that is no numb"),
+        (
+            SKYPILOT,
+            {"SKYPILOT_NODE_RANK": "first"},
+            "SKYPILOT_NODE_RANK='first': that is not",
+        ),
         (SKYPILOT, {"SKYPILOT_NODE_RANK": ""}, "SKYPILOT_NODE_RANK=''"),
         (SKYPILOT, {"SKYPILOT_NODE_RANK": "-1"}, "SKYPILOT_NODE_RANK='-1'"),
         (SKYPILOT, {"SKYPILOT_NODE_RANK": "2"}, "they contradict each other"),
         (SKYPILOT, {"SKYPILOT_NUM_NODES": "3"}, "they contradict each other"),
         (SKYPILOT, {"SKYPILOT_NUM_NODES": "2e0"}, "SKYPILOT_NUM_NODES='2e0'"),
-        (SKYPILOT, {"SKYPILOT_NODE_IPS": "10.0.0.1;\n$(id)"}, "that is no list of addresses"),
-        (SKYPILOT, {"SKYPILOT_NODE_IPS": ""}, "does not tell where the 2 nodes meet"),
+        (SKYPILOT, {"SKYPILOT_NODE_IPS": "10.0.0.1;\n$(id)"}, "that is not a list of addresses"),
+        (SKYPILOT, {"SKYPILOT_NODE_IPS": ""}, "does not say where the 2 nodes"),
         (DSTACK, {"DSTACK_NODES_NUM": "0"}, "they contradict each other"),
-        (DSTACK, {"DSTACK_MASTER_NODE_IP": ""}, "DSTACK_MASTER_NODE_IP='': it does not tell"),
+        (DSTACK, {"DSTACK_MASTER_NODE_IP": ""}, "DSTACK_MASTER_NODE_IP='': it does not say"),
         (DSTACK, {"DSTACK_MASTER_NODE_IP": "10.0.0.9"}, "the first node is not one of the nodes"),
-        (DSTACK, {"DSTACK_MASTER_NODE_IP": "\x1b[2J"}, r"'\x1b[2J': that is no address"),
-        (DSTACK, {"DSTACK_NODES_IPS": "x" * 9999}, "that is no list of addresses"),
+        (DSTACK, {"DSTACK_MASTER_NODE_IP": "\x1b[2J"}, r"'\x1b[2J': that is not an address"),
+        (DSTACK, {"DSTACK_NODES_IPS": "x" * 9999}, "that is not a list of addresses"),
     ],
 )
 def test_variables_of_orchestrators_that_cannot_be(
@@ -487,7 +491,7 @@ def test_variables_of_orchestrators_that_cannot_be(
     with pytest.raises(ConfigError) as raised:
         found(environ)
     assert told in str(raised.value)
-    assert "--scheduler none leaves these variables alone" in str(raised.value)
+    assert "--scheduler none ignores these variables" in str(raised.value)
     assert len(str(raised.value)) < 1000
     assert detect("none", environ, Machine()) is None
 

@@ -71,7 +71,7 @@ def test_a_relative_home_is_none_and_nothing_is_made_in_this_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(OSError, match=r"no absolute path.*HOME=relative"):
+    with pytest.raises(OSError, match=r"not an absolute path.*HOME=relative"):
         make_user_key({"HOME": "relative", "XDG_CONFIG_HOME": "relative"})
     assert not any(tmp_path.iterdir())
 

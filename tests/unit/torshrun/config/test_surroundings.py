@@ -205,7 +205,7 @@ def test_a_home_that_is_no_path_is_said_in_one_line() -> None:
     job, notes = made({**STEP, "HOME": "relative"})
     assert job.rendezvous is not None
     assert job.rendezvous.secret == ""
-    assert any("(HOME=relative: it is no absolute path" in note for note in notes)
+    assert any("(HOME=relative: it is not an absolute path" in note for note in notes)
 
 
 def test_a_key_that_others_can_read_is_an_error(home: dict[str, str]) -> None:
@@ -234,7 +234,7 @@ def test_hosts_that_are_listed_have_the_jobs_name_and_grace_and_nothing_of_its_n
     assert not Path(home["HOME"], ".config").exists()
     assert for_hosts({**batch, **home}, scheduler="none").hints is None
     assert for_hosts(home).hints is None
-    with pytest.raises(ConfigError, match="nothing in the environment says so"):
+    with pytest.raises(ConfigError, match="the environment has none of its variables"):
         for_hosts(home, scheduler="slurm")
 
 

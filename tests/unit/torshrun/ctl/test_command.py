@@ -33,13 +33,13 @@ def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
         (["scale", "job", MEET], "Missing argument"),
         (["drain", "job", MEET], "Missing argument"),
         (["stop", "job", "--timeout=soon", MEET], "'soon' is not a number of seconds"),
-        (["status", "--json", MEET], "are of one run: name it"),
+        (["status", "--json", MEET], "apply to one run: name it"),
         (["halt", "job"], "No such command 'halt'"),
         (["doctor", "--only=everything"], "'everything' is not one of"),
         (["doctor", "--only=etcd"], "nothing to look at"),
-        (["doctor", "--all-pairs"], "name them"),
-        (["doctor", "--network-check"], "name them"),
-        (["doctor", "--serve=7000", "--json"], "--serve goes with none"),
+        (["doctor", "--all-pairs"], "need --peers"),
+        (["doctor", "--network-check"], "need --peers"),
+        (["doctor", "--serve=7000", "--json"], "--serve excludes these options"),
         (["doctor", "--peers=node1"], "HOST:PORT"),
         (["doctor", "--timeout=soon"], "'soon' is not a number of seconds"),
         (["doctor", "--rdzv-backend=etcs", MEET], "'etcs' is not one of"),
@@ -66,7 +66,7 @@ def test_the_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) ->
 
 def test_a_store_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["status", "job", MEET]) == 69
-    assert "nobody serves a store at 127.0.0.1:1" in capsys.readouterr().err
+    assert "no store is served at 127.0.0.1:1" in capsys.readouterr().err
 
 
 def test_an_etcd_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:

@@ -125,7 +125,7 @@ def test_ranks_of_a_node_that_has_left_are_named() -> None:
     dead = {0: stands()[0]._replace(ended="exit code 1")}
     verdict = of_running(found._replace(dumps=found.dumps[:1]), dead)
     assert (verdict.ranks, verdict.certainty) == ([0], "undecided")
-    assert "  nothing of rank 1: no node that answers has any of these" in [*in_words(verdict)]
+    assert "  nothing from rank 1: no node that answered has any of these" in [*in_words(verdict)]
 
 
 def kept(folder: Path, *findings: str) -> None:
@@ -174,7 +174,7 @@ def test_nonsense_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "logs/0/attempt_3/account_8.json").symlink_to("nowhere")
     told = as_object(of_kept(tmp_path / "logs"))
     assert told["ranks"] == [1]
-    with pytest.raises(Unfit, match="no account of a failure"):
+    with pytest.raises(Unfit, match="no record of a failure"):
         of_kept(tmp_path / "nowhere")
 
 

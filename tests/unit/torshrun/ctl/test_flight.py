@@ -135,7 +135,7 @@ def test_what_is_not_to_be_compared_is_named(
     keep(tmp_path / "two", 1, [bytes(layout.STRIDE)], clock=clock(7.0, leader="n1"))
     show(str(tmp_path), 0, as_json=False)
     said = capsys.readouterr().out.splitlines()[1]
-    assert said == f"  times of rank 2 are by the clock of {os.uname().nodename} alone"
+    assert said == f"  times of rank 2 are those of the clock of {os.uname().nodename} alone"
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_a_name_that_nobody_has_is_answered_by_those_that_there_are() -> None:
 
 def test_a_name_of_two_nodes_is_no_answer() -> None:
     twins = [replace(node(name, rank), host="n") for rank, name in enumerate("ab")]
-    with pytest.raises(NotDone, match=r"n is 2 nodes.*by a, b"):
+    with pytest.raises(NotDone, match=r"n names 2 nodes.*one of a, b"):
         find_nodes(read("job", keys(header(size=2), *twins)), ["n"])
 
 

@@ -49,14 +49,14 @@ def test_spares_are_let_in_first() -> None:
     now = picture(header(), node("a", 0), node("b", state="waiting"))
     assert scaled(TWO, 1, now) == (
         False,
-        "waiting for the last call, after which 1 node will be let in "
+        "waiting for the last call, after which 1 node will join "
         "(round 3 runs on 1 node with 0 workers)",
     )
 
 
 def test_a_held_job_grows_at_its_checkpoint() -> None:
     now = picture(header(), node("a", 0, holds=True), node("b", state="waiting"))
-    assert "next checkpoint, before which a" in scaled(TWO, 2, now).text
+    assert "next checkpoint: until then a" in scaled(TWO, 2, now).text
 
 
 def test_a_job_that_is_too_large_shrinks() -> None:
@@ -70,7 +70,7 @@ def test_before_the_first_round() -> None:
     now = picture(node("a", state="waiting"), node("b", state="waiting"))
     assert scaled(TWO, 2, now) == (
         False,
-        "waiting for the next round (no round yet; 2 nodes there)",
+        "waiting for the next round (no round yet; 2 nodes present)",
     )
 
 
@@ -85,7 +85,7 @@ def test_a_job_that_ends_reaches_no_size() -> None:
 def test_a_drained_node_goes_and_the_next_round_comes() -> None:
     gone, stays = node("a", 0), node("b", 1)
     before = picture(header(size=2), gone, stays)
-    assert drained([gone], before, before).text == "waiting for a to stop its workers and go"
+    assert drained([gone], before, before).text == "waiting for a to stop its workers and leave"
     between = picture(header(size=2, phase="closing", reason="so"), stays)
     assert not drained([gone], before, between).done
     told = picture(header(size=2, drained=("a",)), stays)
@@ -97,7 +97,7 @@ def test_a_drained_node_goes_and_the_next_round_comes() -> None:
 def test_after_the_last_node_no_round_is_waited_for() -> None:
     before = picture(header(), node("a", 0))
     gone = picture(header(phase="closing", reason="so"), node("a", 0, state="left"))
-    assert drained(before.nodes, before, gone) == (True, "a left, and nobody is left of the run")
+    assert drained(before.nodes, before, gone) == (True, "a left, and no node of the run is left")
 
 
 def test_a_drained_spare_just_goes() -> None:
@@ -127,7 +127,7 @@ def test_a_stop_is_done_when_nobody_is_left() -> None:
     assert stopped(picture(header(), node("a", 0))).text == "waiting for the nodes to end the job"
     assert stopped(over(node("a", 0))) == (
         False,
-        "run job has ended with code 130: stopped, enough; waiting for 1 node to go",
+        "run job has ended with code 130: stopped, enough; waiting for 1 node to leave",
     )
     assert stopped(over(node("a", 0, state="left"))) == (
         True,
@@ -136,4 +136,4 @@ def test_a_stop_is_done_when_nobody_is_left() -> None:
 
 
 def test_a_job_without_nodes_says_so() -> None:
-    assert "none is there, or none reaches the store" in stopped(picture(header())).text
+    assert "none is present, or none reaches the store" in stopped(picture(header())).text

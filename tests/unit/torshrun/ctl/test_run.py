@@ -115,7 +115,7 @@ def test_runs_that_there_are_answer_for_one_that_there_is_not() -> None:
                 pass
         await write(await begin(store), header())
         assert await run_ids(store) == ["job"]
-        with pytest.raises(NotDone, match=r"no run 'jog' .* the runs there are: 'job'$"):
+        with pytest.raises(NotDone, match=r"no run 'jog' .* its runs are: 'job'$"):
             async with SteeredRun(store, "jog", EPOCH.secret, 0).watched():
                 pass
         await store.close()
@@ -336,7 +336,7 @@ def test_a_run_that_changes_while_it_is_forgotten_is_left() -> None:
         store = Changing()
         async with opened(header(), store=store) as (signed, run):
             store.meanwhile = write(signed, header(size=2))
-            with pytest.raises(NotDone, match="begins again"):
+            with pytest.raises(NotDone, match="has started again"):
                 await run.forget()
             assert await store.get(BASE + rows.ROUND)
 

@@ -32,7 +32,7 @@ def test_a_run_in_words() -> None:
         "  size: 1 to 4 nodes\n"
         "  restarts: 0 of 2 used\n"
         "  master: h port 7\n"
-        "  leader: none just now\n"
+        "  leader: none at the moment\n"
         "  1 node of the round cannot be seen: starting, lost, or cut off\n"
         "\n"
         "RANK  NODE  ADDRESS   WORKERS  STATE\n"
@@ -52,7 +52,7 @@ def test_a_run_that_nobody_is_left_of() -> None:
 
 def test_a_run_before_its_first_round() -> None:
     assert in_words(read("job", keys(node("a", state="waiting")))).startswith(
-        "run job: no round yet; 1 node there\n"
+        "run job: no round yet; 1 node present\n"
     )
 
 
@@ -79,7 +79,7 @@ def test_what_is_asked_of_it() -> None:
     text = in_words(read("job", items))
     assert "the job waits for node b to enter the round\n" in text
     assert "runs; asked to go\n" in text
-    assert "somebody asked for its end: enough\n" in text
+    assert "its end was requested: enough\n" in text
     assert "no node is added before the next checkpoint: a\n" in text
 
 

@@ -203,21 +203,21 @@ def test_profiles_are_on_the_ranks_clock(joined: Joined, tmp_path: Path) -> None
         assert slices(own, "torch: thread 45") == [("aten::mm", 1.0, 2.0)]
         assert [event["ph"] for event in own if event["name"] == "ac2g"] == ["s", "f"]
     assert len({event["id"] for event in found if event["ph"] == "s"}) == 2
-    assert others.complaints[0].endswith("a: 1 of its 5 events lie outside of this trace's time")
+    assert others.complaints[0].endswith("a: 1 of its 5 events are outside of this trace's time")
 
 
 def test_whose_profile_it_is_has_to_be_known(joined: Joined, tmp_path: Path) -> None:
     path = profile(tmp_path / "a")
     for what, why in {
-        path: "does not tell of which rank it is",
-        f"9={path}": "is of rank 9, of which there is no record",
+        path: "does not say which rank it belongs to",
+        f"9={path}": "belongs to rank 9, which has no records",
         str(tmp_path / "none"): "No such file",
         str(tmp_path): "Is a directory",
     }.items():
         with pytest.raises(Unfit, match=why):
             Others(joined).add(what)
     (tmp_path / "b").write_text('{"traceEvents": 3}')
-    with pytest.raises(Unfit, match=r"neither a trace of torch.profiler's nor"):
+    with pytest.raises(Unfit, match=r"neither a trace of torch.profiler nor"):
         Others(joined).add(str(tmp_path / "b"))
     with_pid = Worker(0, list, list, [], pid=44)
     known = Joined([Node("n", 0, 9.0, 0.0, [with_pid], wall=100.0)], None, None)

@@ -29,7 +29,7 @@ def test_a_setting_that_forbids_it_is_named(
     path.parent.mkdir(parents=True)
     path.write_text(f"{value}\n")
     text = explain("u", errno.EPERM, tmp_path)
-    assert "leaving the namespaces it was born in (Operation not permitted)" in text
+    assert "leaving its namespaces (Operation not permitted)" in text
     assert f"sysctl -w {command}`" in text
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from support.led_nodes import (
     TTL,
     act,
+    decide,
     inside,
     node,
     settings,
@@ -15,7 +16,7 @@ from support.led_nodes import (
 )
 
 from torshrun.rendezvous.rows import NodeRow
-from torshrun.rendezvous.state import Form, decide
+from torshrun.rendezvous.state import Form
 
 
 def earlier(name: str, token: str = "old", **changes: Any) -> NodeRow:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -85,7 +86,7 @@ def test_a_leader_that_has_left_has_ended() -> None:
 def leading(*rows: NodeRow, fence: int = 5) -> View:
     """As the header's author sees it, or the leader of another term."""
     seen = view(*rows)
-    seen.fence = fence
+    seen.term = replace(seen.term, fence=fence)
     return seen
 
 
@@ -126,18 +127,19 @@ def test_a_leader_without_a_node_that_dropped_out_ends_with_its_lease() -> None:
 
 def test_a_node_that_is_granted_its_beats_is_waited_for_whoever_has_its_row() -> None:
     seen = leading(row("a"), fence=6)
-    seen.blind_until = NOW
+    seen.sight = replace(seen.sight, blind_until=NOW)
     assert seen.answer_beat(Beat(node="b", round=0, token="t", number=1, confirmed=0), NOW, NOW + 1)
-    assert seen.blind_until == NOW + TTL
+    assert seen.sight.blind_until == NOW + TTL
 
 
 @pytest.mark.parametrize("state", ["inside", "waiting"])
 def test_who_beats_to_a_new_leader_beats_no_more_to_the_last_one(state: str) -> None:
     seen = leading(row("b", state=state), fence=6)
-    seen.blind_until, seen.inherited_until = inherited(seen, {})
-    assert seen.blind_until > NOW + OUTAGE
+    blind, inherits = inherited(seen, {})
+    seen.sight = replace(seen.sight, blind_until=blind, inherited_until=inherits)
+    assert seen.sight.blind_until > NOW + OUTAGE
     outside = Beat(node="spare", round=-1, token="", number=1, confirmed=0)
     assert seen.answer_beat(outside, NOW, NOW + 1)
-    assert seen.blind_until > NOW + OUTAGE
+    assert seen.sight.blind_until > NOW + OUTAGE
     assert seen.answer_beat(Beat(node="b", round=-1, token="", number=1, confirmed=0), NOW, NOW + 1)
-    assert (seen.blind_until, seen.inherited_until) == (NOW + 2 * TTL, NOW + 2 * TTL)
+    assert (seen.sight.blind_until, seen.sight.inherited_until) == (NOW + 2 * TTL, NOW + 2 * TTL)

@@ -10,6 +10,7 @@ from support.led_nodes import (
     TTL,
     act,
     close,
+    decide,
     formed,
     header,
     inside,
@@ -21,7 +22,7 @@ from support.led_nodes import (
 
 from torshrun.rendezvous.beats import Beat
 from torshrun.rendezvous.restart import STABLE_SECONDS, Hosts
-from torshrun.rendezvous.state import Close, decide
+from torshrun.rendezvous.state import Close
 from torshrun.rendezvous.view import View
 
 
@@ -105,7 +106,7 @@ def test_losses_count_only_if_the_round_had_not_lasted() -> None:
         seen.put(row, 9)
         seen.put(replace(row, state="waiting", sequence=row.sequence + 1), 9)
         assert isinstance(act(seen, 1000.0 * number + STABLE_SECONDS), Close)
-    assert seen.hosts.free_at("b", needed=False) <= 9000.0
+    assert seen.sight.hosts.free_at("b", needed=False) <= 9000.0
 
 
 @pytest.mark.parametrize(("leaving", "is_held"), [("preempted", False), ("lost", True)])
@@ -119,7 +120,7 @@ def test_who_goes_because_somebody_said_so_does_not_count_against_its_host(
         row = reported("b", 1, "stopped", token=token, round=number, sequence=number + 2)
         seen.put(replace(row, state="left", leaving=leaving), 9)
         assert isinstance(act(seen), Close)
-    assert (seen.hosts.free_at("b", needed=False) > 0.0) is is_held
+    assert (seen.sight.hosts.free_at("b", needed=False) > 0.0) is is_held
 
 
 def test_a_newcomer_that_is_gone_when_the_round_was_closed_for_it_counts_against_its_host() -> None:
@@ -135,7 +136,7 @@ def test_a_newcomer_that_is_gone_when_the_round_was_closed_for_it_counts_against
         close(seen, header(number=number, token=token, phase="closing"), 0.0)
         seen.drop(f"b{number}")
         assert act(seen) is None
-    assert seen.hosts.free_at("h", needed=False) == TTL / 4
+    assert seen.sight.hosts.free_at("h", needed=False) == TTL / 4
 
 
 def drop_out(seen: View, name: str, number: int) -> None:
@@ -153,7 +154,7 @@ def test_who_loses_touch_again_and_again_is_held_back_and_others_of_its_host_are
     seen = view(node("a", host="b"))
     drop_out(seen, "b", 0)
     drop_out(seen, "b", 1)
-    assert seen.hosts.free_at("b", needed=False) == TTL / 4
+    assert seen.sight.hosts.free_at("b", needed=False) == TTL / 4
     row = seen.rows["a"]
     seen.put(replace(row, host="b", sequence=row.sequence + 1), 9)
     seen.put(node("c"), 9)
@@ -165,17 +166,19 @@ def test_who_does_not_enter_again_and_again_is_held_back() -> None:
     seen = formed("a", "b")
     for number in range(2):
         token = f"t{number}"
-        seen.forming[token] = ("a", "b")
+        seen.sight = seen.sight.with_places(token, ("a", "b"))
         seen.take_header(header(number=number, token=token), 100.0 * number)
         seen.put(inside("a", 0, token=token, round=number, sequence=number + 2), 9)
         assert isinstance(act(seen, 100.0 * number + 21), Close)
-    assert seen.hosts.free_at("b", needed=False) == 121.0 + TTL / 4
+    assert seen.sight.hosts.free_at("b", needed=False) == 121.0 + TTL / 4
     closing = formed("a", "b")
     for number in range(2):
         close(closing, header(number=number, token=f"c{number}", phase="closing"), 0.0)
-        closing.seated = frozenset("ab")
+        closing.sight = replace(closing.sight, seated=frozenset("ab"))
         act(closing, 99.0)
-    assert closing.hosts.free_at("b", needed=False) == -math.inf, "nobody enters what is closing"
+    assert closing.sight.hosts.free_at("b", needed=False) == -math.inf, (
+        "nobody enters what is closing"
+    )
 
 
 def test_who_is_drained_or_not_lost_yet_does_not_count_against_its_host() -> None:
@@ -190,14 +193,14 @@ def test_who_is_drained_or_not_lost_yet_does_not_count_against_its_host() -> Non
         assert seen.answer_beat(Beat("c", number, token, number + 1, 0), 1.0, 99.0)
         seen.drop("c")
         assert isinstance(act(seen, 2.0), Close)
-    assert seen.hosts.free_at("b", needed=False) == -math.inf
-    assert seen.hosts.free_at("c", needed=False) == -math.inf
+    assert seen.sight.hosts.free_at("b", needed=False) == -math.inf
+    assert seen.sight.hosts.free_at("c", needed=False) == -math.inf
 
 
 def test_a_host_is_never_held_back_until_the_job_ends_for_want_of_it() -> None:
     hosts = Hosts(settings(join_timeout=8.0))
     for number in range(9):
-        hosts.lose("h", number, 0.0, 100.0)
+        hosts = hosts.lose("h", number, 0.0, 100.0)
     assert hosts.free_at("h", needed=True) == 104.0
 
 

@@ -90,7 +90,7 @@ async def scale_down_unseen(loses: str) -> Header:
         row = NodeRow(node=name, sequence=1, state="waiting")
         await store.put(key(rows.NODES + name), rows.encode(row))
     view = View(SETTINGS, "a", time.monotonic())
-    view.fence = fence
+    view.term = replace(view.term, fence=fence)
     asking = Asking(store, SETTINGS, time.monotonic, random.Random(1))
     lead = Lead(asking, view, lambda: None)
     tasks = [asyncio.create_task(lead.run()), asyncio.create_task(follow_header(store, lead))]
@@ -128,7 +128,7 @@ def test_no_job_ends_for_want_of_nodes_that_came_unseen() -> None:
         store, rules = Lagging(), replace(SETTINGS, min_nodes=2, join_timeout=0.5)
         leader = rows.encode(LeaderRow(node="a", endpoint="tcp:a:1", token="t"))
         view = View(rules, "a", time.monotonic())
-        view.fence = await store.put(key(rows.LEADER), leader)
+        view.term = replace(view.term, fence=await store.put(key(rows.LEADER), leader))
         view.answer_beat(Beat("b", -1, "", 1, 0), time.monotonic(), math.inf)
         lead = Lead(Asking(store, rules, time.monotonic, random.Random(1)), view, lambda: None)
         came = {name: rows.encode(NodeRow(node=name, sequence=1, state="waiting")) for name in "ab"}

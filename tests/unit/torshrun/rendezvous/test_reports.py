@@ -7,6 +7,7 @@ from support.led_nodes import (
     TTL,
     act,
     close,
+    decide,
     header,
     inside,
     node,
@@ -15,7 +16,7 @@ from support.led_nodes import (
 )
 
 from torshrun import exit_codes
-from torshrun.rendezvous.state import Close, Conclude, Form, decide
+from torshrun.rendezvous.state import Close, Conclude, Form
 
 
 def test_a_failure_closes_the_round_and_is_restarted() -> None:

@@ -45,7 +45,7 @@ def test_only_a_listing_since_the_round_is_closing_tells_who_entered_it(
         lead.take_header(CLOSING, 9, 9)
         await lead._list()
         await store.close()
-        return view.listed_since_close
+        return view.sight.listed_since_close
 
     assert asyncio.run(scene()) is counts
 

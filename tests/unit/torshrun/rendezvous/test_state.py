@@ -10,6 +10,7 @@ from support.led_nodes import (
     TTL,
     act,
     close,
+    decide,
     formed,
     header,
     inside,
@@ -24,7 +25,7 @@ from torshrun.rendezvous.beats import Beat
 from torshrun.rendezvous.rows import Header, SizeWanted, StopWanted
 from torshrun.rendezvous.seats import seat
 from torshrun.rendezvous.settings import Settings
-from torshrun.rendezvous.state import Adopt, Close, Conclude, Form, ListNodes, decide
+from torshrun.rendezvous.state import Adopt, Close, Conclude, Form, ListNodes
 
 
 def test_the_first_round_waits_for_all_or_for_the_last_call() -> None:
@@ -57,7 +58,7 @@ def test_the_next_round_waits_until_all_were_listed_who_entered_this_one() -> No
     seen = formed("a", "b")
     seen.take_header(header(phase="closing"), 1.0)
     assert act(seen, 1.0) == ListNodes()
-    seen.listed_since_close = True
+    seen.sight = replace(seen.sight, listed_since_close=True)
     assert isinstance(act(seen, 1.0), Form)
 
 
@@ -73,7 +74,7 @@ def test_a_node_without_a_row_is_lost_once_its_beats_have_run_out() -> None:
 
 def test_nodes_of_another_leaders_round_have_time_to_come_back() -> None:
     seen = view(inside("a", 0), header=header(fence=3))
-    seen.blind_until = 50.0
+    seen.sight = replace(seen.sight, blind_until=50.0)
     assert decide(seen, 49.0)[:2] == (None, 50.0)
     assert isinstance(act(seen, 50.0), Close)
     seen.put(inside("b", 1), 9)
@@ -97,7 +98,7 @@ def test_a_node_that_lost_touch_ends_the_round_and_is_waited_for_no_longer() -> 
 def test_a_round_all_of_whose_nodes_lost_touch_is_followed_at_once() -> None:
     rows = [inside(name, rank, state="waiting") for rank, name in enumerate("ab")]
     seen = view(*rows, header=header(fence=3))  # another leader's
-    seen.blind_until = seen.inherited_until = 999.0
+    seen.sight = replace(seen.sight, blind_until=999.0, inherited_until=999.0)
     assert isinstance(act(seen), Close)
     close(seen, header(fence=3, phase="closing"), 0.0)
     assert isinstance(act(seen), Form)
@@ -165,7 +166,7 @@ def test_a_stop_ends_the_job_whatever_it_does() -> None:
 def test_those_who_are_left_when_all_nodes_of_a_round_have_died_go_on_with_the_job() -> None:
     dead = header(2, phase="closing", fence=3, restarts=9, max_restarts=9)
     seen = view(node("a"), node("b"), header=dead)
-    seen.blind_until = 50.0
+    seen.sight = replace(seen.sight, blind_until=50.0)
     waits = decide(seen, 4.0)
     assert waits[:2] == (None, 50.0)
     assert "2 node(s)" in waits.why
@@ -210,7 +211,7 @@ def test_a_round_that_cannot_grow_is_not_closed_for_newcomers(
 
 def test_a_round_does_not_grow_while_nodes_of_it_are_missing() -> None:
     seen = view(inside("a", 0), node("c"), header=header(fence=3))
-    seen.blind_until = 50.0
+    seen.sight = replace(seen.sight, blind_until=50.0)
     assert act(seen, 49.0) is None
 
 
@@ -346,7 +347,7 @@ def test_the_next_round_waits_for_those_inside_and_for_the_grants_of_the_lost() 
 
 def test_what_another_leader_granted_is_waited_for_too() -> None:
     seen = view(inside("a", 0), inside("b", 1), node("c"), header=header(fence=3))
-    seen.inherited_until = 50.0
+    seen.sight = replace(seen.sight, inherited_until=50.0)
     close(seen, header(fence=3, phase="closing"), 1.0)
     seen.put(reported("a", 0, "stopped", sequence=2), 9)
     seen.drop("b")
@@ -357,7 +358,7 @@ def test_a_round_of_another_leader_is_not_adopted_while_nodes_of_it_are_missing(
     seen = view(inside("a", 0), inside("b", 1), header=header(fence=3))
     assert act(seen) == Adopt()
     seen.drop("b")
-    seen.inherited_until = 50.0
+    seen.sight = replace(seen.sight, inherited_until=50.0)
     assert act(seen) is None
 
 

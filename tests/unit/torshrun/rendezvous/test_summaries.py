@@ -41,12 +41,12 @@ def test_a_summary_goes_with_its_node() -> None:
     view = View(Settings(run_id="r", min_nodes=1, max_nodes=2), "a", 0.0)
     view.note_summary("b", b"too early")
     view.put(NodeRow(node="b", sequence=1, state="waiting"), 1)
-    assert view.summaries == {}
+    assert view.nodes.summaries == {}
     view.note_summary("b", b"first")
     view.note_summary("b", b"second")
-    assert view.summaries == {"b": b"second"}
+    assert view.nodes.summaries == {"b": b"second"}
     view.drop("b")
-    assert view.summaries == {}
+    assert view.nodes.summaries == {}
 
 
 def test_a_node_that_is_alone_tells_itself() -> None:

@@ -56,29 +56,31 @@ def test_a_node_that_left_or_goes_or_runs_workers_has_no_place_in_the_next_round
 
 def test_each_round_begins_with_nothing_but_what_the_rows_tell_of_it() -> None:
     seen = view(row("a", "inside", "t"), row("b", "waiting", "u", outcome="failed"))
-    seen.blind_until = seen.inherited_until = 99.0
+    seen.sight = replace(seen.sight, blind_until=99.0, inherited_until=99.0)
     assert seen.answer_beat(beat("a"), 1.0, 9.0)
     seen.take_header(replace(HEADER, number=1, token="u"), 5.0)
-    assert (seen.blind_until, seen.inherited_until, seen.opened_at) == (5.0, 5.0, 5.0)
-    assert (seen.granted, seen.roster.dropped, seen.roster.strays) == ({}, {"b"}, {"a"})
+    sight = seen.sight
+    assert (sight.blind_until, sight.inherited_until, sight.opened_at) == (5.0, 5.0, 5.0)
+    assert (seen.heard.granted, seen.roster.dropped, seen.roster.strays) == ({}, {"b"}, {"a"})
 
 
 def test_the_same_round_goes_on_when_its_header_is_written_again_or_was_gone() -> None:
     seen = view(row("a", "inside", "t"))
-    seen.inherited_until = 99.0
+    seen.sight = replace(seen.sight, inherited_until=99.0)
     seen.take_header(replace(HEADER, fence=8), 5.0)
     seen.take_header(None, 6.0)
     assert not seen.roster.inside
     assert seen.roster.strays == {"a"}
     seen.take_header(HEADER, 7.0)
-    assert (seen.inherited_until, seen.opened_at, seen.roster.inside) == (99.0, 0.0, {"a"})
+    assert (seen.sight.inherited_until, seen.sight.opened_at) == (99.0, 0.0)
+    assert seen.roster.inside == {"a"}
 
 
 def test_nodes_without_a_row_are_apart_until_they_are_heard_of_again() -> None:
     seen = View(RULES, "a", 0.0)
     for name in "abc":
         seen.put(row(name), 1)
-    seen.forming["t"] = ("a", "b", "c")
+    seen.sight = seen.sight.with_places("t", ("a", "b", "c"))
     seen.take_header(HEADER, 0.0)
     assert seen.roster.placed == {"a", "b", "c"}
     seen.drop("c")
@@ -91,7 +93,7 @@ def test_nodes_without_a_row_are_apart_until_they_are_heard_of_again() -> None:
 
 def test_a_node_that_has_reported_can_run_nothing_though_it_vanishes() -> None:
     seen = view(row("a", "inside", "t"), row("b", "inside", "t"), row("c", "reported", "t"))
-    seen.inherited_until = 99.0
+    seen.sight = replace(seen.sight, inherited_until=99.0)
     for name in "bc":
         seen.drop(name)
     assert seen.roster.apart == {"b", "c"}
@@ -121,11 +123,11 @@ def test_only_beats_of_the_open_round_are_granted() -> None:
     assert not seen.answer_beat(beat("b"), 2.0, 2.0)  # the leader's own grant is over
     assert not seen.answer_beat(beat("b", token="old"), 2.0, 9.0)
     assert seen.answer_beat(Beat("s", -1, "", 1, 0), 2.0, 9.0)
-    assert seen.granted == {}
+    assert seen.heard.granted == {}
     assert seen.answer_beat(beat("b"), 2.0, 9.0)
-    assert (seen.granted, seen.blind_until) == ({"b": 2.0}, 0.0)
+    assert (seen.heard.granted, seen.sight.blind_until) == ({"b": 2.0}, 0.0)
     assert seen.answer_beat(beat("x"), 3.0, 9.0)  # nothing else is known of it
-    assert seen.blind_until == 3.0 + TTL
+    assert seen.sight.blind_until == 3.0 + TTL
 
 
 def test_a_beat_counts_from_when_its_node_knows_that_it_was_answered() -> None:
@@ -138,7 +140,7 @@ def test_a_beat_counts_from_when_its_node_knows_that_it_was_answered() -> None:
 
 def test_who_is_to_enter_the_round_is_to_beat_too() -> None:
     seen = View(RULES, "a", 0.0)
-    seen.forming["t"] = ("a", "b")
+    seen.sight = seen.sight.with_places("t", ("a", "b"))
     seen.put(row("b"), 1)
     seen.take_header(HEADER, 0.0)
     assert seen.heard_all_since(1.0) == -math.inf

@@ -175,10 +175,10 @@ def test_what_is_torshruns_own_is_not_exported(planned: Plan) -> None:
     environ = {"TORSH_SECRET": "an example of a secret", "TORSH_TUNING": "1", "TORSH_ROLE": "r"}
     exports = planned("--export=TORSH_*", "train.py", **environ).exports
     assert exports == {"TORSH_TUNING": "1"}
-    with pytest.raises(ConfigError, match="TORSH_SECRET is torshrun's own"):
+    with pytest.raises(ConfigError, match="TORSH_SECRET belongs to torshrun"):
         planned("--export=TORSH_SECRET", "train.py", **environ)
     with pytest.raises(
-        ConfigError, match=r"TORSH_NNODES is torshrun's own.* environment: in a fil"
+        ConfigError, match=r"TORSH_NNODES belongs to torshrun.* environment: in a fil"
     ):
         planned("--export=TORSH_NNODES=1", "train.py", **environ)
 
@@ -205,9 +205,9 @@ def test_the_end_of_the_time_comes_no_later_for_hosts_that_take_long_to_start(
         (["--nnodes=3", "t.py"], "--nnodes: 3 nodes need as many hosts, and there are 2"),
         (["--nnodes=3:4", "t.py"], "--nnodes: 3 nodes need as many hosts"),
         (["--nproc-per-node=3", "t.py"], "--nproc-per-node: 3 is more than"),
-        (["--include=z", "t.py"], "'z' is no host of the file"),
+        (["--include=z", "t.py"], "'z' is not a host of the file"),
         (["--export=NOT_SET", "t.py"], "--export: NOT_SET is not set here: give NOT_SET=VALUE"),
-        (["--export=A-B=1", "t.py"], "--export: 'A-B=1' is none of"),
+        (["--export=A-B=1", "t.py"], "--export: 'A-B=1' is not"),
         (["--ssh-command=ssh 'x", "t.py"], "--ssh-command: it cannot be split"),
         (["--rdzv-backend=etcd", "t.py"], "--rdzv-endpoint"),
         (["--rdzv-conf=ttl=0.1", "t.py"], "--rdzv-conf: a node cannot count as lost"),

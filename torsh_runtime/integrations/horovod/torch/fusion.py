@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from torsh_runtime.arrays.torch import part_like
 from torsh_runtime.integrations.horovod.torch.calls import Call, Operand
 from torsh_runtime.integrations.horovod.torch.collectives import (
     Handle,
@@ -17,7 +18,6 @@ from torsh_runtime.integrations.horovod.torch.collectives import (
 )
 from torsh_runtime.integrations.horovod.torch.compression import Compression, Compressor
 from torsh_runtime.integrations.horovod.torch.world import ProcessSet
-from torsh_runtime.modules.torch import part
 from torsh_runtime.parallel.ddp.plan import Gradient, Kind, Span, limit_of, spans
 
 Tensor = torch.Tensor
@@ -32,7 +32,8 @@ class Bucket:
         self.name = name
         starts = [0, *accumulate(each.numel() for each in parameters)]
         self.views = {
-            each: part(flat, start, each) for start, each in zip(starts, parameters, strict=False)
+            each: part_like(flat, start, each)
+            for start, each in zip(starts, parameters, strict=False)
         }
         only = self.views[parameters[0]]
         self.whole = only if len(parameters) == 1 and only.is_contiguous() else flat

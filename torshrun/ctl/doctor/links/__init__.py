@@ -1,1 +1,1 @@
-"""The network between nodes: doctors that serve, and one that measures."""
+"""Measures the network between nodes, from one doctor to others that serve."""

@@ -1,4 +1,4 @@
-"""A real all_reduce between two nodes, each started by torshrun as a job's workers are."""
+"""Runs an all_reduce between two nodes, each started by torshrun as a job's workers are."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ _ENDS_WITH_US = (
 _WORKER = "torsh_runtime.network_check"
 _JOIN_SECONDS = 20
 _STOP_SECONDS = 10.0
-"""Less than the asker waits: both agents end before."""
+"""Seconds for stopping. That is less than the asker waits, so that both agents end before."""
 _MOST_SAID = 300
 _TELLING = (
     re.compile(r"\b\w*(Error|Lost|Timeout): "),  # the last line of a traceback
     re.compile(r"error|failed|could not|refused|lost|timed? ?out", re.IGNORECASE),
     re.compile(""),
 )
-"""Which lines of a failed agent's output tell why, the better ones first."""
+"""Patterns of the lines of a failed agent's output that explain the failure, best first."""
 
 
 class Place(NamedTuple):
-    """One of the two nodes, in a job that is made for the check."""
+    """Describes one of the two nodes in the job of the check."""
 
     node_rank: int
-    """0 or 1; node 0 serves the store."""
+    """The group rank, 0 or 1. Node 0 serves the store."""
     master: Address
-    """Where: an address of node 0, as node 1 knows it, and a free port there."""
+    """An address of node 0, as node 1 knows it, with a free port there."""
     run_id: str
 
 
 def take_part(place: Place, key: bytes) -> Checked:
-    """Start this node's agent, and what its worker measured, within CHECK_SECONDS."""
+    """Run this node's agent, and return its worker's measurement within CHECK_SECONDS."""
     process = subprocess.Popen(
         _command(place),
         env=_environ(place, key, os.environ),
@@ -89,17 +89,17 @@ def _command(place: Place) -> list[str]:
 
 
 def _environ(place: Place, key: bytes, environ: Mapping[str, str]) -> dict[str, str]:
-    """This process's own, without what would make another job of it."""
+    """Return this process's environment without what would configure a job differently."""
     others = {variable for option in OPTIONS for variable in option.environment}
     places = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORSH_SECRET"}
     kept = {name: environ[name] for name in environ if name not in others | places}
     secret = derive(key, "doctor's job", place.run_id).hex()
-    safe = {"PYTHONSAFEPATH": "1"}  # whatever the directory has that is called as a module is
+    safe = {"PYTHONSAFEPATH": "1"}  # files in the directory must not shadow modules
     return {**kept, **safe, **({"TORSH_SECRET": secret} if secret else {})}
 
 
 def _stop(process: subprocess.Popen[str]) -> str:
-    """Have the agent stop its worker, and what it has said."""
+    """Stop the agent with its worker, and return its output."""
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
         return process.communicate(timeout=_STOP_SECONDS)[0]
@@ -119,7 +119,7 @@ def _result(code: int, said: str) -> Checked:
 
 
 def _last(said: str) -> str:
-    """The last of its lines that tell why."""
+    """Return the last line of the output that explains the failure."""
     lines = [printable(line).strip(" |") for line in said.splitlines() if line.strip()]
     found = ([line for line in lines if kind.search(line)] for kind in _TELLING)
     telling = next(filter(None, found), ["it said nothing"])

@@ -1,4 +1,4 @@
-"""What the measurements of many links tell: which one is slow, and of which node. Pure."""
+"""Judges from the measurements of many links which link or node is slow. Pure."""
 
 from __future__ import annotations
 
@@ -11,45 +11,45 @@ from torshrun.ctl.doctor.links.orders import Checked
 from torshrun.text import rate
 
 SLOW = 0.5
-"""Of the median of all directions: a direction with less is slow."""
+"""The fraction of the median rate of all directions below which a direction is slow."""
 _LATE, _LATE_BY = 3.0, 0.0002
-"""A round trip that is so many times the median, and so many seconds more, is late."""
+"""A round trip is late if it exceeds the median by this factor and by these seconds."""
 _OF_TCP = 0.25
-"""Of plain TCP: an all_reduce with less is slow for this network."""
+"""The fraction of the rate of plain TCP below which an all_reduce is slow for its network."""
 
 
 class Link(NamedTuple):
-    """From one node to another, as measured."""
+    """Holds a measurement from one node to another."""
 
     source: str
     target: str
     rate: float
-    """Bytes a second."""
+    """Bytes per second."""
     latency: float
-    """Seconds for a round trip."""
+    """Seconds of a round trip."""
 
     def __str__(self) -> str:
         return f"{self.source} -> {self.target}"
 
 
 class Broken(NamedTuple):
-    """Two nodes between which nothing could be measured."""
+    """Names two nodes between which nothing could be measured."""
 
     pair: tuple[str, str]
     why: str
 
 
 class Reduced(NamedTuple):
-    """An all_reduce of two nodes."""
+    """Holds the result of an all_reduce between two nodes."""
 
     pair: tuple[str, str]
     checked: Checked
     tcp_rate: float
-    """Bytes a second that plain TCP had in its slower direction; 0 if it was not measured."""
+    """Bytes per second of plain TCP in its slower direction, or 0 if not measured."""
 
 
 def rounds(nodes: Sequence[str]) -> list[list[tuple[str, str]]]:
-    """Every pair once, in rounds in which no node is in two pairs (the circle method)."""
+    """Return all pairs, in rounds in which no node is in two pairs (the circle method)."""
     circle: list[str | None] = [*nodes, *([None] if len(nodes) % 2 else [])]
     found = []
     for _ in range(len(circle) - 1):
@@ -83,20 +83,20 @@ def _link(link: Link, typical: float, usual: float, *, is_slow: bool) -> Finding
         return warning(
             f"slow link {link}",
             f"{value}; the median of all is {rate(typical)}",
-            "Jobs go at the pace of the slowest link: see its cable, port, speed (ethtool) and "
+            "Jobs run at the pace of the slowest link: see its cable, port, speed (ethtool) and "
             "route, or leave that node out.",
         )
     if link.latency > _LATE * usual and link.latency > usual + _LATE_BY:
         return note(
             f"late link {link}",
             f"{value}; the median of all is {1e6 * usual:.0f} µs",
-            "See whether its way leads through more switches, a tunnel or another site.",
+            "See whether its route leads through more switches, a tunnel or another site.",
         )
     return ok(str(link), value)
 
 
 def _common(slow: Sequence[Link], links: Sequence[Link]) -> Iterator[Finding]:
-    """A node all of whose links in one direction are slow, of several, while others' are not."""
+    """Yield nodes whose several links in one direction are all slow while others' are not."""
     for node in dict.fromkeys(name for link in links for name in link[:2]):
         for way, end in (("from", 0), ("to", 1)):
             own = [link for link in links if link[end] == node]
@@ -105,12 +105,12 @@ def _common(slow: Sequence[Link], links: Sequence[Link]) -> Iterator[Finding]:
                 yield warning(
                     f"slow node {node}",
                     f"all links {way} it are slow, those between others are not",
-                    "It is that node's own: its interface, cable, port or its load.",
+                    "The cause is in that node: its interface, cable, port or load.",
                 )
 
 
 def judge_reduced(reduced: Sequence[Reduced]) -> Iterator[Finding]:
-    """The all_reduces, beside each other and beside plain TCP."""
+    """Judge the all_reduces, compared to each other and to plain TCP."""
     rates = [each.checked.rate for each in reduced if not each.checked.failure]
     typical = median(rates) if rates else 0.0
     for each in reduced:
@@ -119,7 +119,7 @@ def judge_reduced(reduced: Sequence[Reduced]) -> Iterator[Finding]:
 
 
 def _faulty(reduced: Sequence[Reduced]) -> Iterator[Finding]:
-    """A node that failed with each of several others, while a pair without it works."""
+    """Yield nodes that failed with several others, while a pair without them works."""
     failed = [each.pair for each in reduced if each.checked.failure]
     worked = [each.pair for each in reduced if not each.checked.failure]
     for node in dict.fromkeys(name for pair in failed for name in pair):
@@ -127,7 +127,7 @@ def _faulty(reduced: Sequence[Reduced]) -> Iterator[Finding]:
         if alone and worked and sum(node in pair for pair in failed) > 1:
             yield problem(
                 f"faulty node {node}",
-                "its all_reduces fail with every other node, those of others work",
+                "its all_reduces fail with every other node, those between others work",
                 "Leave it out of the job, and see what torshrun says there.",
             )
 
@@ -138,7 +138,7 @@ def _reduced(each: Reduced, typical: float) -> Finding:
         return problem(
             f"all_reduce {names}",
             f"fails: {checked.failure}",
-            "A job of these two nodes fails so, too: see what torshrun says there, the ports above "
+            "A job of these two nodes fails as well: see what torshrun says there, the ports above "
             "1024 between them, and leave out the node that fails with others as well.",
         )
     value = f"{rate(checked.rate)}, 8 bytes take {1e6 * checked.latency:.0f} µs"

@@ -1,4 +1,4 @@
-"""Measures links: from here to each peer, or between all; and lets pairs run an all_reduce."""
+"""Measures links from here to each peer, or between all, and lets pairs run an all_reduce."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ Pair = tuple[str, str]
 
 @dataclass(eq=False)
 class Measuring:
-    """The links of this node and its peers. After `run` it has what was found."""
+    """Measures the links of this node and its peers. After `run` it holds the results."""
 
     peers: Sequence[Address]
     key: bytes
     say: Callable[[str], None]
-    """Is told what is going on."""
+    """Receives a line about the progress."""
     links: list[Link] = field(default_factory=list)
     broken: list[Broken] = field(default_factory=list)
     reduced: list[Reduced] = field(default_factory=list)
     about: list[Finding] = field(default_factory=list)
 
     def run(self, *, all_pairs: bool, network_check: bool) -> tuple[Finding, ...]:
-        """Measure, and then check if wanted. Each step has a deadline, so all of it has."""
+        """Measure the links, then run all_reduces if wanted. Each step has a deadline."""
         self._by_name = {str(peer): peer for peer in self.peers}
         there = self._introduce()
         plan = rounds([HERE, *there]) if all_pairs else [[(HERE, name)] for name in there]
@@ -53,7 +53,7 @@ class Measuring:
         return (*self.about, *judge(self.links, self.broken), *judge_reduced(self.reduced))
 
     def _introduce(self) -> list[str]:
-        """The peers that answer; what they are is noted."""
+        """Return the peers that answer, and record their versions."""
         seconds, there = orders.CONNECT_SECONDS, []
         calls = {
             name: partial(orders.ask, peer, self.key, About, seconds, "about")
@@ -94,7 +94,11 @@ class Measuring:
             self.reduced.append(Reduced(pair, _checked(found), min(tcp, default=0.0)))
 
     def _reduce_one(self, pair: Pair) -> Checked:
-        """The second one serves the store: it is never this node, whose address nobody knows."""
+        """Run an all_reduce between two nodes.
+
+        The second node of the pair serves the store. It is never this node, whose address the
+        others do not know.
+        """
         node, master = pair
         peer = self._by_name[master]
         seconds = orders.CONNECT_SECONDS
@@ -121,11 +125,11 @@ class Measuring:
 def _introduced(name: str, peer: About, here: About) -> Finding:
     value = f"{peer.host}, torshrun {peer.torshrun}, Python {peer.python}"
     if peer.torshrun != here.torshrun:
-        advice = f"Install the same version on all nodes; here is {here.torshrun}."
+        advice = f"Install the same version on all nodes; here it is {here.torshrun}."
         return problem(name, value, advice)
     if peer.python.split(".")[:2] != here.python.split(".")[:2]:
         advice = (
-            f"Take the same on all nodes, or objects may not be understood; here {here.python}."
+            f"Use the same on all nodes, or objects may be unreadable; here it is {here.python}."
         )
         return warning(name, value, advice)
     return ok(name, value)
@@ -138,7 +142,7 @@ def _both_ways(pair: Pair, found: Measured) -> Iterator[Link]:
 
 
 def _worse(*parts: Checked | Exception) -> Checked:
-    """What holds for both: the first failure, or the slower of the two."""
+    """Return the first failure, or the slower of the two."""
     checked = [*map(_checked, parts)]
     failed = [each for each in checked if each.failure]
     return failed[0] if failed else min(checked, key=lambda each: each.rate)

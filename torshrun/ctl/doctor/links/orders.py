@@ -1,5 +1,7 @@
-"""What one doctor asks of another: an order in a frame, over a connection on which both have proved
-that they know the secret; then the answer, or bytes. One order for each connection.
+"""Sends orders from one doctor to another.
+
+An order is a frame on a connection on which both have proved that they know the secret. The answer,
+or a stream of bytes, follows. Each connection carries one order.
 """
 
 from __future__ import annotations
@@ -23,47 +25,47 @@ from torshrun.ctl.doctor.links import streams
 A = TypeVar("A")
 
 CONNECT_SECONDS = 5.0
-"""For the connection, the handshake and short answers."""
+"""Seconds for the connection, the handshake and short answers."""
 STREAM_SECONDS = 10.0
-"""For pings, and for a stream in one direction."""
+"""Seconds for pings, and for a stream in one direction."""
 MEASURE_SECONDS = 3 * (CONNECT_SECONDS + STREAM_SECONDS)
-"""For a measurement between two others."""
+"""Seconds for a measurement between two other nodes."""
 CHECK_SECONDS = 90.0
-"""For an all_reduce by two agents."""
+"""Seconds for an all_reduce by two agents."""
 
 
-_STRANGE = "what answers there is no doctor of this version"
+_STRANGE = "the other side is not a doctor of this version"
 
 
 class LinkError(Exception):
-    """Another doctor could not be reached, or did not do what it was asked; says why."""
+    """Raised with the reason if a doctor cannot be reached or does not carry out an order."""
 
 
 class Measured(NamedTuple):
-    """A connection between two nodes, as one of them sees it."""
+    """Holds the measurement of a connection, as one of its nodes sees it."""
 
     latency: float
-    """Seconds for a round trip, the median."""
+    """Seconds of a round trip, the median."""
     out_rate: float
-    """Bytes a second to the other node."""
+    """Bytes per second to the other node."""
     in_rate: float
-    """And from it."""
+    """Bytes per second from the other node."""
 
 
 class Rate(NamedTuple):
     rate: float
-    """Bytes a second."""
+    """Bytes per second."""
 
 
 class Port(NamedTuple):
     number: int
-    """A TCP port that is free just now."""
+    """A TCP port that is free at the moment."""
 
 
 class About(NamedTuple):
     host: str
     torshrun: str
-    """Its version."""
+    """The version of torshrun."""
     python: str
 
     @classmethod
@@ -72,18 +74,18 @@ class About(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """How one node's part of an all_reduce went."""
+    """Holds the outcome of one node's part of an all_reduce."""
 
     failure: str
-    """Why it failed; "" if it did not."""
+    """The reason why it failed. Empty if it did not."""
     latency: float
-    """Seconds for an all_reduce of 8 bytes, the median."""
+    """Seconds of an all_reduce of 8 bytes, the median."""
     rate: float
-    """Bytes a second of a large one."""
+    """Bytes per second of a large all_reduce."""
 
 
 def own_version() -> str:
-    """Of torshrun."""
+    """Return the version of torshrun."""
     try:
         return metadata.version("torshrun")
     except metadata.PackageNotFoundError:
@@ -91,19 +93,19 @@ def own_version() -> str:
 
 
 def doctor_key(secret: str) -> bytes:
-    """What doctors prove to each other that they know; b"" without a secret."""
+    """Return the key that doctors prove to each other to know, or b"" without a secret."""
     return derive(secret.encode(), "doctor")
 
 
 def ask(peer: Address, key: bytes, kind: type[A], seconds: float, *order: Any) -> A:
-    """What a peer answers to the order within so many seconds. LinkError."""
+    """Send an order to a peer and return its answer within `seconds`. Raises LinkError."""
     with _connected(peer, key, seconds) as (channel, deadline):
         channel.send(wire.encode(list(order)), deadline)
         return _shaped(kind, answered(channel, deadline))
 
 
 def measure(peer: Address, key: bytes) -> Measured:
-    """The link to a peer. LinkError."""
+    """Measure the link to a peer. Raises LinkError."""
     with _streaming(peer, key, "echo") as (channel, deadline):
         latency = streams.ping(channel.sock, deadline)
     with _streaming(peer, key, "give") as (channel, deadline):
@@ -115,7 +117,7 @@ def measure(peer: Address, key: bytes) -> Measured:
 
 
 def answered(channel: Channel, deadline: float) -> list[Any]:
-    """What the other side answers. StoreError with its reason if it refuses."""
+    """Return the answer of the other side. Raises StoreError with its reason if it refuses."""
     match wire.decode(channel.receive(deadline)):
         case [True, *answer]:
             return answer
@@ -126,7 +128,7 @@ def answered(channel: Channel, deadline: float) -> list[Any]:
 
 @contextmanager
 def _streaming(peer: Address, key: bytes, order: str) -> Iterator[tuple[Channel, float]]:
-    """A connection over which the peer is ready to carry out such an order."""
+    """Yield a connection over which the peer is ready to carry out such an order."""
     with _connected(peer, key, STREAM_SECONDS) as (channel, deadline):
         channel.send(wire.encode([order]), deadline)
         answered(channel, deadline)
@@ -136,7 +138,7 @@ def _streaming(peer: Address, key: bytes, order: str) -> Iterator[tuple[Channel,
 
 @contextmanager
 def _connected(peer: Address, key: bytes, seconds: float) -> Iterator[tuple[Channel, float]]:
-    """A new connection, and the deadline. LinkError for whatever fails there."""
+    """Yield a new connection and the deadline. Raises LinkError for all failures."""
     try:
         endpoint = TcpEndpoint(*peer)
         with closing(Channel.open(endpoint, key, time.monotonic() + CONNECT_SECONDS)) as channel:
@@ -146,7 +148,7 @@ def _connected(peer: Address, key: bytes, seconds: float) -> Iterator[tuple[Chan
 
 
 def _shaped(kind: type[A], answer: Sequence[Any]) -> A:
-    """The answer as what it should be. StoreError if it is something else."""
+    """Convert the answer to the type `kind`. Raises StoreError if it does not fit."""
     wanted = list(get_type_hints(kind).values())
     if len(answer) != len(wanted) or not all(map(isinstance, answer, wanted)):
         raise StoreError(_STRANGE)

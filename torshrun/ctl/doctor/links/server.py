@@ -1,8 +1,8 @@
-"""torshctl doctor --serve: does what other doctors ask for, if they know the secret.
+"""Serves torshctl doctor --serve: carries out other doctors' orders if they know the secret.
 
-Strangers are heard as a store's are (torsh_runtime/connections): for a few seconds, a bounded
-number of them. Who has proved itself has one order for each connection, a bounded number of them is
-carried out at a time, and each ends by its deadline.
+Unauthenticated peers are heard as by a store (torsh_runtime/connections): for a few seconds, and
+a bounded number of them. An authenticated peer has one order for each connection. A bounded number
+of orders is carried out at a time, and each ends by its deadline.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from torshrun.ctl.doctor.links.orders import LinkError
 from torshrun.rendezvous.ports import choose_port
 
 SERVED_SECONDS = 3600.0
-"""After which it ends by itself, so that none is forgotten."""
+"""Seconds after which the server ends, in case it was forgotten."""
 _MOST_STRANGERS, _MOST_GUESTS = 64, 32
 _PATIENCE = 5.0
 """Seconds for which an order that would disturb a measurement waits for its end."""
@@ -41,8 +41,10 @@ Say = Callable[[str], None]
 
 
 async def serve(host: str, port: int, secret: str, say: Say) -> None:
-    """Serve for SERVED_SECONDS. `say` is told where, and who was turned away. ConfigError if
-    everybody who reaches the port could use it; StoreError if it cannot be listened on.
+    """Serve for SERVED_SECONDS. `say` receives the address, and who was turned away.
+
+    Raises ConfigError if the port could be used by everybody who reaches it, and StoreError if it
+    cannot be listened on.
     """
     listener, endpoint = await listen_on(str(TcpEndpoint(host, port)))
     if not secret and not is_private_address(listener):
@@ -78,7 +80,7 @@ async def serve(host: str, port: int, secret: str, say: Say) -> None:
 
 
 class Guests:
-    """Those who have proved that they know the secret, each in a thread of its own."""
+    """Carries out the orders of authenticated peers, each in a thread of its own."""
 
     def __init__(self, key: bytes) -> None:
         self.key = key
@@ -90,7 +92,7 @@ class Guests:
             "measure": (self._measure, (str, int)),
             "all_reduce": (self._all_reduce, (int, str, int, str)),
         }
-        """What is carried out, and of which types its arguments are."""
+        """The function of each order, and the types of its arguments."""
         self._streams: dict[str, Callable[[Channel, float], None]] = {
             "echo": lambda channel, deadline: streams.answer_pings(channel.sock, deadline),
             "give": self._give,
@@ -98,7 +100,7 @@ class Guests:
         }
 
     def take(self, channel: Channel) -> None:
-        """Carry out what it asks for, or hang up if too many are being served."""
+        """Carry out the order of a peer, or hang up if too many are being served."""
         if not self._room.acquire(blocking=False):
             channel.close()
             return
@@ -120,7 +122,7 @@ class Guests:
             case [str(name), *arguments] if self._understands(name, arguments):
                 self._answer(channel, partial(self._orders[name][0], *arguments))
             case _:
-                refuse(channel, "this doctor does not know that order: is it of another version?")
+                refuse(channel, "this doctor does not know that order: do the versions differ?")
 
     def _understands(self, name: str, arguments: Sequence[object]) -> bool:
         if name not in self._orders:
@@ -130,7 +132,7 @@ class Guests:
 
     def _stream(self, channel: Channel, act: Callable[[Channel, float], None]) -> None:
         if not self._measuring.acquire(timeout=_PATIENCE):
-            refuse(channel, "another doctor measures there just now; try again")
+            refuse(channel, "another doctor is measuring there; try again")
             return
         try:
             deadline = time.monotonic() + orders.STREAM_SECONDS

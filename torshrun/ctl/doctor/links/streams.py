@@ -1,5 +1,7 @@
-"""Bytes that two doctors send each other, and how fast they come. Deadlines are moments of
-time.monotonic(); OSError (TimeoutError among it) and EOFError tell that the connection failed.
+"""Sends bytes between two doctors and measures how fast they arrive.
+
+Deadlines are moments of time.monotonic(). OSError (which includes TimeoutError) and EOFError mean
+that the connection failed.
 """
 
 from __future__ import annotations
@@ -16,14 +18,14 @@ from torsh_runtime.store.sockets import remaining
 
 PINGS = 20
 WARM_UP, WINDOW = 0.2, 0.5
-"""Seconds of a stream that do not count, in which TCP finds its speed, and those that do."""
+"""Seconds of a stream in which TCP reaches its speed, and seconds that are measured then."""
 _PING_BYTES = 64
 _CHUNK = 1 << 20
 _NO_LINGER = struct.pack("ii", 1, 0)
 
 
 def ping(sock: socket.socket, deadline: float) -> float:
-    """Seconds for 64 bytes to the other side and back, the median of PINGS."""
+    """Return the seconds for 64 bytes to the other side and back, the median of PINGS."""
     message = bytes(_PING_BYTES)
     taken = []
     for _ in range(PINGS):
@@ -35,14 +37,17 @@ def ping(sock: socket.socket, deadline: float) -> float:
 
 
 def answer_pings(sock: socket.socket, deadline: float) -> None:
-    """The other side of ping."""
+    """Send back the other side's pings."""
     for _ in range(PINGS):
         sock.sendall(_read_exactly(sock, _PING_BYTES, deadline))
 
 
 def pour(sock: socket.socket, deadline: float) -> None:
-    """Send until the other side says something or hangs up. TimeoutError if it does neither."""
-    block = os.urandom(_CHUNK)  # which nothing on the way can compress
+    """Send until the other side says something or hangs up.
+
+    Raises TimeoutError if it does neither.
+    """
+    block = os.urandom(_CHUNK)  # random, so that nothing on the way can compress it
     sock.setblocking(False)
     poll = select.poll()
     poll.register(sock, select.POLLIN | select.POLLOUT)
@@ -55,7 +60,7 @@ def pour(sock: socket.socket, deadline: float) -> None:
 
 
 def drink(sock: socket.socket, deadline: float) -> float:
-    """Bytes a second that come, over WINDOW seconds after WARM_UP of them."""
+    """Return the bytes per second that arrive over WINDOW seconds, after WARM_UP seconds."""
     buffer = bytearray(_CHUNK)
     sock.settimeout(remaining(deadline))
     if not sock.recv_into(buffer, 1):
@@ -67,7 +72,7 @@ def drink(sock: socket.socket, deadline: float) -> float:
 
 
 def _count(sock: socket.socket, buffer: bytearray, until: float) -> int:
-    """The bytes that come until then."""
+    """Return the number of bytes that arrive until then."""
     total = 0
     with suppress(TimeoutError):
         while True:
@@ -80,7 +85,7 @@ def _count(sock: socket.socket, buffer: bytearray, until: float) -> int:
 
 
 def drain(sock: socket.socket, deadline: float) -> None:
-    """Take what still comes, until the other side hangs up."""
+    """Discard what still arrives, until the other side hangs up."""
     buffer = bytearray(_CHUNK)
     with suppress(OSError):
         while True:
@@ -90,7 +95,7 @@ def drain(sock: socket.socket, deadline: float) -> None:
 
 
 def leave_at_once(sock: socket.socket) -> None:
-    """When it is closed, what has not been sent yet is thrown away and disturbs nobody."""
+    """Discard unsent bytes when the socket is closed, so that they disturb nothing."""
     with suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
 

@@ -97,7 +97,7 @@ def test_a_proxy_and_addresses() -> None:
 def test_a_variable_says_which_option_it_stands_for_and_what_is_wrong_with_it() -> None:
     found = look({"TORSH_NNODES": "abc", "PET_RDZV_ID": "mine", "PET_MAX_RESTARTS": ""})
     assert found["PET_RDZV_ID"].value == "mine, for --rdzv-id"
-    assert found["PET_MAX_RESTARTS"].value == "(empty, as good as not set), for --max-restarts"
+    assert found["PET_MAX_RESTARTS"].value == "(empty, the same as not set), for --max-restarts"
     assert found["TORSH_NNODES"].value == "abc, for --nnodes"
     assert found["TORSH_NNODES"].advice == (
         "torshrun ends with an error, unless it is given the option itself: 'abc' is neither a "
@@ -109,7 +109,7 @@ def test_the_first_of_several_variables_of_an_option_counts() -> None:
     found = look({"TORSH_NNODES": "2", "PET_NNODES": "abc", "TORSH_ROLE": "", "PET_ROLE": "r"})
     assert found["TORSH_NNODES"].severity == "ok"
     assert found["PET_NNODES"].severity == "note"
-    assert "TORSH_NNODES is set, too, and counts" in found["PET_NNODES"].advice
+    assert "TORSH_NNODES is set, too, and takes precedence" in found["PET_NNODES"].advice
     assert found["PET_ROLE"].severity == "ok"
 
 

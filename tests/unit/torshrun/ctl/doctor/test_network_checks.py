@@ -45,7 +45,7 @@ def test_a_healthy_network() -> None:
 @pytest.mark.parametrize(
     ("changed", "severity", "said"),
     [
-        ({"chosen": ""}, "warning", "no way to"),
+        ({"chosen": ""}, "warning", "no route to"),
         ({"chosen": "127.0.0.1"}, "note", "127.0.0.1"),
         ({"chosen": "172.17.0.1"}, "warning", "docker0"),
         ({"interfaces": (replace(ETH, speed=100),)}, "note", "eth0"),
@@ -71,7 +71,7 @@ def test_networks_in_trouble(changed: dict[str, object], severity: str, said: st
     ("port", "severity", "said"),
     [
         (Port("--master-port", 29500, 0), "ok", "free"),
-        (Port("--master-port", 40000, 0), "note", "range of connections"),
+        (Port("--master-port", 40000, 0), "note", "range of outgoing connections"),
         (Port("MASTER_PORT", 29500, errno.EADDRINUSE, "nc (pid 7)"), "warning", "nc (pid 7)"),
         (Port("--rdzv-endpoint", 29400, errno.EADDRINUSE, "x"), "note", "held by x"),
         (Port("MASTER_PORT", 80, errno.EACCES), "warning", "EACCES"),

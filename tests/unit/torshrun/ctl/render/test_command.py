@@ -27,7 +27,7 @@ def test_to_stdout_and_to_a_file(
     assert len(path.read_text()) == len(shown)
     assert not path.stat().st_mode & 0o077 or target != "kubernetes"
     assert run(["render", target, "-f", str(EXAMPLE), "-o", str(tmp_path)]) == USAGE
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
     assert run(["render", target, "-f", str(EXAMPLE), "-o", str(tmp_path), "--force"]) == 0
 
 

@@ -24,7 +24,7 @@ def test_what_is_there_stays_unless_it_is_forced(tmp_path: Path) -> None:
     target.write_text("precious")
     link = tmp_path / "job.sh"
     link.symlink_to(target)
-    with pytest.raises(ConfigError, match="is there already: --force replaces it"):
+    with pytest.raises(ConfigError, match="exists already: --force replaces it"):
         write("x", str(link), "", mode=0o666, force=False)
     write("x", str(link), "", mode=0o666, force=True)
     assert (link.read_text(), link.is_symlink(), target.read_text()) == ("x", False, "precious")

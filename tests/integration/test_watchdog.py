@@ -11,7 +11,7 @@ from typing import cast
 
 import pytest
 
-from torshrun.agent.dead_man_timer import DeadManTimer
+from torshrun.agent.watchdog import Watchdog
 from torshrun.workers.group import WorkerGroup
 from torshrun.workers.keeper import DeadManFired, Exited, Keeper, Report, Spawned
 
@@ -45,7 +45,7 @@ def test_workers_of_an_agent_whose_loop_stands_still_end(
     keeper.spawn(1, ["/bin/sleep", "600"], {}, "", (0, 1, 2))
     until(keeper, Spawned)
     loop = asyncio.new_event_loop()
-    timer = DeadManTimer(group_of(loop, keeper), 0.2, lambda: None)
+    timer = Watchdog(group_of(loop, keeper), 0.2, lambda: None)
     if granted:
         timer.grant(time.monotonic() + granted)
     timer.renew()  # and the loop never runs
@@ -58,7 +58,7 @@ def test_workers_end_with_what_was_granted(keeper: Keeper) -> None:
     keeper.spawn(1, ["/bin/sleep", "600"], {}, "", (0, 1, 2))
     until(keeper, Spawned)
     loop = asyncio.new_event_loop()
-    timer = DeadManTimer(group_of(loop, keeper), 0.0, lambda: None)
+    timer = Watchdog(group_of(loop, keeper), 0.0, lambda: None)
     timer.renew()
     timer.grant(time.monotonic() + 0.2)
     until(keeper, DeadManFired)

@@ -19,7 +19,7 @@ LONGEST_TICK = 2.0
 
 
 @dataclass(eq=False)
-class KeeperWatch:
+class KeeperWatchdog:
     """Asks the keeper again and again, resumes one that is stopped, and kills one that gives no
     answer for `limit` seconds: the workers end with it, and the agent learns that it is lost.
     """

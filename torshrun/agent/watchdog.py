@@ -7,9 +7,10 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from torsh_runtime.transitions import Machine
 from torshrun.workers.group import WorkerGroup
 
 if TYPE_CHECKING:
@@ -20,23 +21,25 @@ RENEWALS_PER_TIMEOUT = 4
 
 
 @dataclass(eq=False)
-class DeadManTimer:
+class Watchdog:
     """Arms the keeper's dead-man timer again and again while the agent's loop runs."""
 
     group: WorkerGroup
     timeout: float
     """Seconds without a renewal after which the keeper kills; 0 is never."""
-    on_renewal: Callable[[], None]
+    on_heartbeat: Callable[[], None]
     """Is called once a second or more often."""
     _granted: float | None = None
     _next: asyncio.TimerHandle | None = None
+    _seen: Machine = field(default_factory=lambda: Machine("watchdog", "idle"))
 
     def renew(self) -> None:
         self.stop()
         pause = min(1.0, self.timeout / RENEWALS_PER_TIMEOUT) if self.timeout else 1.0
         self._arm(time.monotonic() + self.timeout if self.timeout else math.inf)
         self._next = self.group.loop.call_later(pause, self.renew)
-        self.on_renewal()
+        self._seen.become("armed", "until a grant ends" if self._granted is not None else "")
+        self.on_heartbeat()
 
     def grant(self, until: float) -> None:
         """Workers may run until then, on time.monotonic(), unless more is granted."""
@@ -70,6 +73,7 @@ class DeadManTimer:
         if beating:
             self.stop()
             self._arm(math.inf)
+            self._seen.become("suspended", "SIGTSTP")
             self.group.send(signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGSTOP)
         if beating:

@@ -1,4 +1,4 @@
-"""Operations in graphs of torch's autograd."""
+"""Operations in graphs of torch's autograd, for the port of torch."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 from torch._C import _functorch
 from torch._C._autograd import CreationMeta, _set_creation_meta
 from torch.autograd import forward_ad
+from torch.autograd.function import once_differentiable
 from torch.utils._python_dispatch import _disable_current_modes
 
+from torsh_runtime.framework.operations import JointOperation, Operation
 from torsh_runtime.integrations.torch.compiling import is_traced, leave_alone
 from torsh_runtime.integrations.torch.modes import has_modes
-from torsh_runtime.parallel.regions import traced
-from torsh_runtime.parallel.regions.maps import Map, Operation
 
 
 class _Applied(torch.autograd.Function):
@@ -25,14 +25,14 @@ class _Applied(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return applied(gradients[0], ctx.operation.adjoint), None
+        return applied(ctx.operation.adjoint, gradients[0]), None
 
 
 def _differentiated(place: int, adjoint: Operation, gradients: Any) -> Any:
     """A gradient that will be differentiated itself takes part in the operation after all."""
     if not torch.is_grad_enabled() or gradients[place] is None:
         return None
-    return *gradients[:place], applied(gradients[place], adjoint), *gradients[place + 1 :]
+    return *gradients[:place], applied(adjoint, gradients[place]), *gradients[place + 1 :]
 
 
 def _computed(operation: Operation, tensor: torch.Tensor) -> torch.Tensor:
@@ -62,8 +62,8 @@ def _returned(
     """Where this rank has no gradient it takes part all the same."""
     (gradient,) = gradients
     if gradient is not None:
-        return (applied(gradient, adjoint),)
-    if applied(torch.zeros(shape, dtype=dtype, device=device), adjoint).any():
+        return (applied(adjoint, gradient),)
+    if applied(adjoint, torch.zeros(shape, dtype=dtype, device=device)).any():
         raise RuntimeError(
             f"a function returned no gradient on this rank and one on others, of a tensor of shape "
             f"{tuple(shape)} that each uses in its own way: return zeros"
@@ -71,10 +71,11 @@ def _returned(
     return (None,)
 
 
-def applied(tensor: torch.Tensor, operation: Operation) -> torch.Tensor:
-    """See regions.applied()."""
-    if is_traced() and isinstance(operation, Map):
-        return traced.applied(tensor, operation)
+def applied(operation: Operation, tensor: torch.Tensor) -> torch.Tensor:
+    """Apply an operation, through which gradients flow by way of its adjoint."""
+    if is_traced() and operation.is_traceable:
+        found: torch.Tensor = operation.traced(tensor)
+        return found
     return _applied(tensor, operation)
 
 
@@ -101,4 +102,27 @@ def _applied(tensor: torch.Tensor, operation: Operation) -> torch.Tensor:
         return _passed(tensor, operation.adjoint)
     apply: Any = _Applied.apply
     result: torch.Tensor = apply(tensor, operation)
+    return result
+
+
+class _Joint(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, operation: JointOperation, *tensors: torch.Tensor) -> torch.Tensor:
+        ctx.operation = operation
+        result: torch.Tensor
+        result, saved = operation.forward(*tensors)
+        ctx.save_for_backward(*saved)
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return None, *ctx.operation.backward(gradients[0], *ctx.saved_tensors)
+
+
+@leave_alone
+def applied_jointly(operation: JointOperation, *tensors: torch.Tensor) -> torch.Tensor:
+    """Apply an operation with several tensors, through which gradients flow."""
+    apply: Any = _Joint.apply
+    result: torch.Tensor = apply(operation, *tensors)
     return result

@@ -1,0 +1,206 @@
+"""The port of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from torsh_runtime.arrays.torch import host_view, part_like
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.framework.parts import Part, Same
+from torsh_runtime.framework.protocol import Call, Initialise
+from torsh_runtime.framework.torch_graph import applied, applied_jointly
+from torsh_runtime.integrations.torch import parts
+from torsh_runtime.integrations.torch.allocator import give_freed_memory_back, tune_allocator
+from torsh_runtime.integrations.torch.marking import mark_optimizers
+from torsh_runtime.integrations.torch.watched import watched_type
+
+Tensor = torch.Tensor
+Module = torch.nn.Module
+_engine: Any = torch.autograd.Variable._execution_engine
+_C: Any = torch._C
+
+
+class TorchFramework:
+    """torch, as Framework."""
+
+    name = "torch"
+    tensor_type = Tensor
+    module_type = Module
+
+    def __init__(self) -> None:
+        tune_allocator()
+        mark_optimizers()
+
+    # Values and their memory
+
+    def dtype(self, name: str) -> torch.dtype:
+        found = getattr(torch, name, None)
+        if not isinstance(found, torch.dtype):
+            raise ConfigError(f"{name!r} is no dtype of torch's")
+        return found
+
+    def cast(self, values: Tensor, dtype: str) -> Tensor:
+        return values.detach().to(self.dtype(dtype))
+
+    def empty(self, size: int, dtype: str, like: Tensor) -> Tensor:
+        return torch.empty(size, dtype=self.dtype(dtype), device=like.device)
+
+    releasable = empty
+
+    def from_numpy(self, memory: Any, dtype: str) -> Tensor:
+        return torch.from_numpy(memory).view(self.dtype(dtype))
+
+    def release(self, values: Tensor) -> None:
+        values.untyped_storage().resize_(0)
+
+    def allocate(self, values: Tensor) -> None:
+        values.untyped_storage().resize_(values.nbytes)
+
+    def part(self, flat: Tensor, start: int, like: Tensor) -> Tensor:
+        return part_like(flat, start, like)
+
+    def array(self, flat: Tensor) -> Any:
+        return host_view(flat) if flat.device.type == "cpu" else import_module("cupy").asarray(flat)
+
+    def dense(self, values: Tensor) -> Tensor:
+        return values.to_dense() if values.is_sparse else values
+
+    def let_go_of_freed(self) -> None:
+        give_freed_memory_back()
+
+    # Tensors
+
+    def tensor(self, values: Tensor) -> Tensor:
+        return values
+
+    def set_gradient(self, parameter: Tensor, gradient: Tensor) -> None:
+        # One of its own: `parameter.grad.data = ...` moves the object to other memory.
+        if gradient.dtype is parameter.dtype:
+            parameter.grad = gradient.detach()
+        else:  # which torch allows to none but a gradient that is there
+            parameter.grad = parameter.detach()
+            parameter.grad.data = gradient.detach()
+
+    @torch.no_grad()
+    def write_gradient(self, gradient: Tensor, values: Tensor) -> None:
+        is_sparse = gradient.is_sparse
+        gradient.copy_(values.to_sparse(gradient.sparse_dim()) if is_sparse else values)
+
+    def is_at(self, gradient: Tensor, view: Tensor) -> bool:
+        return (
+            gradient.layout is torch.strided
+            and gradient.data_ptr() == view.data_ptr()
+            and gradient.dtype is view.dtype
+            and gradient.stride() == view.stride()
+        )
+
+    def mark(self, parameter: Tensor, mark: Part | Same) -> None:
+        parts.mark(parameter, mark)
+
+    def watched(self, use: Callable[[Any], None]) -> type | None:
+        found: type = watched_type(use)
+        return found
+
+    def watch(self, parameter: Tensor, kind: type | None) -> None:
+        if kind is None:
+            if getattr(type(parameter), "is_watched", False):
+                parameter.__class__ = torch.nn.Parameter
+        elif type(parameter) is torch.nn.Parameter:
+            parameter.__class__ = kind
+
+    # Modules
+
+    def is_called(self, module: Module) -> bool:
+        # MultiheadAttention's out_proj, whose weight that uses itself
+        is_used = isinstance(module, torch.nn.modules.linear.NonDynamicallyQuantizableLinear)
+        return type(module).forward is not Module.forward and not is_used
+
+    def gives_sparse_gradients(self, module: Module) -> bool:
+        kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+        return isinstance(module, kinds) and module.sparse and module.weight.requires_grad
+
+    def communicates_in_backward(self, module: Module) -> bool:
+        return isinstance(module, torch.nn.SyncBatchNorm)
+
+    @torch.no_grad()
+    def materialise(self, module: Module, initialise: Initialise) -> None:
+        for each in [*module.parameters(recurse=False), *module.buffers(recurse=False)]:
+            if each.is_meta:
+                self.give_memory(each, torch.empty_like(each, device="cpu"))
+        initialise(module)
+
+    def give_memory(self, tensor: Tensor, values: Tensor) -> None:
+        """Let what is on the meta device have these values; the object stays, of which others may
+        know, and what is noted at it."""
+        memory: Any = values
+        if isinstance(tensor, torch.nn.Parameter):
+            memory = torch.nn.Parameter(values, tensor.requires_grad)
+        vars(memory).update(vars(tensor))
+        swap: Any = torch.utils.swap_tensors
+        swap(tensor, memory)
+
+    def on_state_dict(self, module: Module, before: Call) -> None:
+        remember: Any = module.register_state_dict_pre_hook
+        remember(lambda *_: before())
+
+    def untraced(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        disable: Any = torch.compiler.disable
+        disabled: Callable[..., Any] = disable(call)
+        return disabled
+
+    def checkpoint(self, call: Callable[..., Any], inputs: Any, named: Any) -> Any:
+        return checkpoint(call, *inputs, use_reentrant=False, **named)
+
+    # Graphs
+
+    apply = staticmethod(applied)
+    apply_jointly = staticmethod(applied_jointly)
+
+    def cat(self, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+        return torch.cat([*tensors], dim)
+
+    is_grad_enabled = staticmethod(torch.is_grad_enabled)
+
+    def set_grad_enabled(self, mode: bool) -> AbstractContextManager[object]:
+        return torch.set_grad_enabled(mode)
+
+    def in_backward(self) -> bool:
+        return bool(_C._current_graph_task_id() != -1)
+
+    def is_nested(self) -> bool:
+        return _C._current_autograd_node() is not None
+
+    def at_end_of_backward(self, call: Call) -> None:
+        _engine.queue_callback(call)
+
+    def on_backward(self, outputs: Iterable[Tensor], call: Call) -> None:
+        def begin(_: object) -> None:
+            if _engine.is_checkpoint_valid():  # else it is autograd.grad(), which accumulates none
+                call()
+
+        for tensor in outputs:
+            if not tensor.is_leaf:  # hooks would pile up on those that stay
+                remember: Any = tensor.register_hook
+                remember(begin)
+
+    def reached(self, outputs: Sequence[Tensor]) -> set[int]:
+        found = {id(tensor) for tensor in outputs if tensor.is_leaf}
+        pending = [tensor.grad_fn for tensor in outputs if tensor.grad_fn]
+        seen = set(pending)
+        while pending:
+            node: Any = pending.pop()
+            if hasattr(node, "variable"):
+                found.add(id(node.variable))
+            after = {each for each, _ in node.next_functions if each is not None} - seen
+            seen |= after
+            pending.extend(after)
+        return found
+
+
+FRAMEWORK: Any = TorchFramework()

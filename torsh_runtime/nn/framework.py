@@ -1,0 +1,184 @@
+"""What parallel code needs of this library besides tensors and modules: a
+torsh_runtime.framework.Framework, of which this library does not know."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.nn import backward
+from torsh_runtime.nn.arrays import Array, array_module, dtype_named
+from torsh_runtime.nn.checkpointing import checkpoint
+from torsh_runtime.nn.function import Function
+from torsh_runtime.nn.grad_mode import is_grad_enabled, set_grad_enabled
+from torsh_runtime.nn.graph import operand
+from torsh_runtime.nn.module import Module
+from torsh_runtime.nn.shaping import concat
+from torsh_runtime.nn.tensor import Tensor
+
+Call = Callable[[], None]
+
+
+class NnFramework:
+    """This library's functions. Values are arrays."""
+
+    name = "nn"
+    tensor_type = Tensor
+    module_type = Module
+
+    # Values and their memory
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        try:
+            return dtype_named(name)
+        except TypeError:
+            raise ConfigError(f"{name!r} is no dtype of numpy's") from None
+
+    def cast(self, values: Array, dtype: str) -> Array:
+        return values.astype(dtype_named(dtype), copy=False)
+
+    def empty(self, size: int, dtype: str, like: Tensor) -> Array:
+        return array_module(like.data).empty(size, self.dtype(dtype))
+
+    def from_numpy(self, memory: Any, dtype: str) -> Array:
+        return memory.view(self.dtype(dtype))
+
+    def releasable(self, size: int, dtype: str, like: Tensor) -> Array:
+        if array_module(like.data) is not np:
+            return self.empty(size, dtype, like)
+        kind = self.dtype(dtype)
+        memory = mmap.mmap(-1, max(size * kind.itemsize, 1), flags=mmap.MAP_PRIVATE)
+        return np.ndarray(size, kind, memory)
+
+    def release(self, values: Array) -> None:
+        if isinstance(values.base, mmap.mmap):  # cupy has no such thing
+            values.base.madvise(mmap.MADV_DONTNEED)
+
+    def allocate(self, values: Array) -> None:
+        pass  # it is written to
+
+    def part(self, flat: Array, start: int, like: Tensor) -> Array:
+        return flat[start : start + like.numel()].reshape(like.shape)
+
+    def array(self, flat: Array) -> Array:
+        return flat
+
+    def dense(self, values: Array) -> Array:
+        return values
+
+    def let_go_of_freed(self) -> None:
+        pass  # it keeps none
+
+    # Tensors
+
+    def tensor(self, values: Array) -> Tensor:
+        return Tensor(values)
+
+    def set_gradient(self, parameter: Tensor, gradient: Array) -> None:
+        parameter.grad = Tensor(gradient)
+
+    def write_gradient(self, gradient: Tensor, values: Array) -> None:
+        gradient.data[...] = values
+
+    def is_at(self, gradient: Array, view: Array) -> bool:
+        return gradient is view
+
+    def mark(self, parameter: Tensor, mark: object) -> None:
+        pass  # optim refuses nothing
+
+    def watched(self, use: Callable[[Any], None]) -> type | None:
+        return None
+
+    def watch(self, parameter: Tensor, kind: type | None) -> None:
+        pass
+
+    # Modules
+
+    def is_called(self, module: Module) -> bool:
+        return type(module).forward is not Module.forward
+
+    def gives_sparse_gradients(self, module: Module) -> bool:
+        return False
+
+    def communicates_in_backward(self, module: Module) -> bool:
+        return False
+
+    def materialise(self, module: Module, initialise: Callable[[Any], object]) -> None:
+        initialise(module)
+
+    def on_state_dict(self, module: Module, before: Call) -> None:
+        pass
+
+    def untraced(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        return call
+
+    def checkpoint(self, call: Callable[..., Any], inputs: Any, named: Any) -> Any:
+        return checkpoint(partial(call, **named), *inputs)
+
+    # Graphs
+
+    def apply(self, operation: Any, tensor: Tensor) -> Tensor:
+        if operation.is_in_place:
+            operation(tensor.data)
+            return tensor
+        result: Tensor = _Applied.apply(tensor, operation)
+        return result
+
+    def apply_jointly(self, operation: Any, *tensors: Tensor) -> Tensor:
+        result: Tensor = _Joint.apply(operation, *tensors)
+        return result
+
+    cat = staticmethod(concat)
+
+    is_grad_enabled = staticmethod(is_grad_enabled)
+
+    def set_grad_enabled(self, mode: bool) -> AbstractContextManager[object]:
+        return set_grad_enabled(mode)
+
+    in_backward = staticmethod(backward.in_backward)
+
+    def is_nested(self) -> bool:
+        return False  # callbacks wait for the outermost pass
+
+    at_end_of_backward = staticmethod(backward.queue_callback)
+
+    def on_backward(self, outputs: Iterable[Tensor], call: Call) -> None:
+        for tensor in outputs:
+            tensor.register_hook(lambda _: call())
+
+    def reached(self, outputs: Sequence[Tensor]) -> set[int]:
+        return {id(leaf) for leaf in backward.leaves(outputs)}
+
+
+class _Applied(Function):
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        tensor, ctx.operation = arguments
+        return Tensor(ctx.operation(tensor.data))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None]:
+        return Tensor(ctx.operation.adjoint(gradients[0].data)), None
+
+
+class _Joint(Function):
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        ctx.operation, *tensors = arguments
+        result, saved = ctx.operation.forward(*map(operand, tensors))
+        ctx.save_for_backward(*saved)
+        return Tensor(result)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+        found = ctx.operation.backward(gradients[0].data, *ctx.saved_tensors)
+        return None, *(None if each is None else Tensor(each) for each in found)
+
+
+FRAMEWORK: Any = NnFramework()
