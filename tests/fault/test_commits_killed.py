@@ -153,7 +153,7 @@ def test_what_is_broken_on_one_node_comes_from_the_other() -> None:
             file.write(b"\xff" * 40)
         memory = CommitMemory.of_agent(place(nodes, 0))
         assert memory is not None
-        with pytest.warns(RuntimeWarning, match="makes no sense"):
+        with pytest.warns(RuntimeWarning, match="is invalid"):
             left = memory.commits()
         assert len(left) == 1
         del left

@@ -113,13 +113,13 @@ def wants_two(first: Any, second: Any) -> None:
 @pytest.mark.parametrize(
     ("named", "said"),
     [
-        ({"min_workers": 0}, "min_workers must be a whole number from 1 on, not 0"),
+        ({"min_workers": 0}, "min_workers must be an integer of 1 or more, not 0"),
         ({"min_workers": True}, "min_workers must be"),
-        ({"max_workers": "8"}, "max_workers must be a whole number from 1 on, not '8'"),
+        ({"max_workers": "8"}, "max_workers must be an integer of 1 or more, not '8'"),
         ({"min_workers": 3, "max_workers": 2}, "max_workers=2 is less than min_workers=3"),
-        ({"max_restarts": -1}, "max_restarts must be a whole number from 0 on"),
+        ({"max_restarts": -1}, "max_restarts must be an integer of 0 or more"),
         ({"checkpoint_dir": 5}, "checkpoint_dir must be a path, not 5"),
-        ({"options": "--nnodes=2"}, "options must be a list of texts"),
+        ({"options": "--nnodes=2"}, "options must be a list of strings"),
     ],
 )
 def test_nonsense_is_refused_before_anything_is_started(named: dict[str, Any], said: str) -> None:

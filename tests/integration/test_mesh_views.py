@@ -90,7 +90,7 @@ def strategies(rank: int) -> None:
     for wrong in ({"dp": "star"}, {"cp": "ring"}, "best"):
         with pytest.raises(tr.ConfigError, match="comm_strategy"):
             tr.init_device_mesh({"dp": 2, "tp": 2}, comm_strategy=wrong)
-    with pytest.raises(tr.ConfigError, match="chooses by itself"):
+    with pytest.raises(tr.ConfigError, match="chooses its own"):
         tr.DeviceMesh((4,), ("x",), backend_override={"x": "gloo"}, comm_strategy="ring")
 
 

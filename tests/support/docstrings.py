@@ -23,6 +23,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 DONE = (
+    "torsh_runtime/checkpoint",
+    "torsh_runtime/compression",
+    "torsh_runtime/elastic",
+    "torsh_runtime/layout",
+    "torsh_runtime/mesh",
+    "torsh_runtime/optim",
     "torshrun/clusters",
     "torshrun/ctl",
     "torshrun/functions",

@@ -1,4 +1,4 @@
-"""Checkpoints: what a training has come to, on the disk, for any number of ranks."""
+"""Saves the state of a training run to disk and loads it on any number of ranks."""
 
 from torsh_runtime.checkpoint.checkpointer import Checkpointer, Loaded
 from torsh_runtime.checkpoint.exporting import export_state_dict, import_state_dict

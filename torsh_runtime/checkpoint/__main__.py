@@ -1,4 +1,4 @@
-"""python -m torsh_runtime.checkpoint: what is in a directory of checkpoints."""
+"""Lists, checks, exports and imports checkpoints: `python -m torsh_runtime.checkpoint`."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from torsh_runtime.checkpoint.reader import CheckpointReader
 from torsh_runtime.errors import TorshError
 
 _DIRECTORY = click.argument("directory", type=click.Path(exists=True, file_okay=False))
-_STEP = click.option("--step", type=int, help="Of this step; without it, the newest.")
+_STEP = click.option(
+    "--step", type=int, help="Use the checkpoint of this step. Default: the newest."
+)
 _PART = click.option(
-    "--part", default="model", show_default=True, help="The name that the model was saved by."
+    "--part", default="model", show_default=True, help="The name under which the model was saved."
 )
 
 
 @click.group()
 def main() -> None:
-    """Look at checkpoints, check them, and write models to and from plain files."""
+    """Inspect and verify checkpoints, and convert models to and from plain files."""
 
 
 @main.command()
@@ -45,7 +47,7 @@ def ls(directory: str, tensors: bool, step: int | None) -> None:
 @_DIRECTORY
 @click.option("--step", type=int, help="Only of this step.")
 def verify(directory: str, step: int | None) -> None:
-    """Read all and compare with the checksums. Exits with 1 if one is damaged."""
+    """Read everything and compare it with its checksums. Exits with 1 if any is damaged."""
     damaged = 0
     for path in _found(directory, step):
         try:
@@ -71,10 +73,16 @@ def export_(directory: str, file: str, step: int | None, part: str) -> None:
 @main.command("import")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
 @click.argument("directory", type=click.Path(file_okay=False))
-@click.option("--step", type=int, default=0, show_default=True, help="The step it is to be of.")
+@click.option(
+    "--step",
+    type=int,
+    default=0,
+    show_default=True,
+    help="The step that the checkpoint is saved under.",
+)
 @_PART
 def import_(file: str, directory: str, step: int, part: str) -> None:
-    """Make a checkpoint in DIRECTORY of the state dict in FILE."""
+    """Create a checkpoint in DIRECTORY from the state dict in FILE."""
     _or_exit(lambda: import_state_dict(file, directory, step, part))
 
 

@@ -1,4 +1,4 @@
-"""Checkpointer: saves a training's state and loads it again."""
+"""Defines Checkpointer, which saves a training run's state and loads it again."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from torsh_runtime.transitions import Machine
 
 @dataclass(frozen=True)
 class Loaded:
-    """What Checkpointer.load() found."""
+    """Holds the result of Checkpointer.load()."""
 
     step: int
     path: Path
     values: dict[str, Any]
-    """What no model, optimizer or other thing with a load_state_dict() has taken, by name."""
+    """Plain values of the checkpoint, by name: those that no object with load_state_dict() took."""
     passed_over: tuple[str, ...]
-    """Why newer checkpoints were not loaded."""
+    """For each newer checkpoint that was skipped, the reason."""
 
 
 class Checkpointer:
-    """Checkpoints of a training, in a directory that all ranks see.
+    """Saves and loads checkpoints of a training run in a directory that all ranks can access.
 
         checkpointer = tr.checkpoint.Checkpointer("checkpoints", keep_last=3)
         state = {"model": model, "optimizer": optimizer, "sampler": sampler}
@@ -51,8 +51,8 @@ class Checkpointer:
                 checkpointer.save(step + 1, state, async_op=True)
         checkpointer.wait()
 
-    Each rank writes what it has, and what several have is written by one of them. A checkpoint is
-    loaded on any number of ranks, by models wrapped in any way or not at all.
+    Each rank writes the tensors it has; a tensor that several ranks have is written by one of them.
+    A checkpoint can be loaded on any number of ranks, by models wrapped in any way or not at all.
 
     All ranks make the same calls in the same order.
     """
@@ -60,10 +60,17 @@ class Checkpointer:
     def __init__(
         self, directory: str | Path, *, keep_last: int | None = None, process_group: Any = None
     ) -> None:
-        """directory: made when it is first saved to; for one job at a time.
-        keep_last: of how many steps to keep checkpoints, those that were saved last and are whole;
-            None: of all.
-        process_group: the ranks; None: the default group, or this process alone without one.
+        """Prepare to save to and load from `directory`. Nothing is written yet.
+
+        directory: created by the first save; only one job at a time may save to it.
+
+        keep_last: the number of steps whose checkpoints are kept, counting the ones saved last that
+        are complete. None keeps all.
+
+        process_group: the ranks that save together. None is the default group, or this process
+        alone if there is no default group.
+
+        Raises ConfigError if `keep_last` is below 1.
         """
         if keep_last is not None and keep_last < 1:
             raise ConfigError(f"keep_last must be 1 or more, or None to keep all, not {keep_last}")
@@ -83,19 +90,20 @@ class Checkpointer:
         self.wait()
 
     def save(self, step: int, state: Mapping[str, Any], async_op: bool = False) -> None:
-        """Save the state that follows `step` steps.
+        """Save the state after `step` steps.
 
-        state: by name, models, optimizers, whatever else has state_dict() and load_state_dict(),
-            and values: numbers, texts, arrays, and lists, tuples and dicts of them. Of values rank
-            0's count; what has a state_dict() must have the same on all ranks, unless it is in
-            PerRank or a loader of torchdata's. Models whose parameters have layouts on a mesh take
-            that DeviceMesh beside them, by any name; it is loaded on any other mesh.
-        async_op: only the copying in memory is waited for; see wait(). A save before that is
-            still being written is waited for first. Old checkpoints are removed in any case
-            beside what follows.
+        state: maps names to models, optimizers, other objects with state_dict() and
+            load_state_dict(), and plain values: numbers, strings, arrays, and lists, tuples and
+            dicts of them. Plain values are taken from rank 0. An object with state_dict() must
+            have the same state on all ranks, unless it is wrapped in PerRank or is a loader of
+            torchdata. If parameters have layouts on a mesh, put that DeviceMesh into `state`
+            too, under any name; the checkpoint can be loaded on any other mesh.
+        async_op: return once the state is copied in memory; wait() waits for the disk. An earlier
+            save that is still being written is waited for first. Old checkpoints are always
+            removed in the background.
 
-        Raises CheckpointError on all ranks if one of them cannot keep what it has, or not
-        write it, and then nothing of it stays; CommError as ProcessGroup.
+        Raises CheckpointError on all ranks if one of them cannot save or write its state; nothing
+        of this checkpoint remains then. Raises CommError if communication fails.
         """
         number = _step(step)
         self.wait()
@@ -120,14 +128,14 @@ class Checkpointer:
         left = [f"{path} cannot be removed" for path in save.retired if path.exists()]
         for why in [*map(str, save.refused), *left]:
             warnings.warn(
-                f"an old checkpoint stays, and takes its place on the disk: {why}. This user "
+                f"an old checkpoint remains and takes up disk space: {why}. This user "
                 f"({os.geteuid()}) may not remove what other users own: give each a directory",
                 RuntimeWarning,
                 stacklevel=2,
             )
 
     def wait(self) -> None:
-        """Return when what was saved is on the disk. Raises what save() would have raised."""
+        """Wait until the last save is on the disk. Raises what save() would have raised."""
         writing, self._writing = self._writing, None
         if writing is not None:
             with section("checkpoint.wait"):
@@ -136,16 +144,17 @@ class Checkpointer:
     def load(
         self, state: Mapping[str, Any] | None = None, step: int | None = None
     ) -> Loaded | None:
-        """Load the checkpoint that was saved last and is whole into what `state` names, in place;
-        None if there is no checkpoint at all.
+        """Load the last complete checkpoint into the objects of `state`, in place.
 
-        step: of which step; None: that of the last save, also where a training has gone back behind
-            steps that were saved. Where one is damaged, a RuntimeWarning says so and the one that
-            was saved before is taken.
+        step: the step to load. None takes the last save, even if the run had gone back to an
+            earlier step by then. If a checkpoint is damaged, a RuntimeWarning reports it and the
+            one saved before it is loaded.
 
-        Raises CheckpointError on all ranks if all are damaged, and if one does not fit: tensors of
-        other names, shapes or dtypes. What the state then holds is undefined. So it does where
-        there is none, for a model that save() could not save.
+        Returns the step, path and plain values, or None if there is no checkpoint at all.
+
+        Raises CheckpointError on all ranks if all checkpoints are damaged, or if tensors differ in
+        name, shape or dtype from those of `state`, whose contents are then undefined. It is also
+        raised if there is no checkpoint and `state` holds a model that save() could not save.
         """
         step = None if step is None else _step(step)
         self.wait()
@@ -168,15 +177,15 @@ class Checkpointer:
         )
 
     def steps(self) -> list[int]:
-        """Of which steps there are checkpoints, the one that was saved last first."""
+        """Return the steps that have checkpoints, the most recently saved first."""
         return list(dict.fromkeys(step for step, _ in checkpoints(self._directory)))
 
     def _candidates(self, step: int | None) -> list[tuple[int, Path]]:
-        """As rank 0 sees them."""
+        """Return step and path of each checkpoint as rank 0 lists them, on all ranks."""
         own = outcome(self._listed, self._directory) if self._ranks.rank == 0 else {}
         told = json.loads(self._ranks.texts(json.dumps(own))[0])
         if "error" in told:
-            raise CheckpointError(f"no checkpoint can be looked for, for rank 0: {told['error']}")
+            raise CheckpointError(f"rank 0 cannot list the checkpoints:  {told['error']}")
         found = [(each, self._directory / name) for each, name in told["listed"]]
         return [each for each in found if step in (None, each[0])]
 
@@ -184,12 +193,12 @@ class Checkpointer:
         return {"listed": [[step, path.name] for step, path in checkpoints(self._directory)]}
 
     def _check(self, state: dict[str, Any]) -> None:
-        with Attempt() as attempt:  # also of the program's own models
+        with Attempt() as attempt:  # the program's own models may raise anything
             check_state(state, self._ranks)
         self._ranks.agree("could not save", attempt.error)
 
     def _try(self, path: Path, state: dict[str, Any]) -> dict[str, Any] | str:
-        """The values, or why all ranks pass it over."""
+        """Return the loaded values, or the reason why all ranks skip this checkpoint."""
         values: dict[str, Any] = {}
         misfit: Exception | None = None
         damage = ""
@@ -198,7 +207,7 @@ class Checkpointer:
                 values = restore(state, reader, self._ranks)
         except DamagedCheckpoint as error:
             damage = str(error)
-        except Exception as error:  # of whatever has a load_state_dict(); all ranks are told
+        except Exception as error:  # from any load_state_dict(): report it to all ranks
             misfit = error
         told = self._ranks.texts(json.dumps([damage, "" if misfit is None else str(misfit)]))
         outcomes = [json.loads(each) for each in told]
@@ -212,7 +221,7 @@ class Checkpointer:
 
 
 class _Background:
-    """A call in a thread of its own."""
+    """Runs a call in a thread of its own."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         self._call = call
@@ -233,13 +242,14 @@ class _Background:
 
 
 def _step(step: Any) -> int:
-    """Of whatever has a whole number, as numpy's and torch's do. ConfigError for anything else."""
+    """Return `step` as an int; numpy's and torch's integers are accepted. Raises ConfigError
+    otherwise."""
     try:
         number = -1 if isinstance(step, bool) else operator.index(step)
     except (TypeError, ValueError):
         number = -1
     if number < 0:
-        raise ConfigError(f"step must be a whole number from 0 on, not {step!r}")
+        raise ConfigError(f"step must be an integer of 0 or more, not {step!r}")
     return number
 
 

@@ -1,11 +1,11 @@
-"""A directory of checkpoints: each is a directory in it, which has its name only once it is whole.
+"""Manages a directory of checkpoints. Each is a subdirectory, named only once it is complete.
 
 step-00000100         the checkpoint of step 100
 step-00000100.1       the next one of that step, which replaces it
 step-00000050-1       one of step 50 that was saved later than those of step 100, by a training that
                       went back or began anew: it is newer than all without "-1"
 .tmp-...              one that is being written, or was when its job ended
-.lock                 held by who saves there, and gone afterwards
+.lock                 held by the job that saves there, and removed afterwards
 """
 
 from __future__ import annotations
@@ -30,17 +30,20 @@ _TRIES = 100
 
 
 class Place(NamedTuple):
-    """Where a checkpoint stands among others: the newest has the greatest."""
+    """Orders a checkpoint among others: the newest compares greatest."""
 
     course: int
-    """How often a training had gone back behind a step that was saved, or begun anew."""
+    """Number of times the run had gone back behind a saved step, or started over."""
     step: int
     turn: int
-    """How often the step had been saved before in this course."""
+    """Number of times the step had been saved before in this course."""
 
     @property
     def name(self) -> str:
-        """Of its directory. CheckpointError for numbers that no name can have."""
+        """Return the name of the checkpoint's directory.
+
+        Raises CheckpointError if a number has too many digits for a name.
+        """
         course = f"-{self.course}" if self.course else ""
         name = f"step-{self.step:08d}{course}" + (f".{self.turn}" if self.turn else "")
         if not _NAME.fullmatch(name):
@@ -52,7 +55,7 @@ class Place(NamedTuple):
 
 
 def places(directory: Path) -> dict[Place, Path]:
-    """All that are whole by their names, newest first."""
+    """Return the checkpoints that are complete by their names, newest first."""
     found = []
     for name in _names(directory):
         match = _NAME.fullmatch(name)
@@ -63,39 +66,40 @@ def places(directory: Path) -> dict[Place, Path]:
 
 
 def checkpoints(directory: Path) -> list[tuple[int, Path]]:
-    """Steps and directories of those that are whole by their names, by the order in which they
-    were saved, newest first."""
+    """Return step and path of each checkpoint that is complete by its name, newest save first."""
     return [(place.step, path) for place, path in places(directory).items()]
 
 
 def temporary(directory: Path, step: int, token: int) -> Path:
-    """Where the ranks of a job write a checkpoint to."""
+    """Return the path to which the ranks of a job write a checkpoint before it is published."""
     return directory / f"{_TEMPORARY}{step}-{token:016x}"
 
 
 @contextmanager
 def held_alone(directory: Path) -> Iterator[None]:
-    """While nobody else saves there, of those that see each other's locks. CheckpointError if
-    somebody does, OSError if this user may not write there.
+    """Hold the directory's lock during the block, so that no other job saves there.
 
-    The lock is on a file that only those who may write to the directory can open: whoever may read
-    a directory can hold a lock on that, and would keep its owner from saving.
+    The lock is on a file that only users who may write to the directory can open. A lock on the
+    directory itself could be held by any user who may read it, which would keep the owner from
+    saving.
+
+    Raises CheckpointError if another job holds the lock, OSError if this user may not write there.
     """
     with opened(directory) as folder:
         descriptor = _locked(folder, directory)
         try:
             yield
         finally:
-            with suppress(OSError):  # first: who opens it meanwhile finds that it is not there
+            with suppress(OSError):  # first: another opener then sees that it has no link
                 os.unlink(_LOCK, dir_fd=folder)
-            with suppress(OSError):  # or children that were forked meanwhile would hold it on
+            with suppress(OSError):  # or children forked in the meantime would keep holding it
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
 
 def _locked(folder: int, directory: Path) -> int:
-    """The file with the lock, which this process has now."""
-    for _ in range(_TRIES):  # others take it and give it back meanwhile
+    """Return the descriptor of the lock file, which this process now holds."""
+    for _ in range(_TRIES):  # others may take and release it in the meantime
         try:
             descriptor = _lock_file(folder)
         except FileNotFoundError:
@@ -134,7 +138,7 @@ def _lock_file(folder: int) -> int:
 
 
 def _share(descriptor: int, directory: os.stat_result) -> None:
-    """Open a new file to all who may write to the directory, as far as this user may say so."""
+    """Open a new file to all users who may write to the directory, as far as this user may."""
     with suppress(OSError):
         os.fchown(descriptor, -1, directory.st_gid)
     writers = directory.st_mode & (stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH)
@@ -152,14 +156,16 @@ def _owner_of_lock(folder: int) -> int | None:
 
 
 def create(directory: int, name: str) -> int:
-    """A new file in an open directory, to which no link can lead."""
+    """Create a file in an open directory without following links, and return its descriptor."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     return os.open(name, flags, 0o666, dir_fd=directory)
 
 
 def publish(written: Path, step: int) -> Path:
-    """Give a whole checkpoint its name, by which it is the newest. Its files have been
-    synchronised."""
+    """Give a complete checkpoint its final name, which makes it the newest, and return its path.
+
+    The caller has already synchronized its files.
+    """
     directory = written.parent
     newest = next(iter(places(directory)), Place(0, -1, 0))
     if step > newest.step:
@@ -176,18 +182,18 @@ def publish(written: Path, step: int) -> Path:
 
 
 def take_name(path: Path) -> None:
-    """Have a checkpoint not be one any more. OSError if this user may not."""
+    """Rename a checkpoint so that it no longer counts. Raises OSError if this user may not."""
     path.rename(path.with_name(f"{_LEAVING}{secrets.token_hex(8)}"))
 
 
 def removable(directory: Path) -> list[Path]:
-    """What lost its name, and what jobs before have left half-written or half-removed."""
+    """Return retired checkpoints and those that earlier jobs left half-written or removed."""
     names = _names(directory)
     return [directory / each for each in names if each.startswith((_TEMPORARY, _LEAVING))]
 
 
 def explained(error: OSError, directory: Path) -> str:
-    """What it says; where this user may not do what it was about, also whose the directory is."""
+    """Return the error's text. For a PermissionError, add the owner of the directory."""
     if not isinstance(error, PermissionError):
         return str(error)
     owner = ""
@@ -200,14 +206,14 @@ def explained(error: OSError, directory: Path) -> str:
 
 
 def synchronise(path: Path) -> None:
-    """fsync() a file or directory."""
+    """Flush a file or directory to the disk with fsync()."""
     with opened(path, 0) as descriptor:
         os.fsync(descriptor)
 
 
 @contextmanager
 def opened(path: Path, flags: int = os.O_DIRECTORY) -> Iterator[int]:
-    """The descriptor of a directory, or with other flags of whatever it is."""
+    """Open a directory, or with other flags any file, and yield its descriptor."""
     descriptor = os.open(path, flags | os.O_RDONLY | os.O_CLOEXEC)
     try:
         yield descriptor

@@ -1,4 +1,4 @@
-"""Models from checkpoints to plain files and back: safetensors', or what torch.save() writes."""
+"""Converts models between checkpoints and plain files of safetensors or torch.save()."""
 
 from __future__ import annotations
 
@@ -21,11 +21,16 @@ _TORCH = (".pt", ".pth", ".bin")
 
 
 def export_state_dict(checkpoint: str | Path, file: str | Path, part: str = "model") -> None:
-    """Write the whole tensors of one part of a checkpoint to a file, under the names that the
-    model's load_state_dict() knows: ".safetensors", or ".pt", ".pth" or ".bin" as torch.save()
-    does. What was there is replaced when all is written.
+    """Write the whole tensors of one part of a checkpoint to a file.
 
-    checkpoint: its own directory. Raises CheckpointError if it is damaged or has no such part.
+    The file has the names that the model's load_state_dict() expects. Its suffix decides the
+    format: ".safetensors", or ".pt", ".pth" or ".bin" as torch.save() writes. An existing file is
+    replaced once everything is written.
+
+    checkpoint: the directory of one checkpoint.
+
+    Raises CheckpointError if the checkpoint is damaged or has no such part, and ConfigError for
+    another suffix.
     """
     target = Path(file)
     write = _writer(target)
@@ -44,9 +49,10 @@ def export_state_dict(checkpoint: str | Path, file: str | Path, part: str = "mod
 def import_state_dict(
     file: str | Path, directory: str | Path, step: int = 0, part: str = "model"
 ) -> None:
-    """Make a checkpoint of a model's tensors in such a file, which any ranks can load.
+    """Create a checkpoint, which any ranks can load, from a file with a model's tensors.
 
-    torch's files are read with weights_only=True. Raises CheckpointError for what is no such file.
+    torch's files are read with weights_only=True. Raises CheckpointError if the file cannot be read
+    or holds anything but tensors by name.
     """
     source = Path(file)
     tensors = _read_torch(source) if source.suffix in _TORCH else dict(_read_tensors(source))
@@ -64,7 +70,7 @@ def _writer(target: Path) -> Any:
     if target.suffix in _TORCH:
         return _write_torch
     raise ConfigError(
-        f"{target}: the file must end in .safetensors or {', '.join(_TORCH)}, which says what it is"
+        f"{target}: the file must end in .safetensors or {', '.join(_TORCH)} to choose its format"
     )
 
 
@@ -97,7 +103,7 @@ def _write_torch(reader: CheckpointReader, names: Mapping[str, str], target: Pat
 
 @contextmanager
 def _opened(source: Path) -> Iterator[tuple[BinaryIO, int]]:
-    """A regular file, to which a link may lead, and its size. OSError for another."""
+    """Open a regular file, following links, and yield it and its size. OSError otherwise."""
     with (
         opened_file(source, follows_links=True) as (descriptor, size),
         os.fdopen(os.dup(descriptor), "rb") as file,

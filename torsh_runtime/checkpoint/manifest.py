@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself: which pieces of which tensors lie where in its files."""
+"""Describes which pieces of which tensors are stored where in a checkpoint's files."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from torsh_runtime.errors import CheckpointError, ConfigError
 from torsh_runtime.layout import Piece
 
 VERSION = 2
-"""Of manifests with pieces of several boxes, which the version before knows not."""
+"""Version of manifests with pieces of several boxes, which the previous version cannot read."""
 _BOXES = 1
 NAME = "manifest.json"
 _LATEST = 1 << 36
-"""Seconds since 1970 that a date can still be made of."""
+"""The latest accepted time, in seconds since 1970, that still converts to a date."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredPiece:
-    """A piece of a tensor in a file."""
+    """Represents a piece of a tensor in a file."""
 
     file: str
     start: int
-    """The place of its first byte there."""
+    """Offset of its first byte in the file."""
     piece: Piece
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A whole tensor."""
+    """Represents a whole tensor and the pieces it is stored in."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -42,24 +42,24 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file of tensors."""
+    """Represents a file of tensors with its checksums."""
 
     num_bytes: int
     block: int
-    """Bytes that a checksum is of; the last block is shorter."""
+    """Bytes per checksum; the last block may be shorter."""
     checksums: tuple[int, ...]
-    """XXH3 of 64 bits of each block."""
+    """64-bit XXH3 of each block."""
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """All that is in a checkpoint."""
+    """Describes everything in a checkpoint."""
 
     step: int
     world_size: int
-    """Of the ranks that saved it."""
+    """Number of ranks that saved it."""
     time: float
-    """When, in seconds since 1970."""
+    """Time of the save, in seconds since 1970."""
     tensors: Mapping[str, StoredTensor]
     values: Mapping[str, Any]
     aliases: Mapping[str, str]
@@ -67,17 +67,17 @@ class Manifest:
 
     @property
     def num_bytes(self) -> int:
-        """Of all files of tensors."""
+        """Return the total size of all tensor files, in bytes."""
         return sum(each.num_bytes for each in self.files.values())
 
     def check_whole(self) -> None:
-        """CheckpointError if there are too few pieces of a tensor."""
+        """Check that all elements of all tensors are stored. Raises CheckpointError otherwise."""
         for name, tensor in self.tensors.items():
             if sum(each.piece.size for each in tensor.pieces) < math.prod(tensor.shape):
                 raise CheckpointError(f"{NAME} has too few pieces of {name!r}")
 
     def to_bytes(self) -> bytes:
-        """For a file."""
+        """Return the contents of the manifest's file: a checksum and JSON."""
         pieces = [each.piece for tensor in self.tensors.values() for each in tensor.pieces]
         version = VERSION if any(piece.spans for piece in pieces) else _BOXES
         content = json.dumps({"version": version, **asdict(self)}).encode()
@@ -85,10 +85,13 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, text: bytes) -> Manifest:
-        """CheckpointError for what is no manifest, or a damaged one, or of a later version."""
+        """Parse a manifest's file.
+
+        Raises CheckpointError if it is no manifest, is damaged, or has a later version.
+        """
         checksum, _, content = text.partition(b"\n")
         if checksum != b"%08x" % zlib.crc32(content):
-            raise CheckpointError(f"{NAME} is damaged: it has not the checksum that it begins with")
+            raise CheckpointError(f"{NAME} is damaged: its checksum does not match its contents")
         try:
             told = json.loads(content)
             if told["version"] not in (_BOXES, VERSION):
@@ -138,7 +141,8 @@ def _tensor(told: Mapping[str, Any], files: Mapping[str, StoredFile]) -> StoredT
 
 
 def piece_from(told: Mapping[str, Any]) -> Piece:
-    """What asdict() gave, checked. ValueError, KeyError or TypeError for anything else."""
+    """Return the piece that asdict() made into `told`. Raises ValueError, KeyError or TypeError if
+    it is no valid piece."""
     whole, offsets, shape = (_counts(told[each]) for each in ("global_shape", "offsets", "shape"))
     start, end = _count(told["start"]), _count(told["end"])
     spans = tuple(tuple(map(_span, own)) for own in told.get("spans", ()))

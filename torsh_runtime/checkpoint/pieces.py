@@ -1,4 +1,4 @@
-"""Reads pieces of tensors out of the pieces in which they were kept."""
+"""Reads any piece of a tensor from the pieces in which it was stored."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ Bytes = NDArray[np.uint8]
 
 
 class DamagedCheckpoint(CheckpointError):
-    """Its files are not what its manifest says, or it has none."""
+    """Reports that a checkpoint's files do not match its manifest, or that it has no manifest."""
 
 
 class Span(NamedTuple):
-    """Bytes of a file, and where in a piece they belong."""
+    """Represents a range of bytes in a file, and where in a piece they belong."""
 
     file: str
     start: int
@@ -37,10 +37,10 @@ class Span(NamedTuple):
 
 
 class Landing:
-    """Where the bytes of a piece are read to: its target's own memory where that can be."""
+    """Receives the bytes of a piece, in the target's own memory where possible."""
 
     def __init__(self, target: ShardedTensor, dtype: str) -> None:
-        """dtype: of the bytes."""
+        """Prepare memory for the bytes of `target.piece`, which have the dtype `dtype`."""
         self._values, self._dtype = target.values, dtype
         is_cast = dtype != dtype_name(target.values)
         in_place = None if is_cast else memory_of(target.values)
@@ -49,7 +49,8 @@ class Landing:
         self.memory = np.empty(size, np.uint8) if in_place is None else in_place
 
     def finish(self) -> None:
-        """All bytes are there."""
+        """Move the bytes to the target, cast if dtypes differ. Call it when all bytes have been
+        read."""
         if self._dtype != dtype_name(self._values):
             cast_in(self._values, self.memory, self._dtype)
         elif not self._is_in_place:
@@ -57,13 +58,13 @@ class Landing:
 
 
 class PieceReader(ABC):
-    """What a manifest tells of, wherever that is: a parallel.state.Source."""
+    """Reads the tensors that a manifest lists, from any storage; a parallel.state.Source."""
 
     manifest: Manifest
     where: str
-    """For errors."""
+    """Name of the storage, for error messages."""
     advice = "`python -m torsh_runtime.checkpoint ls --tensors` shows which there are"
-    """For errors: how to learn which tensors there are."""
+    """Advice on listing the tensors, for error messages."""
 
     @abstractmethod
     def read_file(self, file: str, start: int, target: Bytes) -> None:
@@ -71,11 +72,11 @@ class PieceReader(ABC):
 
     @property
     def values(self) -> Mapping[str, Any]:
-        """Plain values, by name."""
+        """Return the plain values, by name."""
         return self.manifest.values
 
     def names(self, prefix: str) -> list[str]:
-        """Of all tensors whose names begin so."""
+        """Return the sorted names of all tensors that begin with `prefix`."""
         first = bisect_left(self._sorted, prefix)
         behind = (self._sorted[at] for at in range(first, len(self._sorted)))
         return list(takewhile(lambda name: name.startswith(prefix), behind))
@@ -85,16 +86,16 @@ class PieceReader(ABC):
         return sorted(self.manifest.tensors)
 
     def kind(self, name: str) -> tuple[str, tuple[int, ...]]:
-        """The dtype and shape of a whole tensor. CheckpointError if there is none."""
+        """Return dtype and shape of a whole tensor. Raises CheckpointError if there is none."""
         found = self._tensor(name)
         return found.dtype, found.shape
 
     def read(self, name: str, target: ShardedTensor) -> None:
-        """Write this piece of a tensor to the target's values, cast to their dtype if both are
+        """Read the target's piece of a tensor into its values, cast to their dtype if both are
         floating.
 
-        CheckpointError for a tensor that is not there or of another shape or dtype,
-        DamagedCheckpoint if its bytes are not those that were written.
+        Raises CheckpointError if the tensor does not exist or has a different shape or dtype, and
+        DamagedCheckpoint if its bytes are not the ones that were written.
         """
         self.check(name, target)
         landing = Landing(target, self._tensor(name).dtype)
@@ -103,11 +104,11 @@ class PieceReader(ABC):
         landing.finish()
 
     def whole(self, name: str, framework: str) -> Any:
-        """All of a tensor, in memory of its own."""
+        """Return a whole tensor in new memory, as an array of `framework`."""
         return read_whole(self, name, framework)
 
     def read_bytes(self, name: str) -> Bytes:
-        """Those of a whole tensor, row-major, of whatever dtype."""
+        """Return the bytes of a whole tensor of any dtype, in row-major order."""
         stored = self._tensor(name)
         whole = Piece.whole(stored.shape)
         memory = np.empty(whole.size * ITEMSIZES[stored.dtype], np.uint8)
@@ -116,7 +117,7 @@ class PieceReader(ABC):
         return memory
 
     def check(self, name: str, target: ShardedTensor) -> None:
-        """CheckpointError if the tensor is not there, or cannot be read into this target."""
+        """Raise CheckpointError unless the tensor exists and can be read into this target."""
         stored, wanted = self._tensor(name), target.piece
         dtype = dtype_name(target.values)
         is_fit = stored.dtype == dtype or {stored.dtype, dtype} <= FLOATING
@@ -132,7 +133,8 @@ class PieceReader(ABC):
             )
 
     def spans(self, name: str, wanted: Piece) -> list[Span]:
-        """Where its bytes lie. DamagedCheckpoint if some of them lie nowhere."""
+        """Return where the bytes of a piece are stored. Raises DamagedCheckpoint if some are
+        missing."""
         stored = self._tensor(name)
         width = ITEMSIZES[stored.dtype]
         try:

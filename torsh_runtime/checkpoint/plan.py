@@ -1,4 +1,4 @@
-"""Who writes what: arithmetic on what ranks say they have."""
+"""Decides which rank writes which piece, from the pieces that the ranks report."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ from torsh_runtime.layout import Piece
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A piece of a tensor that a rank has."""
+    """Represents a piece of a tensor that a rank has."""
 
     name: str
     dtype: str
     piece: Piece
     is_of_first: bool = False
-    """Whether that of the first rank counts, of those that have the piece: others may differ."""
+    """True if the first rank that has the piece must write it, since others' values may differ."""
 
 
 def share_out(held: Sequence[Sequence[Held]], itemsizes: Mapping[str, int]) -> list[list[Held]]:
-    """For each rank the pieces that it writes, of those that it has: each piece once, and as many
-    bytes by each rank as can be, the largest given out first."""
+    """Return for each rank the pieces that it writes.
+
+    Each piece is written once, by a rank that has it. The largest pieces are assigned first, so
+    that all ranks write about as many bytes.
+    """
     holders: dict[Held, list[int]] = {}
     for rank, own in enumerate(held):
         for each in own:
@@ -40,7 +43,10 @@ def share_out(held: Sequence[Sequence[Held]], itemsizes: Mapping[str, int]) -> l
 
 
 def check_whole(held: Sequence[Sequence[Held]]) -> None:
-    """CheckpointError if ranks differ on a tensor's dtype or shape, or nobody has a part of it."""
+    """Check that the ranks' pieces fit together and make up whole tensors.
+
+    Raises CheckpointError if ranks differ in a tensor's dtype or shape, or if parts are missing.
+    """
     first: dict[str, tuple[Held, int]] = {}
     pieces: dict[str, set[Piece]] = {}
     for rank, own in enumerate(held):

@@ -1,4 +1,4 @@
-"""What ranks tell each other when they save and load: all of a group, or one process alone."""
+"""Exchanges messages between the ranks that save and load together, or within one process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torsh_runtime.parallel.groups import group_of
 
 
 class Ranks:
-    """Those that save together."""
+    """Communicates among the ranks that save together."""
 
     def __init__(self, group: ProcessGroup | None) -> None:
         self._group = group
@@ -29,8 +29,10 @@ class Ranks:
 
     @classmethod
     def of(cls, process_group: Any) -> Ranks:
-        """Of a group; None: the default one, or this process alone if there is none. Ranks are
-        those themselves."""
+        """Return the ranks of a process group; a Ranks is returned unchanged.
+
+        None is the default group, or this process alone if there is no default group.
+        """
         if isinstance(process_group, Ranks):
             return process_group
         if process_group is None and not has_default_group():
@@ -38,7 +40,7 @@ class Ranks:
         return cls(group_of(process_group))
 
     def apart(self) -> Ranks:
-        """The same ranks by a group of their own, for another thread. All of them call it."""
+        """Return the same ranks with a new group, for use by another thread. All ranks call it."""
         group = self._group
         if group is None:
             return self
@@ -46,18 +48,19 @@ class Ranks:
         return Ranks(group.session.group(group.name, group.ranks, kind, group.timeout))
 
     def numbers(self, own: Sequence[int]) -> list[list[int]]:
-        """Everyone's, by rank."""
+        """Return the numbers of all ranks, by rank."""
         if self._group is None:
             return [list(own)]
         told: list[list[int]] = self._group.all_gather_numbers(np.array(own, np.int64)).tolist()
         return told
 
     def texts(self, own: str) -> list[str]:
-        """Everyone's, by rank."""
+        """Return the texts of all ranks, by rank."""
         return [own] if self._group is None else texts_of_all(self._group, own)
 
     def agree(self, cannot: str, error: Exception | None) -> None:
-        """CheckpointError on all ranks if one has an error, which says what that rank cannot do."""
+        """Raise CheckpointError on all ranks if one has an error; `cannot` names what that rank
+        cannot do."""
         problem = None if error is None else CheckpointError(f"{cannot}: {said(error)}")
         if problem is not None:
             problem.__cause__ = error
@@ -67,7 +70,7 @@ class Ranks:
             raise problem
 
     def broadcast(self, own: NDArray[np.uint8], rank: int) -> NDArray[np.uint8]:
-        """The rank's bytes, however many."""
+        """Return the bytes of the given rank, of any size, on all ranks."""
         size = self.numbers([own.size])[rank][0]
         values = own if self.rank == rank else np.empty(size, np.uint8)
         if self._group is not None and size:
@@ -77,8 +80,10 @@ class Ranks:
     def exchange(
         self, own: Sequence[NDArray[np.uint8]], room: Sequence[NDArray[np.uint8]] | None = None
     ) -> list[NDArray[np.uint8]]:
-        """Give the r-th bytes to rank r, however many. Returns what each rank has given this one;
-        `room` is where that goes, if everyone knows how many bytes come."""
+        """Send the r-th bytes to rank r and return what each rank sent to this one, by rank.
+
+        room: receives the bytes, if all ranks know how many come; it is allocated if None.
+        """
         if self._group is None:
             return list(own)
         if room is None:
@@ -88,16 +93,16 @@ class Ranks:
         return list(room)
 
     def meet(self, what: str) -> None:
-        """See parallel.collecting."""
+        """Wait for all ranks to call `what`: see parallel.collecting.meet()."""
         if self._group is not None:
             meet(self._group, what)
 
     def collected(self, own: Any, pieces: Mapping[int, Piece], dtype: str, like: Any) -> Any:
-        """See parallel.collecting."""
+        """Return the whole tensor on rank 0: see parallel.collecting.collected()."""
         return collected(own, pieces, dtype, self._group, like)
 
     def _for_bytes(self, group: ProcessGroup) -> ProcessGroup:
-        """A group that takes arrays of the processor."""
+        """Return a group that takes arrays in the host's memory."""
         if group.backend != "nccl":
             return group
         if self._apart is None:

@@ -1,4 +1,4 @@
-"""Reads of a checkpoint the bytes that are wanted, and checks them."""
+"""Reads the requested bytes of a checkpoint and verifies them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ _LONGEST_MANIFEST = 1 << 30
 
 
 class CheckpointReader(PieceReader):
-    """One checkpoint. Files are opened when something in them is wanted."""
+    """Reads one checkpoint. A file is opened when something in it is read."""
 
     def __init__(self, path: Path) -> None:
-        """DamagedCheckpoint if its manifest is not whole or a file is missing or cut short;
-        CheckpointError if a later version has written it."""
+        """Open the checkpoint at `path` and check its manifest and the sizes of its files.
+
+        Raises DamagedCheckpoint if the manifest cannot be read, or if a file is missing or has
+        another size than when it was written.
+        """
         self.path, self.where = path, str(path)
         self._files: dict[str, _BlockFile] = {}
         try:
@@ -50,11 +53,11 @@ class CheckpointReader(PieceReader):
         self._files.clear()
 
     def read_file(self, file: str, start: int, target: Bytes) -> None:
-        """See PieceReader. DamagedCheckpoint if they are not those that were written."""
+        """Fill the target: see PieceReader. Raises DamagedCheckpoint if the bytes have changed."""
         self._file(file).read(start, target)
 
     def verify(self) -> None:
-        """Read all of it. DamagedCheckpoint names the first file that is not as it was written."""
+        """Read and check everything. Raises DamagedCheckpoint for the first changed file."""
         for name, told in self.manifest.files.items():
             scratch = np.empty(min(told.block, told.num_bytes), np.uint8)
             for start in range(0, told.num_bytes, told.block):
@@ -77,7 +80,7 @@ class CheckpointReader(PieceReader):
 
 
 class _BlockFile:
-    """A file of which each block is checked when something in it is read."""
+    """Reads a file and checks each block when something in it is read."""
 
     def __init__(self, path: Path, told: StoredFile) -> None:
         self._path = path
@@ -93,11 +96,11 @@ class _BlockFile:
             raise DamagedCheckpoint(f"{path}: it changes while it is read")
 
     def close(self) -> None:
-        """Of no use afterwards."""
+        """Close the file, which cannot be read afterwards."""
         self._open.close()
 
     def read(self, start: int, target: Bytes) -> None:
-        """Fill the target with the bytes from `start` on."""
+        """Fill the target with the bytes from offset `start` on."""
         block, done = self._told.block, 0
         while done < target.size:
             number, skipped = divmod(start + done, block)
@@ -133,8 +136,11 @@ class _BlockFile:
 
 @contextmanager
 def opened_file(path: Path, *, follows_links: bool = False) -> Iterator[tuple[int, int]]:
-    """The descriptor and size of a regular file, to which no link leads unless links may. OSError
-    for another, such as a pipe, of which nobody waits for the other end."""
+    """Open a regular file and yield its descriptor and size.
+
+    Links are refused unless `follows_links`. Raises OSError for anything else, such as a pipe;
+    opening it does not wait for its other end.
+    """
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
     descriptor = os.open(path, flags | (0 if follows_links else os.O_NOFOLLOW))
     try:

@@ -1,4 +1,4 @@
-"""Which checkpoints of a directory stay when another one has been saved."""
+"""Decides which checkpoints of a directory remain after another save."""
 
 from __future__ import annotations
 
@@ -11,24 +11,30 @@ from torsh_runtime.errors import CheckpointError
 
 
 class Retention:
-    """Keeps the newest of so many steps, by the order in which they were saved. What is damaged
-    does not count, so that as many stay that can be loaded."""
+    """Keeps the checkpoints of the `keep_last` steps that were saved last.
+
+    Damaged checkpoints do not count, so that this many remain loadable.
+    """
 
     def __init__(self, keep_last: int | None) -> None:
-        """keep_last: None: all but earlier ones of the same step."""
+        """Keep `keep_last` steps; None removes only earlier checkpoints of the same step."""
         self._keep_last = keep_last
         self._whole: set[Path] = set()
-        """Of which that is known."""
+        """Checkpoints that are known to be complete."""
 
     def retire(self, saved: Path) -> tuple[list[Path], list[OSError]]:
-        """Take the names from all but those that stay, and never from the one that was just saved.
-        Returns what may be removed, and why others of them stay."""
+        """Retire all superfluous checkpoints, but never the one that was just saved.
+
+        Returns the paths that may be removed, and the errors because of which others remain.
+        """
         refused: list[OSError] = []
         self._whole.add(saved)
         for path in [*self._superfluous(saved)]:
             try:
                 take_name(path)
-            except OSError as error:  # another user's, for one, in a directory with a sticky bit
+            except (
+                OSError
+            ) as error:  # such as another user's checkpoint in a directory with a sticky bit
                 refused.append(error)
         return removable(saved.parent), refused
 
@@ -47,7 +53,7 @@ class Retention:
                 num_kept += self._is_whole(path)
 
     def _is_whole(self, path: Path) -> bool:
-        """By its manifest and the sizes of its files."""
+        """Return whether the manifest and the sizes of the files are correct."""
         if path not in self._whole:
             try:
                 with CheckpointReader(path):

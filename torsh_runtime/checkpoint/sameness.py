@@ -1,4 +1,4 @@
-"""Whether ranks have the same of what is kept once for all of them."""
+"""Checks that ranks have equal states where one state is saved for all of them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torsh_runtime.checkpoint.tensor_file import ITEMSIZES
 from torsh_runtime.parallel.state import Contents
 
 _MOST_BYTES = 1 << 20
-"""Of an array that are looked at: ranks whose states part differ everywhere soon."""
+"""Bytes of each array that are compared: states that diverge soon differ everywhere."""
 
 
 def digests(contents: Contents) -> dict[str, str]:
-    """Of the state of each thing with a state_dict() of which there is one for all ranks."""
+    """Return a digest of each state that is saved once for all ranks, by name."""
     found = {}
     for name in contents.stateful:
         digest = xxh3_64(json.dumps(contents.values[name], sort_keys=True).encode())
@@ -29,12 +29,12 @@ def digests(contents: Contents) -> dict[str, str]:
 
 
 def as_number(own: Mapping[str, str]) -> int:
-    """All of them as one, for ranks to compare."""
+    """Return one number for all digests, which ranks can compare."""
     return xxh3_64(json.dumps(own, sort_keys=True).encode()).intdigest() >> 1
 
 
 def difference(told: Sequence[Mapping[str, str]]) -> str:
-    """What to tell of a thing whose state ranks have differently; "" if there is none."""
+    """Return an error message that names a state in which ranks differ; "" if there is none."""
     first: dict[str, tuple[str, int]] = {}
     for rank, own in enumerate(told):
         for name, digest in own.items():

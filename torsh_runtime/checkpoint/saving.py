@@ -1,4 +1,4 @@
-"""How the ranks write one checkpoint together."""
+"""Coordinates the ranks that write one checkpoint together."""
 
 from __future__ import annotations
 
@@ -44,27 +44,27 @@ T = TypeVar("T")
 
 
 class Begun(NamedTuple, Generic[T]):
-    """What all ranks have agreed to keep."""
+    """Holds what all ranks have agreed to save."""
 
     token: int
-    """The same on all ranks, and of nothing else that is kept."""
+    """Equal on all ranks, and different for every save."""
     plan: T
-    """The same object as long as nothing has changed."""
+    """Stays the same object as long as nothing changes."""
     contents: Contents
 
 
 class _Own(NamedTuple):
-    """What this rank has to keep, or why it cannot."""
+    """Holds what this rank has to save, or the error why it cannot."""
 
     contents: Contents
     held: list[Held]
     digests: dict[str, str]
-    """See sameness."""
+    """Digest of each state that is saved once for all ranks, by name: see sameness.digests()."""
     error: Exception | None
 
 
 class _Told(NamedTuple):
-    """The same of any rank, as it has told it."""
+    """Holds what a rank reported that it has to save."""
 
     held: list[Held]
     by_pieces: list[str]
@@ -72,7 +72,7 @@ class _Told(NamedTuple):
 
 
 class Planner(Generic[T]):
-    """Agrees with the other ranks on who keeps what, anew only when that changes."""
+    """Agrees with the other ranks on who saves what, and repeats this only when that changes."""
 
     def __init__(
         self,
@@ -80,16 +80,19 @@ class Planner(Generic[T]):
         lay_out: Callable[[list[list[Held]], list[str]], T],
         node: str = "",
     ) -> None:
-        """lay_out: the plan, of what each rank has, and of each rank's node."""
+        """Prepare to plan. `lay_out` makes the plan from all ranks' pieces and nodes."""
         self._ranks, self._lay_out, self._node = ranks, lay_out, node
         self._held: list[Held] = []
         self._by_pieces: frozenset[str] = frozenset()
-        """See Contents.agreed."""
+        """Names that some rank saves by pieces, and therefore all ranks do."""
         self._plan: T | None = None
 
     def begin(self, step: int, state: Mapping[str, Any], async_op: bool) -> Begun[T]:
-        """CheckpointError on all ranks if they save different steps, have different states of what
-        is kept once for all, or one cannot save its state."""
+        """Agree with all ranks on what they save.
+
+        Raises CheckpointError on all ranks if they save different steps, differ in a state that is
+        saved once for all, or one cannot save its state.
+        """
         own = self._look(state)
         is_new = own.held != self._held or self._plan is None or own.error is not None
         numbers = [step, async_op, is_new, secrets.randbits(62), as_number(own.digests)]
@@ -115,11 +118,12 @@ class Planner(Generic[T]):
         try:
             contents = contents_of(state, self._ranks, self._by_pieces)
             return _Own(contents, _held(contents), digests(contents), None)
-        except Exception as reason:  # also of the program's own state_dict()
+        except Exception as reason:  # the program's own state_dict() may raise anything
             return _Own(Contents(), [], {}, reason)
 
     def _agree(self, state: Mapping[str, Any], own: _Own) -> tuple[_Own, T]:
-        """What this rank has, and the plan. What one rank keeps by pieces, all ranks do."""
+        """Return what this rank has, and the new plan. A name saved by pieces by one rank is so on
+        all."""
         self._plan = None
         told = self._tell(own)
         by_pieces = frozenset(name for each in told for name in each.by_pieces)
@@ -134,7 +138,7 @@ class Planner(Generic[T]):
         return own, plan
 
     def _tell(self, own: _Own) -> list[_Told]:
-        """What each rank has. CheckpointError if one cannot save it."""
+        """Return what each rank has. Raises CheckpointError if one cannot save its state."""
         held, by_pieces = [asdict(each) for each in own.held], sorted(own.contents.by_pieces)
         text = json.dumps([held, by_pieces, said(own.error), self._node])
         told = [json.loads(each) for each in self._ranks.texts(text)]
@@ -145,7 +149,7 @@ class Planner(Generic[T]):
 
 
 class Saver:
-    """Makes a training's saves, all in the same memory."""
+    """Begins the saves of a training run, all in the same memory."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._rank = ranks.rank
@@ -154,7 +158,7 @@ class Saver:
         self._snapshot: Snapshot | None = None
 
     def begin(self, step: int, state: Mapping[str, Any], async_op: bool) -> Save:
-        """Copy what this rank writes. CheckpointError as Planner."""
+        """Copy what this rank writes. Raises CheckpointError as Planner.begin() does."""
         begun = self._planner.begin(step, state, async_op)
         if self._snapshot is None or begun.plan is not self._layouts:
             self._snapshot = None  # gives its memory back
@@ -170,23 +174,24 @@ def _files(held: list[list[Held]], _: list[str]) -> list[FileLayout]:
 
 @dataclass(frozen=True)
 class Save:
-    """One checkpoint on its way to the disk."""
+    """Represents one checkpoint on its way to the disk."""
 
     step: int
     token: int
     snapshot: Snapshot
     layouts: list[FileLayout]
     contents: Contents
-    """Only its values are looked at: tensors may have changed."""
+    """Only its plain values may be read: the tensors may have changed since."""
     retired: list[Path] = field(default_factory=list)
-    """On rank 0, what may be removed when it is written."""
+    """On rank 0, paths that may be removed once the checkpoint is written."""
     refused: list[OSError] = field(default_factory=list)
-    """There, why others that ought to be removed stay."""
+    """On rank 0, the errors because of which other old checkpoints remain."""
 
     def write(self, directory: Path, ranks: Ranks, retention: Retention) -> Path:
-        """Write it, with all ranks. Returns where it is.
+        """Write the checkpoint together with all ranks, and return its path.
 
-        CheckpointError on all ranks if one cannot write; then nothing of it stays.
+        Raises CheckpointError on all ranks if one cannot write; nothing of the checkpoint remains
+        then.
         """
         written = temporary(directory, self.step, self.token)
         with ExitStack() as alone:
@@ -198,7 +203,7 @@ class Save:
                 raise
 
     def _begin(self, written: Path, ranks: Ranks, alone: ExitStack) -> None:
-        """Rank 0 makes sure that nobody else saves there, before anybody writes."""
+        """Have rank 0 make sure that no other job saves there before any rank writes."""
         own = {}
         if ranks.rank == 0:
             own = outcome(lambda: self._make(written, alone), written.parent)
@@ -226,7 +231,9 @@ class Save:
         return Path(told[0]["path"])
 
     def _write_own(self, written: Path) -> dict[str, Any]:
-        written.mkdir(parents=True, exist_ok=True)  # where nodes do not share it: see _publish()
+        written.mkdir(
+            parents=True, exist_ok=True
+        )  # on nodes that do not share it: _publish() reports that
         file = self.snapshot.write(written)
         return {
             "name": self.snapshot.layout.name,
@@ -273,7 +280,7 @@ class Save:
 
 
 def _held(contents: Contents) -> list[Held]:
-    """What a rank has."""
+    """Return the pieces that this rank has."""
     held = []
     for name, tensor in contents.tensors.items():
         dtype = dtype_name(tensor.values)
@@ -288,7 +295,7 @@ def _told(each: Mapping[str, Any]) -> Held:
 
 
 def tensors_of(layouts: Sequence[FileLayout]) -> dict[str, StoredTensor]:
-    """Where all of them lie."""
+    """Return all tensors of these files, with the places of their pieces."""
     pieces: dict[tuple[str, str, tuple[int, ...]], list[Any]] = {}
     for layout in layouts:
         for held, stored in layout.stored().items():
@@ -301,7 +308,7 @@ def tensors_of(layouts: Sequence[FileLayout]) -> dict[str, StoredTensor]:
 
 
 def outcome(call: Callable[[], dict[str, Any]], directory: Path) -> dict[str, Any]:
-    """What it returns, or {"error": why not}, for other ranks."""
+    """Return the call's result, or {"error": reason} for the other ranks."""
     try:
         return call()
     except OSError as error:

@@ -1,5 +1,8 @@
-"""Files in safetensors' format (https://github.com/huggingface/safetensors#format): the length of a
-header, the header in JSON, which says where each tensor lies behind it, and the bytes."""
+"""Handles files in safetensors' format (https://github.com/huggingface/safetensors#format).
+
+A file has the length of a header, the header in JSON, which gives the place of each tensor, and the
+tensors' bytes.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,9 @@ ITEMSIZES = {
     "int32": 4, "uint32": 4, "float32": 4,
     "int64": 8, "uint64": 8, "float64": 8, "complex64": 8,
 }  # fmt: skip
-"""Bytes of an element, by the names that numpy, torch and ml_dtypes have for it."""
+"""Bytes per element, by the dtype's name in numpy, torch and ml_dtypes."""
 FLOATING = {"float16", "bfloat16", "float32", "float64"}
-"""Of which one is cast to another when it is loaded, as torch does."""
+"""Dtypes that are cast to each other on loading, as torch does."""
 _CODES = {
     "bool": "BOOL", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "bfloat16": "BF16",
     "float16": "F16", "float32": "F32", "float64": "F64", "complex64": "C64",
@@ -28,38 +31,38 @@ _CODES = {
 }  # fmt: skip
 _NAMES = {code: name for name, code in _CODES.items()}
 _LONGEST_HEADER = 100 << 20
-"""As the format's own readers have it."""
+"""The limit in bytes that the format's own readers have."""
 _MOST_DIMENSIONS = 64
 _MOST_BYTES = (1 << 63) - 1
-"""What arrays of numpy and torch may have of both, also where another size is 0."""
+"""Limits of arrays in numpy and torch, which also hold if another dimension is 0."""
 
 
 class Stored(NamedTuple):
-    """Where a tensor lies in a file."""
+    """Describes where a tensor is stored in a file."""
 
     dtype: str
     shape: tuple[int, ...]
     start: int
-    """Its first byte's place, from the file's beginning."""
+    """Offset of its first byte from the beginning of the file."""
 
     @property
     def num_bytes(self) -> int:
-        """Of it."""
+        """Return the size of the tensor in bytes."""
         return math.prod(self.shape) * ITEMSIZES[self.dtype]
 
 
 def check_shape(shape: Sequence[int], dtype: str) -> None:
-    """ValueError for one that no array can have, also of no elements."""
+    """Raise ValueError for a shape that no array can have, even if it has no elements."""
     size = math.prod(each for each in shape if each) * ITEMSIZES[dtype]
     if len(shape) > _MOST_DIMENSIONS or size > _MOST_BYTES:
         raise ValueError(f"no array can be of shape {list(shape)}")
 
 
 def check_dtype(name: str, dtype: str) -> None:
-    """CheckpointError for one that the format has not."""
+    """Raise CheckpointError for a dtype that the format does not have."""
     if dtype not in ITEMSIZES:
         raise CheckpointError(
-            f"{name!r} is of dtype {dtype}, which safetensors files have not; they have "
+            f"{name!r} is of dtype {dtype}, which safetensors files do not support; they support "
             f"{', '.join(ITEMSIZES)}"
         )
 
@@ -67,8 +70,12 @@ def check_dtype(name: str, dtype: str) -> None:
 def lay_out(
     tensors: Iterable[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str]
 ) -> tuple[bytes, dict[str, Stored], int]:
-    """For tensors of these names, dtypes and shapes: what the file begins with, where each of them
-    lies, and the file's size. Each begins at a multiple of the size of its elements."""
+    """Lay out a file for tensors of these names, dtypes and shapes.
+
+    Returns the bytes at the beginning of the file, the place of each tensor, and the file's size in
+    bytes. Each tensor begins at a multiple of its element size. Raises CheckpointError for names
+    that are reserved or used twice.
+    """
     spans: dict[str, tuple[str, tuple[int, ...], int, int]] = {}
     end = 0
     for name, dtype, shape in sorted(tensors, key=lambda each: -ITEMSIZES[each[1]]):
@@ -92,9 +99,11 @@ def lay_out(
 
 
 def read_header(read: Any, size: int) -> dict[str, Stored]:
-    """Where each tensor lies in a file of so many bytes, of which read(start, length) gives some.
+    """Return the place of each tensor in a file of `size` bytes.
 
-    CheckpointError for what is no such file.
+    read: called as read(start, length), returns these bytes of the file.
+
+    Raises CheckpointError if the file does not have the format.
     """
     try:
         (length,) = struct.unpack("<Q", read(0, 8))

@@ -1,4 +1,4 @@
-"""A model's whole tensors, on rank 0, whatever ranks have parts of it."""
+"""Collects a model's whole tensors on rank 0 from the ranks that have parts of it."""
 
 from __future__ import annotations
 
@@ -20,30 +20,36 @@ _PART = "model"
 
 @dataclass
 class Held:
-    """Who has which pieces of a tensor."""
+    """Records which ranks have which pieces of a tensor."""
 
     dtype: str
     shape: tuple[int, ...]
     pieces: dict[int, Piece] = field(default_factory=dict)
-    """By rank."""
+    """The pieces, by rank."""
 
     @property
     def given(self) -> dict[int, Piece]:
-        """Those that all of it is taken of, rank 0's first. ConfigError if there are too few."""
+        """Return the pieces that make up the tensor, rank 0's first. Raises ConfigError if some are
+        missing."""
         places = [*self.pieces]
         needed = {place for place, _ in cover(Piece.whole(self.shape), [*self.pieces.values()])}
         return {rank: self.pieces[rank] for at, rank in enumerate(places) if at in needed}
 
 
 class WholeTensors:
-    """Those of a model that is cut in any way: by layers, heads, experts, stages and FSDP.
+    """Collects the tensors of a model that is cut by layers, heads, experts, stages or FSDP.
 
-    All ranks make it and make the same calls. Attributes: held (by name, in the model's order),
+    All ranks create it and make the same calls. Attributes: held (by name, in the model's order),
     aliases (further names of parameters that modules share).
     """
 
     def __init__(self, model: Any, mesh: DeviceMesh | None, process_group: Any, what: str) -> None:
-        """what: the call, for errors. ConfigError on all ranks for models that have none."""
+        """Exchange with all ranks which pieces they have.
+
+        what: the name of the call, for errors.
+
+        Raises ConfigError on all ranks for models that cannot be collected.
+        """
         self.ranks, self._what = Ranks.of(process_group), what
         contents, problem = Contents(), ""
         try:
@@ -68,7 +74,7 @@ class WholeTensors:
             self._note(rank, each)
 
     def _told(self, problem: str, contents: Contents) -> list[Any]:
-        """What ranks have. ConfigError on all ranks if one has a problem."""
+        """Return what each rank has. Raises ConfigError on all ranks if one has a problem."""
         own = [
             [name, dtype_name(each.values), *_told(each.piece)] for name, each in self._own.items()
         ]
@@ -96,18 +102,18 @@ class WholeTensors:
 
     @property
     def num_parameters(self) -> int:
-        """How many elements all parameters have."""
+        """Return the number of elements of all parameters."""
         held = self.held.items()
         return sum(math.prod(each.shape) for name, each in held if name not in self._buffers)
 
     def collect(self, name: str) -> Any:
-        """The whole tensor on rank 0, in the host's memory; None elsewhere."""
+        """Return the whole tensor in the host's memory on rank 0, and None on the other ranks."""
         held, own = self.held[name], self._own.get(name)
         values = None if own is None else own.values
         return self.ranks.collected(values, held.given, held.dtype, self._like)
 
     def state_dict(self) -> dict[str, Any]:
-        """All of them on rank 0, several names of one as one; nothing elsewhere."""
+        """Return all tensors by name on rank 0, where tied names share a tensor; {} elsewhere."""
         found = {name: self.collect(name) for name in self.held}
         if self.ranks.rank != 0:
             return {}
@@ -117,18 +123,21 @@ class WholeTensors:
 def whole_state_dict(
     model: Any, mesh: DeviceMesh | None = None, process_group: Any = None
 ) -> dict[str, Any]:
-    """A model's whole parameters and buffers on rank 0, in the host's memory, under the names that
-    it has in one process; an empty dict on the other ranks.
+    """Return a model's whole parameters and buffers on rank 0, and an empty dict elsewhere.
 
-    It takes models that are cut in any way: by parallelize(), in stages (`pipeline.module`), with
-    experts, in FullyShardedDataParallel, and several of these. All ranks call it; a tensor at a
-    time comes from those that have it. tr.save_pretrained() holds one at a time only.
+    The tensors are in the host's memory, with their own dtypes, under the names that the model has
+    in one process. The model may be cut in any way: by parallelize(), into stages
+    (`pipeline.module`), with experts, in FullyShardedDataParallel, and in several of these. All
+    ranks call this; one tensor at a time is collected from the ranks that have it.
+    tr.save_pretrained() needs memory for one tensor only.
 
-    mesh: what layouts are on that modules have without knowing where this rank stands.
-    process_group: the ranks; None: the default group, or this process alone without one.
+    mesh: the mesh of layouts on modules that do not know where this rank is in it.
 
-    Raises ConfigError on all ranks for models with tensors that have no whole; and if other ranks
-    call something else.
+    process_group: the ranks. None is the default group, or this process alone if there is no
+    default group.
+
+    Raises ConfigError on all ranks if a tensor cannot be made whole, or if other ranks call
+    something else.
     """
     return WholeTensors(model, mesh, process_group, "tr.whole_state_dict()").state_dict()
 

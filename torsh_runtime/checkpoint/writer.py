@@ -20,12 +20,12 @@ from torsh_runtime.checkpoint.tensor_file import lay_out
 from torsh_runtime.layout import Piece, ShardedTensor
 
 BLOCK = 1 << 20
-"""Bytes of which each has a checksum: what is read at least of a file."""
+"""Bytes per checksum, and so the least that is read of a file."""
 
 
 @dataclass(frozen=True)
 class FileLayout:
-    """What lies where in a rank's file."""
+    """Describes what is stored where in a rank's file."""
 
     name: str
     header: bytes
@@ -34,11 +34,11 @@ class FileLayout:
 
     @classmethod
     def of(cls, rank: int, share: Sequence[Held], kind: str = "safetensors") -> FileLayout:
-        """Of the pieces that the rank writes; `kind` is how the file's name ends."""
+        """Lay out the pieces that the rank writes; `kind` is the suffix of the file's name."""
         named: dict[str, Held] = {}
         for each in share:
             name = _name(each)
-            while name in named:  # another tensor's own name is like that
+            while name in named:  # another tensor already has this name
                 name += "'"
             named[name] = each
         tensors = ((name, each.dtype, _shape(each.piece)) for name, each in named.items())
@@ -47,30 +47,33 @@ class FileLayout:
         return cls(f"rank-{rank:05d}.{kind}", header, starts, size)
 
     def stored(self) -> dict[Held, StoredPiece]:
-        """As a manifest says it."""
+        """Return the pieces as a manifest lists them."""
         return {
             each: StoredPiece(self.name, start, each.piece) for each, start in self.starts.items()
         }
 
 
 class Snapshot:
-    """A rank's file in memory, which the next one of the same layout uses again."""
+    """Holds a rank's file in memory, which the next save with the same layout uses again."""
 
     def __init__(self, layout: FileLayout, memory: NDArray[np.uint8] | None = None) -> None:
-        """memory: as many bytes as the file has; without it they are made."""
+        """Write the header to `memory`, which has as many bytes as the file; it is allocated if
+        None."""
         self.layout = layout
         self._bytes = _anonymous(layout.num_bytes) if memory is None else memory
         self._bytes[: len(layout.header)] = np.frombuffer(layout.header, np.uint8)
 
     def take(self, tensors: Mapping[str, ShardedTensor], itemsizes: Mapping[str, int]) -> None:
-        """Copy the values as they are now."""
+        """Copy the current values of the tensors."""
         for held, start in self.layout.starts.items():
             end = start + held.piece.size * itemsizes[held.dtype]
             copy_out(tensors[held.name].values, self._bytes[start:end])
 
     def write(self, directory: Path) -> StoredFile:
-        """Write it to a new file there, on the disk when this returns. OSError, also where a link
-        has taken the directory's place."""
+        """Write the file to a directory and flush it to the disk.
+
+        Raises OSError if that fails, also if a link has replaced the directory.
+        """
         with opened(directory, os.O_DIRECTORY | os.O_NOFOLLOW) as folder:
             descriptor = create(folder, self.layout.name)
         try:
@@ -99,7 +102,7 @@ def _anonymous(num_bytes: int) -> NDArray[np.uint8]:
 
 
 def _name(held: Held) -> str:
-    """In the file: the tensor's own, if all of it lies there."""
+    """Return the name in the file: the tensor's own if the piece is the whole tensor."""
     return held.name if held.piece.is_whole else f"{held.name}{held.piece.label}"
 
 

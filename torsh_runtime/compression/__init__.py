@@ -1,4 +1,4 @@
-"""Gradient compression: hooks for data parallelism that send less than the gradients."""
+"""Compresses gradients: provides hooks for data parallelism that send less than the gradients."""
 
 from torsh_runtime.compression.base import Bucket, Compressor, FlatBucket, Hook
 from torsh_runtime.compression.cast import Cast

@@ -1,4 +1,4 @@
-"""Arrays of numpy or cupy, by one code path, in pieces that stay in the processor's cache."""
+"""Handles arrays of numpy or cupy by one code path, in pieces that fit the processor's cache."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from torsh_runtime.numpy_or_cupy import array_module, bfloat16
 Array = Any
 """A numpy or cupy array."""
 _IN_CACHE = 1 << 16
-"""Elements."""
+"""Elements per piece."""
 _PRECISIONS = {"float16": "float32", "bfloat16": "float32", "float32": "float32"}
 
 
 def working_dtype(array: Array) -> np.dtype[Any]:
-    """The dtype to compute in: float64 for float64, else float32. TypeError unless the array is
-    of float16, bfloat16, float32 or float64."""
+    """Return the dtype to compute in: float64 for float64, else float32.
+
+    Raises TypeError unless the array is float16, bfloat16, float32 or float64.
+    """
     name = array.dtype.name
     if name not in _PRECISIONS and name != "float64":
         raise TypeError(
@@ -33,7 +35,10 @@ def working_dtype(array: Array) -> np.dtype[Any]:
 
 
 def half_dtype(name: str) -> np.dtype[Any]:
-    """float16 or bfloat16. ConfigError for others, BackendUnavailable without ml_dtypes."""
+    """Return the dtype float16 or bfloat16.
+
+    Raises ConfigError for other names, and BackendUnavailable if ml_dtypes is missing.
+    """
     if name == "float16":
         return np.dtype(np.float16)
     if name != "bfloat16":
@@ -42,8 +47,8 @@ def half_dtype(name: str) -> np.dtype[Any]:
 
 
 def pieces(array: Array) -> Iterator[slice]:
-    """Slices of the array's first dimension that are worked on one after the other. A GPU's
-    array is one piece."""
+    """Yield slices of the array's first dimension to process in turn; a GPU's array is one
+    piece."""
     width = math.prod(array.shape[1:]) or 1
     step = max(_IN_CACHE // width, 1) if array_module(array) is np else max(len(array), 1)
     for begin in range(0, len(array), step):
@@ -51,16 +56,16 @@ def pieces(array: Array) -> Iterator[slice]:
 
 
 def is_finite(array: Array) -> bool:
-    """Whether no element is NaN or infinite; without a temporary array."""
+    """Return whether no element is NaN or infinite, without a temporary array."""
     return not array.size or all(math.isfinite(float(x)) for x in (array.max(), array.min()))
 
 
 def on_host(array: Array) -> np.ndarray[Any, Any]:
-    """A copy in this process's memory."""
+    """Return a copy in this process's memory."""
     return np.array(array.get() if array_module(array) is not np else array)
 
 
 def seed_of(*numbers: int | str) -> int:
-    """One seed of several numbers or names."""
+    """Return one seed derived from several numbers or names."""
     words = [zlib.crc32(n.encode()) if isinstance(n, str) else n for n in numbers]
     return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0])

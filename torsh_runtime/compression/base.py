@@ -1,4 +1,4 @@
-"""What buckets and hooks are, and what all compressors have in common."""
+"""Defines buckets, hooks, and the base class of all compressors."""
 
 from __future__ import annotations
 
@@ -24,32 +24,34 @@ _log = logging.getLogger("torsh_runtime")
 
 
 class Bucket(Protocol):
-    """One bucket of a model's gradients, as hooks get it: the same on all ranks but for its
-    array's values."""
+    """Represents one bucket of gradients for hooks. It differs between ranks only in its values."""
 
     @property
     def array(self) -> Array:
-        """This rank's gradients one after the other: flat, numpy or cupy, of one dtype. A hook may
-        use it as scratch; when its Work is done it holds the average over all ranks."""
+        """Return this rank's gradients one after the other: flat, numpy or cupy, of one dtype.
+
+        A hook may use the array as scratch. When its Work is done, it holds the average over all
+        ranks.
+        """
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
-        """Of the gradients in it, in order."""
+        """Return the shapes of the bucket's gradients, in order."""
 
     @property
     def names(self) -> list[str]:
-        """Of the gradients in it, in order; no other bucket has them."""
+        """Return the names of the bucket's gradients, in order; no other bucket has them."""
 
     def index(self) -> int:
-        """Its number, from 0; stable from step to step once buckets were rebuilt."""
+        """Return the bucket's number, from 0. It is stable once buckets have been rebuilt."""
 
     def is_last(self) -> bool:
-        """Whether it is the step's last one."""
+        """Return whether this is the step's last bucket."""
 
 
 @dataclass(slots=True)
 class FlatBucket:
-    """A bucket for those who call hooks themselves."""
+    """Provides a bucket for programs that call hooks themselves."""
 
     array: Array
     shapes: list[tuple[int, ...]]
@@ -58,37 +60,40 @@ class FlatBucket:
     last: bool = True
 
     def index(self) -> int:
-        """Its number, from 0."""
+        """Return the bucket's number, from 0."""
         return self.number
 
     def is_last(self) -> bool:
-        """Whether it is the step's last one."""
+        """Return whether this is the step's last bucket."""
         return self.last
 
 
 Hook = Callable[[Any, Bucket], Work]
-"""hook(state, bucket): begins to average the bucket's array over all ranks. `state` is what it was
-registered with; compressors take a ProcessGroup, and None for the default group."""
+"""A hook, called as hook(state, bucket), begins to average the bucket's array over all ranks.
+
+`state` is what it was registered with. Compressors take a ProcessGroup, or None for the default
+group.
+"""
 
 
 class Turn(NamedTuple):
-    """One bucket of one step."""
+    """Describes the exchange of one bucket in one step."""
 
     wire: Wire
     bucket: Bucket
     step: int
-    """From 0; the same on all ranks."""
+    """Number of the step from 0, equal on all ranks."""
     ratio: float | None = None
-    """What compressors that have a ratio use instead of their own."""
+    """Replaces the ratio of compressors that have one."""
 
 
 class Compressor(ABC):
-    """A hook that sends less than the bucket, and so averages it approximately.
+    """Averages buckets approximately by sending less than their gradients; used as a hook.
 
-    All ranks get identical bits. What is not finite makes the result so on all ranks. Buckets are
-    of float16, bfloat16, float32 or float64 (else TypeError); the first two are computed in
-    float32. Calls are made in the same order on all ranks, as all collectives. On backends
-    that can, all of it happens on the group's own thread, in the order of its operations.
+    All ranks get identical bits. A value that is not finite makes the result so on all ranks.
+    Buckets are float16, bfloat16, float32 or float64 (else TypeError); the first two are computed
+    in float32. All ranks make the calls in the same order, as for collectives. If the backend
+    can, all work happens on the group's own thread, in the order of its operations.
 
     With error feedback what a step did not send is added to the next step's gradient (Seide et
     al., Interspeech 2014; Karimireddy et al., ICML 2019), and is forgotten where it is not finite.
@@ -107,12 +112,17 @@ class Compressor(ABC):
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in options.items())})"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Where it is unpickled, or copied, it sees anew that ranks agree."""
+        """Return the state for pickling or copying; the copy checks again that ranks agree."""
         return {**vars(self), "_settled": None}
 
     def __call__(self, state: ProcessGroup | None, bucket: Bucket) -> Work:
-        """Begin to average the bucket's array over the group's ranks; the Work's result is the
-        array. ConfigError if ranks' compressors differ, from wait() or at once."""
+        """Begin to average the bucket's array over the group's ranks, in place.
+
+        state: the group; None is the default group.
+
+        Returns a Work whose result is the array. Raises ConfigError, here or in wait(), if ranks'
+        compressors differ, and TypeError for unsupported dtypes.
+        """
         group = state or default_group()
         dtype = working_dtype(bucket.array)
         on_cpu = array_module(bucket.array) is np  # a GPU's device and stream are this thread's
@@ -120,19 +130,25 @@ class Compressor(ABC):
         return work.giving((bucket.array,))
 
     def stats(self) -> Stats:
-        """What was sent since it was made."""
+        """Return a copy of the counts of what was sent so far."""
         return replace(self._stats)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a restart needs to go on with the same bits: numbers, and numpy arrays by the
-        gradients' names. It is this rank's own; to be called when no bucket is under way."""
+        """Return this rank's state, with which a restart continues with identical bits.
+
+        It has numbers, and numpy arrays by the gradients' names. Call it when no bucket is being
+        averaged.
+        """
         size, rank = self._place or (0, 0)
         arrays = {key: kept.state() for key, kept in {**self._own(), **self._shared()}.items()}
         return {"steps": self._steps, "world_size": size, "rank": rank, **arrays}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there. With another world size or as another rank the first bucket says so in
-        the log, and what ranks have of their own, such as residuals, is begun anew."""
+        """Continue from a saved state.
+
+        If the world size or rank has changed, the first bucket logs a warning, and what each rank
+        keeps for itself, such as residuals, is reset.
+        """
         self._steps = int(state["steps"])
         size, rank = int(state["world_size"]), int(state["rank"])
         self._place = (size, rank) if size else None
@@ -141,7 +157,8 @@ class Compressor(ABC):
             kept.load(state.get(key, {}))
 
     def reduce(self, turn: Turn, dtype: np.dtype[Any]) -> Array | None:
-        """Average the bucket's array; the indices that were sent, None if that is not by index."""
+        """Average the bucket's array. Return the indices that were sent; None if not sent by
+        index."""
         array = turn.bucket.array
         if self.error_feedback:
             pending = self._residuals.of(turn.bucket, dtype)
@@ -158,15 +175,18 @@ class Compressor(ABC):
 
     @abstractmethod
     def _exchange(self, turn: Turn, pending: Array, out: Array) -> Array | None:
-        """Send what is pending, or some of it, and take it away there; write the average of what
-        all have sent to `out`, whose contents are of no use. Returns as `reduce`."""
+        """Send all or part of `pending`, and subtract there what was sent.
+
+        Write the average of what all ranks have sent to `out`, whose previous contents are
+        undefined. Returns as reduce().
+        """
 
     def _own(self) -> dict[str, Kept]:
-        """What this rank keeps for itself."""
+        """Return what this rank keeps for itself."""
         return {"residuals": self._residuals}
 
     def _shared(self) -> dict[str, Kept]:
-        """What all ranks keep alike."""
+        """Return what all ranks keep with equal values."""
         return {}
 
     def _average(self, group: ProcessGroup, bucket: Bucket, dtype: np.dtype[Any]) -> None:
@@ -181,14 +201,14 @@ class Compressor(ABC):
             self._stats.steps += 1
 
     def _settle(self, group: ProcessGroup, wire: Wire) -> None:
-        """Before the first bucket in a group, as it is configured: see that the ranks agree."""
+        """Check that ranks agree, before the first bucket in a group as it is configured now."""
         here = weakref.ref(group), group.name
         if here == self._settled:
             return
         place = wire.world_size, wire.rank
         if self._place not in (None, place):
             _log.warning(
-                "%s was rank %d of %d and is rank %d of %d: it forgets what it kept for itself",
+                "%s was rank %d of %d and is rank %d of %d: it discards what it kept for itself",
                 *(type(self).__name__, *reversed(self._place or place), *reversed(place)),
             )
             for kept in self._own().values():

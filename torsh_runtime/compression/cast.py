@@ -1,4 +1,4 @@
-"""Half precision."""
+"""Compresses gradients to half precision."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from torsh_runtime.compression.base import Compressor, Turn
 
 
 class Cast(Compressor):
-    """Reduces in "float16" or "bfloat16": half the bytes. Each rank divides by the number of ranks
-    first, so that sums overflow no sooner than gradients. Values above float16's largest number
-    become infinite. Error feedback knows of this rank's rounding, not of that of sums."""
+    """Reduces in "float16" or "bfloat16", with half the bytes of float32.
+
+    Each rank divides by the number of ranks first, so that sums overflow no sooner than gradients.
+    Values above float16's largest number become infinite. Error feedback corrects this rank's
+    rounding, not that of sums.
+    """
 
     def __init__(self, dtype: str = "float16", error_feedback: bool = False) -> None:
         super().__init__(error_feedback)

@@ -1,4 +1,4 @@
-"""What is kept from step to step for each gradient, by its name."""
+"""Keeps arrays from step to step for each gradient, by its name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 def spans(bucket: Bucket) -> Iterator[tuple[str, tuple[int, ...], slice]]:
-    """Name, shape and place of each gradient in the bucket. ValueError if they do not fill it."""
+    """Yield name, shape and place of each gradient in the bucket.
+
+    Raises ValueError if the gradients do not fill the bucket.
+    """
     begin = 0
     for name, shape in zip(bucket.names, bucket.shapes, strict=True):
         yield name, shape, slice(begin, begin := begin + math.prod(shape))
@@ -28,15 +31,17 @@ def spans(bucket: Bucket) -> Iterator[tuple[str, tuple[int, ...], slice]]:
 
 
 class Kept:
-    """Arrays by name. Those of a bucket lie one after the other; when buckets change they move."""
+    """Holds arrays by name. A bucket's arrays are contiguous; they move when buckets change."""
 
     def __init__(self) -> None:
         self.arrays: dict[str, Array] = {}
         self._flat: dict[tuple[str, ...], Array] = {}
 
     def of(self, bucket: Bucket, dtype: np.dtype[Any]) -> Array:
-        """One flat array of what is kept for the bucket's gradients, zeros at first. ConfigError
-        if a gradient's size has changed."""
+        """Return one flat array with what is kept for the bucket's gradients, zeros at first.
+
+        Raises ConfigError if a gradient's size has changed.
+        """
         names = tuple(bucket.names)
         flat = self._flat.get(names)
         if flat is None or flat.dtype != dtype or flat.size != bucket.array.size:
@@ -62,15 +67,15 @@ class Kept:
         return flat
 
     def clear(self) -> None:
-        """Keep nothing."""
+        """Discard all arrays."""
         self.arrays.clear()
         self._flat.clear()
 
     def state(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Copies by name, as numpy arrays."""
+        """Return copies of the arrays by name, as numpy arrays."""
         return {name: on_host(array) for name, array in self.arrays.items()}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """The counterpart of state()."""
+        """Replace the arrays by those that state() returned."""
         self.clear()
         self.arrays.update({name: np.array(array) for name, array in state.items()})

@@ -1,4 +1,4 @@
-"""Momentum that is as it would be without compression (DGC, Lin et al., ICLR 2018)."""
+"""Corrects momentum for compression (DGC, Lin et al., ICLR 2018)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _FIRST_RATIO = 0.25
 
 
 class MomentumCorrection(Compressor):
-    """Each rank adds momentum to its own gradient and hands that to the compressor, whose residual
-    then holds velocities (section 3.2 of the paper). The optimizer is to have no momentum.
+    """Adds momentum to each rank's own gradient and passes that to the compressor, whose residual
+    then holds velocities (section 3.2 of the paper). Use an optimizer without momentum.
 
-    Where elements were sent by their index the momentum begins anew (section 3.3).
+    Momentum is reset for elements that were sent by their index (section 3.3).
 
     compressor: one with error feedback. clip_norm: the Euclidean norm to which gradients would be
     clipped without compression; each rank clips its bucket's to clip_norm / √ranks, since none has

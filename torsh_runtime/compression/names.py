@@ -1,4 +1,4 @@
-"""Compressors as the text of an option."""
+"""Creates compressors from the text of an option."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ _PLAIN: dict[str, Callable[[], Compressor]] = {
 
 
 def from_name(name: str) -> Compressor:
-    """The compressor of a name such as "topk:0.01", "powersgd:4" or "int8"; without the number, or
-    for all else, with its defaults. ConfigError for what is none, with a list of those there are.
+    """Create the compressor of a name such as "topk:0.01", "powersgd:4" or "int8".
+
+    Options without a number in the name have their defaults. Raises ConfigError for an unknown
+    name, with a list of the known ones.
     """
     kind, colon, number = name.partition(":")
     if kind in _PLAIN and not colon:

@@ -1,7 +1,7 @@
-"""Pairs of index and value as bytes.
+"""Encodes pairs of index and value as bytes.
 
-uint32 counts of the pairs in each 65,536 elements, the values, uint16 indices within those
-elements; zeros up to a multiple of 4 bytes.
+The format is: uint32 counts of the pairs in each 65,536 elements, the values,
+uint16 indices within those elements, and zeros up to a multiple of 4 bytes.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from torsh_runtime.numpy_or_cupy import array_module
 
 _BITS = 16
 _COUNT = 4
-"""Bytes of one."""
+"""Bytes of a count."""
 
 
 def value_dtype(name: str) -> np.dtype[Any]:
-    """The dtype in which values are sent. ConfigError for one that they cannot be sent in."""
+    """Return the dtype in which values are sent. Raises ConfigError for unsupported ones."""
     return np.dtype(np.float32) if name == "float32" else half_dtype(name)
 
 
 def pack(indices: Array, values: Array, size: int) -> Array:
-    """uint8. indices: ascending, int64, below `size`."""
+    """Encode pairs as a uint8 array. `indices` are ascending int64 below `size`."""
     xp = array_module(indices)
     counts = xp.bincount(indices >> _BITS, minlength=_blocks(size)).astype(np.uint32)
     lows = (indices & 0xFFFF).astype(np.uint16)
@@ -37,7 +37,7 @@ def pack(indices: Array, values: Array, size: int) -> Array:
 
 
 def unpack(packed: Array, size: int, dtype: np.dtype[Any]) -> tuple[Array, Array]:
-    """The indices and values that were packed."""
+    """Return the indices and values that were packed."""
     xp = array_module(packed)
     counts = packed[: _COUNT * _blocks(size)].view(np.uint32).astype(np.int64)
     head, middle, end = _bounds(size, int(counts.sum()), dtype)

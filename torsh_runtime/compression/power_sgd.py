@@ -1,4 +1,4 @@
-"""Low-rank approximations (PowerSGD, Vogels, Karimireddy and Jaggi, NeurIPS 2019)."""
+"""Compresses gradients by low-rank approximation (PowerSGD, Vogels et al., NeurIPS 2019)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from torsh_runtime.errors import ConfigError
 from torsh_runtime.numpy_or_cupy import array_module
 
 _LOST = 1e-5
-"""A column of which so little is left without the earlier ones is nothing but rounding errors."""
+"""A column with less than this part left after orthogonalisation holds only rounding errors."""
 
 
 class _Matrix(NamedTuple):
-    """A gradient of two dimensions or more: its first one, by all others."""
+    """Describes a gradient of two or more dimensions as a matrix: the first one by all others."""
 
     name: str
     span: slice
@@ -35,10 +35,10 @@ class PowerSGD(Compressor):
     Q = MᵀP, averaged; M is about PQᵀ.
 
     rank: columns, fewer where the matrix has fewer. warm_start: begin with the last step's Q.
-    start_iteration: so many steps are averaged exactly before. min_compression_rate: a gradient is
-    sent as it is, with those of one dimension, unless P and Q are smaller by that factor. values:
-    the dtype in which all this is sent, "float16" or "bfloat16"; None: as it is computed. seed: of
-    the first Q, the same on all ranks.
+    start_iteration: number of first steps that are averaged exactly. min_compression_rate: a
+    gradient is sent unchanged, as are those of one dimension, unless P and Q are smaller by that
+    factor. values: the dtype in which everything is sent, "float16" or "bfloat16"; None: the dtype
+    of the computation. seed: of the first Q, equal on all ranks.
     """
 
     def __init__(
@@ -92,7 +92,8 @@ class PowerSGD(Compressor):
             self._q.arrays.update({m.name: q for m, q in zip(matrices, qs, strict=True)})
 
     def _split(self, turn: Turn) -> tuple[list[_Matrix], list[slice]]:
-        """What is approximated, equal shapes together, and the places of what is sent as it is."""
+        """Return the matrices to approximate, equal shapes together, and the places sent
+        exactly."""
         matrices, exact = [], []
         for name, shape, span in spans(turn.bucket):
             size = math.prod(shape)
@@ -107,8 +108,11 @@ class PowerSGD(Compressor):
         return sorted(matrices, key=lambda m: m[2:]), exact
 
     def _start(self, matrix: _Matrix, turn: Turn, like: Array) -> Array:
-        """The Q to begin with, of elements of at most 1, so that P is no larger than the matrix has
-        it. Columns that are zero, or not finite, are drawn anew."""
+        """Return the initial Q, with elements of magnitude 1 at most so that P is no larger than
+        the matrix.
+
+        Columns that are zero or not finite are drawn anew.
+        """
         xp, shape = array_module(like), (matrix.columns, matrix.rank)
         q = self._q.arrays.get(matrix.name)
         q = xp.zeros(shape, like.dtype) if q is None or q.shape != shape else xp.asarray(q)
@@ -126,7 +130,7 @@ def _size(places: Sequence[slice]) -> int:
 def _matrices(
     like: Array, shapes: Sequence[tuple[int, int]], more: int = 0
 ) -> tuple[Array, list[Array]]:
-    """A flat array, of matrices of these shapes and so many elements more, and the matrices."""
+    """Return a flat array for matrices of these shapes and `more` elements, and the matrices."""
     ends = list(accumulate(map(math.prod, shapes), initial=0))
     flat = array_module(like).empty(ends[-1] + more, like.dtype)
     spans = zip(shapes, pairwise(ends), strict=True)
@@ -139,38 +143,39 @@ def _multiply(lefts: Sequence[Array], rights: Sequence[Array], products: Sequenc
 
 
 def _pack(values: Array, exact: Sequence[slice], flat: Array) -> None:
-    """Copy what is sent as it is to the end of the flat array."""
+    """Copy the exactly sent elements to the end of the flat array."""
     for at, place in _at_the_end(flat, exact):
         flat[at] = values[place]
 
 
 def _unpack(flat: Array, exact: Sequence[slice], values: Array) -> None:
-    """Copy it back."""
+    """Copy the exactly sent elements back."""
     for at, place in _at_the_end(flat, exact):
         values[place] = flat[at]
 
 
 def _take_away(values: Array, exact: Sequence[slice], flat: Array) -> None:
-    """Leave of it what the flat array has not."""
+    """Subtract what the flat array has from the exactly sent elements, leaving the rounding
+    error."""
     for at, place in _at_the_end(flat, exact):
         values[place] -= flat[at]
 
 
 def _at_the_end(flat: Array, exact: Sequence[slice]) -> Iterator[tuple[slice, slice]]:
-    """Where the flat array has what is sent as it is, and where that is from."""
+    """Yield where the flat array has the exactly sent elements, and where they come from."""
     begin = flat.size - _size(exact)
     for place in exact:
         yield slice(begin, begin := begin + place.stop - place.start), place
 
 
 def _round(flat: Array, kind: np.dtype[Any]) -> None:
-    """Let the array have values alone that the dtype has, too."""
+    """Round the array to values that the dtype can represent."""
     if flat.dtype != kind:
         flat[...] = flat.astype(kind)
 
 
 def _average(wire: Wire, flat: Array, kind: np.dtype[Any]) -> None:
-    """Average it in place over all ranks, sent in this dtype."""
+    """Average the array in place over all ranks, sent in this dtype."""
     sent = flat.astype(kind, copy=False)
     wire.average(sent)
     if sent is not flat:
@@ -178,8 +183,10 @@ def _average(wire: Wire, flat: Array, kind: np.dtype[Any]) -> None:
 
 
 def _orthogonalise_alike(flat: Array, matrices: Sequence[Array]) -> None:
-    """Orthogonalise the columns of each matrix; those of one shape lie in a row, from the flat
-    array's beginning, and are done together."""
+    """Make the columns of each matrix orthogonal.
+
+    Matrices of one shape are contiguous from the flat array's beginning and are processed together.
+    """
     begin = 0
     for (rows, columns), alike in groupby(matrix.shape for matrix in matrices):
         end = begin + len(list(alike)) * rows * columns
@@ -188,8 +195,10 @@ def _orthogonalise_alike(flat: Array, matrices: Sequence[Array]) -> None:
 
 
 def _orthogonalise(matrices: Array) -> None:
-    """Gram–Schmidt in place, (matrices, rows, columns). A column that depends on earlier ones
-    becomes zero."""
+    """Make columns orthogonal in place by Gram–Schmidt; the shape is (matrices, rows, columns).
+
+    A column that depends on earlier ones becomes zero.
+    """
     xp = array_module(matrices)
     lengths = xp.linalg.norm(matrices, axis=1, keepdims=True)
     for i in range(matrices.shape[2]):

@@ -1,4 +1,4 @@
-"""Compressors that send few bits of every element: 1, or 8."""
+"""Defines compressors that send few bits of every element: 1, or 8."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from torsh_runtime.errors import ConfigError
 from torsh_runtime.numpy_or_cupy import array_module
 
 _SCALE = 4
-"""Bytes of a row's scale, float32."""
+"""Bytes of a row's scale, a float32."""
 _ALIGNED = 32
 _FEW = 2
-"""Ranks that send no more bytes if each sends all its codes to all, and so code once."""
+"""Number of ranks up to which each sends all its codes to all: they then encode once."""
 
 
 class _Quantised(Compressor):
     """Rows of elements, each sent as a scale and codes.
 
-    Up to two ranks gather everyone's codes. Of more, rank r gets the codes of the r-th part of
-    everyone's rows, averages them in order of rank, and sends the codes of the average to all (Tang
+    Up to two ranks gather all codes. Among more, rank r gets the codes of the r-th part of
+    all ranks' rows, averages them in order of rank, and sends the codes of the average to all (Tang
     et al., ICML 2019): as many bytes with any number of ranks. What the second coding loses, rank r
     adds to its own residual.
     """
@@ -62,8 +62,10 @@ class _Quantised(Compressor):
     def _coded_again(
         self, codes: Array, rows: Array, filled: Array, wire: Wire, draw: Any
     ) -> Array:
-        """The codes of the average, (1, rows, bytes of each). What coding it has lost is added to
-        this rank's part of the rows."""
+        """Return the codes of the average, (1, rows, bytes of each).
+
+        The error of encoding it is added to this rank's part of the rows.
+        """
         ranks, per_rank = wire.world_size, len(rows) // wire.world_size
         own = slice(wire.rank * per_rank, (wire.rank + 1) * per_rank)
         mean = array_module(rows).zeros((per_rank, rows.shape[1]), rows.dtype)
@@ -78,7 +80,8 @@ class _Quantised(Compressor):
         return wire.all_gather(again).reshape(1, len(rows), -1)
 
     def _encode_all(self, rows: Array, filled: Array, draw: Any) -> Array:
-        """uint8, (rows, bytes of each). filled: elements of each row, (rows, 1), before zeros."""
+        """Encode rows as uint8, (rows, bytes of each). `filled`, (rows, 1), counts elements
+        before padding."""
         xp = array_module(rows)
         codes = xp.empty((len(rows), _SCALE + self._code_bytes(rows.shape[1])), np.uint8)
         for piece in pieces(rows):
@@ -88,7 +91,7 @@ class _Quantised(Compressor):
         return codes
 
     def _add(self, codes: Array, rows: Array, sign: int) -> None:
-        """Add what the codes stand for, or take it away."""
+        """Add `sign` times the values of the codes to the rows."""
         xp = array_module(rows)
         for piece in pieces(rows):
             scales = xp.ascontiguousarray(codes[piece, :_SCALE]).view(np.float32)
@@ -96,15 +99,15 @@ class _Quantised(Compressor):
 
     @abstractmethod
     def _code_bytes(self, width: int) -> int:
-        """Of a row of so many elements."""
+        """Return the bytes for the codes of a row of `width` elements."""
 
     @abstractmethod
     def _encode(self, rows: Array, filled: Array, draw: Any) -> tuple[Array, Array]:
-        """The rows' scales, (rows, 1), and codes, uint8 (rows, bytes)."""
+        """Return the rows' scales, (rows, 1), and their codes, uint8 (rows, bytes)."""
 
     @abstractmethod
     def _decode(self, codes: Array, dtype: np.dtype[Any]) -> Array:
-        """What the codes stand for, to be multiplied by the scale."""
+        """Return the values of the codes, which are to be multiplied by the scale."""
 
 
 class OneBit(_Quantised):
@@ -164,7 +167,10 @@ class Int8(_Quantised):
 
 
 def _rows(size: int, ranks: int, block: int) -> tuple[int, int]:
-    """Rows for each rank, of at most `block` elements or a few more, and elements of each."""
+    """Return the number of rows per rank, and the number of elements per row.
+
+    Rows have about `block` elements at most.
+    """
     part = -(-size // ranks)
     rows = -(-part // block)
     width = -(-part // rows)

@@ -1,4 +1,4 @@
-"""Which elements are the largest, without sorting them all."""
+"""Finds the largest elements without sorting them all."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from torsh_runtime.numpy_or_cupy import array_module
 
 _SMALL = 1 << 16
 _SAMPLE = 1 << 14
-"""Elements at least; a hundredth of many."""
+"""Minimum number of sampled elements; large arrays use a hundredth."""
 _MORE = 1.25
-"""Times as many candidates as are wanted, so that there are seldom too few."""
+"""Ratio of candidates to wanted elements, so that there are seldom too few."""
 
 
 def at_least(values: Array, threshold: float) -> Array:
-    """Ascending indices of what is NaN or at least `threshold` in magnitude."""
+    """Return the ascending indices of elements that are NaN or at least `threshold` in
+    magnitude."""
     xp = array_module(values)
     found = [
         xp.flatnonzero(~(xp.abs(values[piece]) < threshold)) + piece.start
@@ -25,10 +26,11 @@ def at_least(values: Array, threshold: float) -> Array:
 
 
 def largest(values: Array, k: int) -> Array:
-    """Ascending indices of exactly the k elements that are largest in magnitude, NaN first.
+    """Return the ascending indices of exactly the k elements largest in magnitude, NaN first.
 
-    As in Deep Gradient Compression (Lin et al., ICLR 2018, section 3.1) a sample says what they
-    are at least, about; one pass finds those, and only among them are the largest selected.
+    As in Deep Gradient Compression (Lin et al., ICLR 2018, section 3.1) a sample
+    estimates their least magnitude. One pass finds the candidates above it, and only among those
+    are the largest selected.
     """
     xp = array_module(values)
     if k >= values.size:
@@ -53,10 +55,10 @@ def _among(values: Array, candidates: Array, k: int) -> Array:
 
 
 def _estimate(values: Array, k: int) -> float:
-    """What somewhat more than k elements are at least, about."""
+    """Estimate the magnitude that somewhat more than k elements reach."""
     xp = array_module(values)
     count = max(values.size // 100, _SAMPLE)
-    # Not every so manieth element: that could be the same column of each row.
+    # Not at regular distances: that could be the same column of each row.
     where = np.random.default_rng(0).integers(values.size, size=count)
     above = int(_MORE * count * k / values.size) + 32
     if above >= count:

@@ -1,4 +1,5 @@
-"""Compressors that send some elements: the largest ones, random ones, those above a threshold."""
+"""Defines compressors that send some elements: the largest, random ones, or those above a
+threshold."""
 
 from __future__ import annotations
 
@@ -16,8 +17,10 @@ from torsh_runtime.numpy_or_cupy import array_module
 
 
 class _Share:
-    """How many elements of a bucket are sent: a ratio of them, or a number if that is given.
-    ConfigError for what is neither."""
+    """Determines how many elements of a bucket are sent: a ratio of them, or the number k.
+
+    Raises ConfigError for invalid values.
+    """
 
     def __init__(self, ratio: float, k: int | None) -> None:
         if not 0 < ratio <= 1:
@@ -32,7 +35,7 @@ class _Share:
 
 
 class _Gathered(Compressor):
-    """Each rank gathers everyone's pairs of index and value, and adds them in order of rank."""
+    """Gathers all ranks' pairs of index and value, and adds them in order of rank."""
 
     def __init__(self, values: str, error_feedback: bool) -> None:
         super().__init__(error_feedback)
@@ -52,7 +55,7 @@ class _Gathered(Compressor):
 
     @abstractmethod
     def _select(self, turn: Turn, pending: Array) -> Array:
-        """Ascending indices of what is sent."""
+        """Return the ascending indices of the elements to send."""
 
     def _gather(self, wire: Wire, payload: Array) -> Array | list[Array]:
         return wire.all_gather(payload)
@@ -82,7 +85,7 @@ class TopK(_Share, _Gathered):
 
 class Threshold(_Gathered):
     """Sends the elements that are at least `threshold` in magnitude (after Strom, Interspeech
-    2015): as many as there are, which ranks tell each other first. Arguments as of TopK."""
+    2015): ranks exchange the numbers of elements first. Arguments as for TopK."""
 
     def __init__(
         self, threshold: float = 1e-3, values: str = "float32", error_feedback: bool = True
@@ -125,7 +128,7 @@ class RandomK(_Share, Compressor):
         indices = xp.asarray(np.sort(draw.choice(size, k, replace=False, shuffle=False)))
         values = pending[indices].astype(np.float32)
         if not is_finite(pending):
-            values[...] = np.nan  # or it might never be drawn
+            values[...] = np.nan  # or a value that is not finite might never be drawn
         pending[indices] -= values.astype(pending.dtype)
         if not self.error_feedback:
             values *= size / k

@@ -1,4 +1,5 @@
-"""Jobs whose workers and nodes come and go: what they go on from, and what they tell the job."""
+"""Supports jobs whose workers and nodes come and go: state to resume from, and reports to the
+job."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ _HOMES = {"ElasticAgent": "agent", "ElasticSampler": "sampler", "State": "state"
 
 
 def __getattr__(name: str) -> Any:
-    """Load what needs models only when it is asked for."""
+    """Import names that depend on models on first use."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

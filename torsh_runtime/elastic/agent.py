@@ -1,4 +1,4 @@
-"""ElasticAgent: runs a function in workers that torshrun looks after, from within a program."""
+"""Defines ElasticAgent, which runs a function in workers under torshrun from within a program."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from torsh_runtime.errors import CheckpointError, ConfigError, WorkerFailed
 from torsh_runtime.launchers import completed
 
 _WORKER = "torsh_runtime.elastic_worker"
-"""By name, since it stands above this room: it makes the process group."""
+"""Imported by name, since it belongs to a higher layer: it creates the process group."""
 _OF_HOSTS = ("TORSH_HOSTFILE", "TORSH_INCLUDE", "TORSH_EXCLUDE")
-"""Variables by which torshrun would start the workers elsewhere."""
+"""Variables that would make torshrun start the workers on other hosts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class _Settings:
             value, least = getattr(self, name), int(name != "max_restarts")
             is_none = value is None and name in ("max_workers", "workers_per_node")
             if not is_none and (type(value) is not int or value < least):
-                raise ConfigError(f"{name} must be a whole number from {least} on, not {value!r}")
+                raise ConfigError(f"{name} must be an integer of {least} or more, not {value!r}")
         if self.max_workers is not None and self.max_workers < self.min_workers:
             raise ConfigError(
                 f"max_workers={self.max_workers} is less than min_workers={self.min_workers}"
@@ -48,10 +48,10 @@ class _Settings:
         if not isinstance(self.checkpoint_dir, str | Path | None) or self.checkpoint_dir == "":
             raise ConfigError(f"checkpoint_dir must be a path, not {self.checkpoint_dir!r}")
         if isinstance(self.options, str) or not all(isinstance(e, str) for e in self.options):
-            raise ConfigError(f"options must be a list of texts, not {self.options!r}")
+            raise ConfigError(f"options must be a list of strings, not {self.options!r}")
 
     def launcher_options(self) -> list[str]:
-        """Torshrun's. ConfigError for what does not go together."""
+        """Return torshrun's options. Raises ConfigError for settings that contradict each other."""
         common = ["--scheduler=none", f"--max-restarts={self.max_restarts}", *self.options]
         if self.rdzv_endpoint is None:
             return [f"--nproc-per-node={self._workers_here()}", *common]
@@ -86,7 +86,7 @@ class _Settings:
 
 
 class ElasticAgent:
-    """Runs a function in workers, and starts them again when one fails, without a command line.
+    """Runs a function in workers and restarts them when one fails, without a command line.
 
         def train(checkpointer):
             tr.elastic.State(model=model, ..., checkpointer=checkpointer).restore()
@@ -97,8 +97,8 @@ class ElasticAgent:
             agent = tr.elastic.ElasticAgent(min_workers=2, max_workers=8, checkpoint_dir="kept")
             loss = agent.run(train)
 
-    ElasticAgent().min_workers(2).max_workers(8).checkpoint_dir("kept") is the same: each of these
-    methods returns another agent.
+    ElasticAgent().min_workers(2).max_workers(8).checkpoint_dir("kept") is equivalent: each of
+    these methods returns a new agent.
     """
 
     def __init__(
@@ -112,16 +112,22 @@ class ElasticAgent:
         rdzv_endpoint: str | None = None,
         options: Sequence[str] = (),
     ) -> None:
-        """On one machine there are as many workers as processors, within min_workers and
-        max_workers, or workers_per_node.
+        """Configure the workers; run() starts them.
 
-        rdzv_endpoint: host:port, where programs on several machines meet. Each brings
-            workers_per_node workers; they begin with min_workers in all and take up to max_workers.
-        checkpoint_dir: of the checkpointer that the function gets.
-        max_restarts: how often workers are started again after a failure.
-        options: further ones of torshrun's command line.
+        On one machine there are `workers_per_node` workers, or else one per processor, within
+        `min_workers` and `max_workers`.
 
-        ConfigError for what makes no sense.
+        rdzv_endpoint: host:port at which programs on several machines rendezvous. Each machine has
+        workers_per_node workers; the job starts with min_workers in total and grows up to
+        max_workers.
+
+        checkpoint_dir: directory of the Checkpointer that the function receives.
+
+        max_restarts: how many times workers are started again after a failure.
+
+        options: further options of torshrun's command line.
+
+        Raises ConfigError for invalid or contradictory values.
         """
         self._settings = _Settings(
             min_workers=min_workers,
@@ -134,36 +140,37 @@ class ElasticAgent:
         )
 
     def min_workers(self, number: int) -> ElasticAgent:
-        """The same agent with another least number of workers."""
+        """Return a copy of this agent with a different minimum number of workers."""
         return self._with(min_workers=number)
 
     def max_workers(self, number: int | None) -> ElasticAgent:
-        """The same agent with another greatest number of workers."""
+        """Return a copy of this agent with a different maximum number of workers."""
         return self._with(max_workers=number)
 
     def checkpoint_dir(self, directory: str | Path | None) -> ElasticAgent:
-        """The same agent with another directory of checkpoints."""
+        """Return a copy of this agent with a different directory of checkpoints."""
         return self._with(checkpoint_dir=directory)
 
     def max_restarts(self, number: int) -> ElasticAgent:
-        """The same agent with another number of restarts."""
+        """Return a copy of this agent with a different number of restarts."""
         return self._with(max_restarts=number)
 
     def run(self, train_fn: Callable[..., Any]) -> Any:
-        """Run the function in all workers, in a process group that is made for it, and return what
-        it returns on rank 0: numbers, texts, bytes, arrays, and lists, tuples and dicts of them.
-        None on other machines than rank 0's.
+        """Run the function in all workers and return its result on rank 0.
 
-        train_fn: takes a Checkpointer of checkpoint_dir, or nothing without one. It is found by its
-            name, in a module or the program itself, which then must call run() behind
-            `if __name__ == "__main__"`. What it starts from it restores itself.
+        The workers have a process group. The result may consist of numbers, strings, bytes, arrays,
+        and lists, tuples and dicts of them. It is None on machines other than rank 0's.
 
-        In a worker of torshrun's or torchrun's, and in a process that mpiexec or srun has started
-        for a rank, it is only called, and its result returned.
+        train_fn: takes a Checkpointer of checkpoint_dir, or nothing if there is no checkpoint_dir.
+        Workers find it by its name in a module or in the program itself, which must then call run()
+        under `if __name__ == "__main__"`. The function itself restores the state it starts from.
 
-        Raises WorkerFailed with the first worker's error when no restart is left; ConfigError,
-        before anything is started, for a function that cannot be found, and after it has run for a
-        result that cannot be passed on.
+        In a worker of torshrun or torchrun, and in a process that mpiexec or srun has started for a
+        rank, the function is only called and its result returned.
+
+        Raises WorkerFailed with the first worker's error when no restart is left. Raises
+        ConfigError before anything is started if the function cannot be found, and after it has run
+        if its result cannot be passed on.
         """
         if is_main_being_found():
             raise ConfigError(
@@ -232,5 +239,5 @@ def _result(place: Path) -> Any:
     except CheckpointError as error:
         raise WorkerFailed(f"rank 0's result cannot be read: {error}") from None
     if loaded is None:
-        return None  # rank 0 has run on another machine
+        return None  # rank 0 ran on a different machine
     return loaded.values["result"]

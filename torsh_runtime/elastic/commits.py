@@ -1,4 +1,4 @@
-"""Commits: a training's state in the agents' memory, by all ranks together."""
+"""Commits a training run's state to the agents' memory, on all ranks together."""
 
 from __future__ import annotations
 
@@ -43,11 +43,12 @@ from torsh_runtime.transitions import Machine
 
 Bytes = NDArray[np.uint8]
 _MOST_KEYS = 4
-"""Commits of which a node tells that it has something."""
+"""Number of commits that a node reports."""
 
 
 class Commits:
-    """Of one training. All ranks make the same calls in the same order."""
+    """Commits and restores one training run's state. All ranks make the same calls in the same
+    order."""
 
     def __init__(self, ranks: Ranks, environ: Mapping[str, str] = os.environ) -> None:
         self._ranks = ranks
@@ -55,15 +56,18 @@ class Commits:
         self._node = environ.get("GROUP_RANK", "0")
         self._planner = Planner(ranks, partial(plan_commit, rank=ranks.rank), self._node)
         self._rooms: dict[int, _Room] = {}
-        """By turn."""
+        """The memory of each turn, by turn."""
         self._plan: CommitPlan | None = None
         self._sequence: int | None = None
-        """Of the last commit; None: not known yet."""
+        """Sequence number of the last commit; None if it is not known yet."""
         self._seen = Machine("commits", "idle")
 
     def commit(self, state: Mapping[str, Any]) -> None:
-        """Keep the state as it is. When this returns on one rank, all have kept it, and what only
-        one node has is kept by another, too. CheckpointError on all ranks if one cannot."""
+        """Keep the current state in the agents' memory.
+
+        When this returns on one rank, all ranks have kept it, and another node has a copy of what
+        only one node has. Raises CheckpointError on all ranks if one cannot keep its state.
+        """
         if self._sequence is None:
             there = [] if self._memory is None else self._memory.commits()
             keys = self._keys((each.sequence, each.token) for each, _ in there)[1]
@@ -83,8 +87,9 @@ class Commits:
         self._sequence = sequence
 
     def restore(self, state: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Give the state what the last commit kept that the nodes together still have, and return
-        the plain values; None if there is none. CheckpointError if it does not fit.
+        """Restore the last commit that the nodes together still have, and return its plain values.
+
+        Returns None if there is none. Raises CheckpointError if it does not fit the state.
         """
         with self._seen.during("restoring", "restored"):
             return self._restored(state)
@@ -102,15 +107,15 @@ class Commits:
             except CheckpointError:  # on all ranks
                 continue
             values = self._restore(state, whole, self._fetching(whole, own, told, nodes))
-            # The next one must not take the turn of this one, which is all that there is.
+            # The next commit must not overwrite this one, the only one that is complete.
             self._sequence = newest + (newest - key[0]) % TURNS
             return values
         self._check(state)
         return None
 
     def _check(self, state: Mapping[str, Any]) -> None:
-        """CheckpointError on all ranks for models that commit() could not keep."""
-        with Attempt() as attempt:  # also of the program's own models
+        """Raise CheckpointError on all ranks for models that commit() could not keep."""
+        with Attempt() as attempt:  # the program's own models may raise anything
             check_state(state, self._ranks)
         self._agree(attempt, "keep the state")
 
@@ -136,8 +141,10 @@ class Commits:
         return self._rooms[turn]
 
     def _exchange(self, plan: CommitPlan, room: _Room, told: Sequence[bytes]) -> tuple[bytes, ...]:
-        """Give what only this node has to the rank that keeps it. Returns what is told of that
-        which this one keeps, now in its place."""
+        """Send what only this node has to the rank that keeps it.
+
+        Receives the copies that this rank keeps in place, and returns their descriptions.
+        """
         nothing = [np.empty(0, np.uint8)] * self._ranks.world_size
         texts, contents, copies = [*nothing], [*nothing], [*nothing]
         packed = json.dumps([each.decode() for each in told]).encode()
@@ -151,8 +158,10 @@ class Commits:
         return tuple(text.encode() for pair in pairs for text in pair)
 
     def _keys(self, here: Iterable[Key]) -> tuple[list[int], set[Key]]:
-        """Each rank's node, and commits of which there is anything on any. Where a node has no
-        memory for them, none has."""
+        """Return each rank's node, and the keys of commits of which any node has a part.
+
+        If one node has no memory for commits, commits are disabled on all nodes.
+        """
         newest = sorted({*here}, reverse=True)[:_MOST_KEYS]
         padded = [*newest, *[(0, 0)] * (_MOST_KEYS - len(newest))]
         node = int(self._node) if self._node.isdecimal() else 0
@@ -167,7 +176,7 @@ class Commits:
         return [row[1] for row in rows], keys
 
     def _parts_of_all(self, own: NodeParts, nodes: Sequence[int]) -> list[list[Part]]:
-        """What each node's memory has, told by the first rank on it; nothing by the others."""
+        """Return the parts in each node's memory, reported by the node's first rank only."""
         rank = self._ranks.rank
         is_first = nodes.index(nodes[rank]) == rank
         text = json.dumps([[*p.told, p.num_tensors] for p in own.parts] if is_first else [])
@@ -198,9 +207,12 @@ class Commits:
     def _restore(
         self, state: Mapping[str, Any], whole: WholeCommit, fetching: Fetching
     ) -> dict[str, Any]:
-        """CheckpointError on all ranks if one of them cannot; nothing is changed then, if it is
-        for names, shapes or dtypes."""
-        what: str = "go on from the last commit"
+        """Restore the state.
+
+        Raises CheckpointError on all ranks if one of them cannot; nothing has changed then if
+        names, shapes or dtypes do not match.
+        """
+        what: str = "resume from the last commit"
         requests: list[Request] = []
         landings: list[Landing] = []
         values: dict[str, Any] = {}
@@ -215,7 +227,7 @@ class Commits:
                 ]
         self._agree(attempt, what)
         fetching.fetch(requests)
-        with Attempt() as attempt:  # also of the program's own load_state_dict()
+        with Attempt() as attempt:  # the program's own load_state_dict() may raise anything
             for landing in landings:
                 landing.finish()
             values = plan.finish()
@@ -223,26 +235,26 @@ class Commits:
         return values
 
     def _agree(self, attempt: Attempt, what: str) -> None:
-        """CheckpointError on all ranks if one has an error."""
+        """Raise CheckpointError on all ranks if one has an error."""
         self._ranks.agree(f"cannot {what}", attempt.error)
 
 
 class _Room(NamedTuple):
-    """One rank's memory for a commit, of one plan and turn."""
+    """Holds one rank's memory for a commit, for one plan and turn."""
 
     files: tuple[Snapshot, Snapshot]
     told_own: bytes
     told_alone: bytes
     own: Bytes
     alone: Bytes
-    """Of it, what is copied to another rank."""
+    """The part of `own` that is copied to another rank."""
     copies: Bytes
     copied: list[Bytes]
-    """Of it, by the ranks that it comes from."""
+    """The parts of `copies`, by the ranks they come from."""
 
     @classmethod
     def make(cls, plan: CommitPlan, turn: int, memory: CommitMemory, world_size: int) -> _Room:
-        """CheckpointError if there is too little memory."""
+        """Allocate the memory. Raises CheckpointError if there is too little."""
         both = (plan.common, plan.alone)
         own, files = _make(both, OWN, turn, memory)
         copies, copied = _make([each for _, each in plan.copies], COPIES, turn, memory)
@@ -257,7 +269,7 @@ class _Room(NamedTuple):
         )
 
     def take(self, tensors: Mapping[str, Any]) -> None:
-        """Copy the values as they are now."""
+        """Copy the current values of the tensors."""
         for each in self.files:
             each.take(tensors, ITEMSIZES)
 

@@ -1,4 +1,4 @@
-"""Bytes of files that are in the memory of some nodes, to ranks that want some of them."""
+"""Transfers bytes of files from the memory of some nodes to the ranks that want them."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from torsh_runtime.checkpoint.ranks import Ranks
 
 Bytes = NDArray[np.uint8]
 _CHUNK = 16 << 20
-"""Bytes of a rank that are on their way at a time."""
+"""Bytes per rank that are transferred at a time."""
 
 
 class Request(NamedTuple):
-    """Bytes of a file from `start` on, as many as the target has."""
+    """Requests bytes of a file from `start` on, as many as the target has."""
 
     file: str
     start: int
     target: Bytes
 
     def cut(self, first: int, last: int) -> Request:
-        """The part of it that lies between these places of the file."""
+        """Return the part of this request between these offsets of the file."""
         first, last = max(first - self.start, 0), min(last - self.start, self.target.size)
         return Request(self.file, self.start + first, self.target[first:last])
 
 
 class Fetching:
-    """All ranks make the same calls in the same order."""
+    """Fetches files from nodes' memory. All ranks make the same calls in the same order."""
 
     def __init__(
         self,
@@ -38,16 +38,25 @@ class Fetching:
         sizes: Mapping[str, int],
         holders: Mapping[str, Sequence[int]],
     ) -> None:
-        """here: files in this node's memory. sizes, holders: of all files, and which ranks have
-        each in their node's memory; the same on all ranks."""
+        """Prepare to fetch from these files.
+
+        here: the files in this node's memory.
+
+        sizes: bytes of each file, equal on all ranks.
+
+        holders: for each file the ranks whose node's memory has it, equal on all ranks.
+        """
         self._ranks, self._here, self._holders = ranks, here, holders
         self._names = sorted(sizes)
         self._places = {name: place for place, name in enumerate(self._names)}
         self._sizes = sizes
 
     def fetch(self, requests: Sequence[Request]) -> None:
-        """Fill the requests' targets. What many want of a file goes to all at once, and the rest
-        from one that has it to the one that wants it."""
+        """Fill the requests' targets.
+
+        A file of which many ranks want parts is broadcast; other parts are sent from one rank that
+        has them to the rank that wants them.
+        """
         missing = []
         for each in requests:
             if each.file in self._here:
@@ -114,7 +123,7 @@ class Fetching:
 
 
 def _batches(requests: Sequence[Request]) -> Iterator[list[Request]]:
-    """The same, of so many bytes each."""
+    """Yield the requests in batches of equally many bytes, split where needed."""
     batch, room = list[Request](), _CHUNK
     for each in requests:
         start, end = each.start, each.start + each.target.size
@@ -131,6 +140,6 @@ def _batches(requests: Sequence[Request]) -> Iterator[list[Request]]:
 
 
 def _copy(content: Bytes, begins: int, request: Request) -> None:
-    """From a part of the file that begins there."""
+    """Fill the request's target from a part of the file that begins at `begins`."""
     start = request.start - begins
     request.target[:] = content[start : start + request.target.size]

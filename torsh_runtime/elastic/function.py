@@ -1,4 +1,4 @@
-"""Functions by name, so that another process finds them without anything being pickled."""
+"""Refers to functions by name, so that other processes find them without pickling."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from typing import Any
 from torsh_runtime.errors import ConfigError
 
 _MAIN = "__mp_main__"
-"""What a program's main module is called in other processes: multiprocessing's name for it."""
+"""The name that multiprocessing gives a program's main module in other processes."""
 
 
 @dataclass(frozen=True, slots=True)
 class NamedFunction:
-    """Where a function is to be found."""
+    """Tells other processes where to find a function."""
 
     module: str
-    """Its module's name, or the path of a program whose main module it is in."""
+    """The name of its module, or the path of the program whose main module it is in."""
     is_path: bool
     name: str
-    """Its name there, with dots within classes."""
+    """The qualified name in the module, with dots within classes."""
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> NamedFunction:
-        """ConfigError for one that has no name in a module."""
+        """Return a reference to a function. Raises ConfigError if it has no name in a module."""
         module = sys.modules.get(getattr(function, "__module__", None) or "")
         name = getattr(function, "__qualname__", "")
         try:
@@ -60,8 +60,11 @@ class NamedFunction:
         return cls(str(path.absolute()), True, name)
 
     def find(self) -> Callable[..., Any]:
-        """The function, in a process that was started for it. A program's main module becomes this
-        one's; what stands there behind `if __name__ == "__main__"` is not run."""
+        """Return the function, in a process that was started to run it.
+
+        A program's main module becomes this process's main module, without running what is under
+        `if __name__ == "__main__"`.
+        """
         module = self._run_main() if self.is_path else importlib.import_module(self.module)
         found: Callable[..., Any] = _named(module, self.name)
         return found
@@ -74,7 +77,7 @@ class NamedFunction:
 
 
 def check_arguments(function: Callable[..., Any], number: int) -> None:
-    """ConfigError unless it can be called with so many checkpointers, 0 or 1."""
+    """Raise ConfigError unless the function accepts `number` checkpointers, 0 or 1."""
     try:
         inspect.signature(function).bind(*[None] * number)
     except TypeError as error:
@@ -83,8 +86,9 @@ def check_arguments(function: Callable[..., Any], number: int) -> None:
 
 
 def is_main_being_found() -> bool:
-    """Whether find() is running a main module in this process: what is called now is called by
-    that module, which may have started a thread for it.
+    """Return whether find() is running a main module in this process.
+
+    The caller is then that module, perhaps in a thread that it has started.
     """
     frames: list[FrameType | None] = [*sys._current_frames().values()]
     for frame in frames:

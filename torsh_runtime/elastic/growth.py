@@ -1,4 +1,4 @@
-"""When nodes may be added to the job."""
+"""Reports when nodes may be added to the job."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PATIENCE = 10.0
 
 
 def checkpoint_saved(window: float = 2.0) -> None:
-    """Tell that all work so far is in a checkpoint, so that now is a good time to add nodes.
+    """Report that all work so far is in a checkpoint, so that this is a good time to add nodes.
 
     Adding nodes starts all workers again. That happens as soon as there are any; but once this has
     been called in a round, only within `window` seconds after a call. So a job that calls it after

@@ -1,4 +1,5 @@
-"""Memory of the agent's, in which this worker leaves what those that follow it go on from."""
+"""Accesses the agent's memory, in which workers keep the state that their successors resume
+from."""
 
 from __future__ import annotations
 
@@ -18,11 +19,11 @@ from torsh_runtime.elastic.room import available_memory
 from torsh_runtime.errors import CheckpointError, ConfigError
 
 TURNS = 2
-"""Commits that each rank has room for: the last whole one, and the one that is being written."""
+"""Commits that each rank has room for: the last complete one and the one being written."""
 OWN, COPIES = range(2)
-"""Of each commit: what the rank itself has, and what it keeps for ranks of another node."""
+"""The two kinds of slots: a rank's own state, and what it keeps for ranks of another node."""
 _ROOM = 1 << 40
-"""Bytes of a rank, of addresses: see contract.COMMIT_MEMORY."""
+"""Bytes of address space per rank: see contract.COMMIT_MEMORY."""
 _SLOTS = 2 * TURNS
 _SLOT = _ROOM // _SLOTS
 _PAGE = mmap.ALLOCATIONGRANULARITY
@@ -34,22 +35,22 @@ Bytes = NDArray[np.uint8]
 
 
 class Commit(NamedTuple):
-    """What a slot is told to have."""
+    """Describes what a slot contains."""
 
     sequence: int
     token: int
-    """The same of all ranks' parts of one commit, and of no other."""
+    """Equal in all ranks' parts of one commit, and different for every commit."""
     num_tensors: int
-    """Of the whole state."""
+    """Number of tensors of the whole state."""
     told: tuple[bytes, ...]
-    """Texts that tell what is in the content."""
+    """Texts that describe the content."""
 
 
 class CommitMemory:
-    """Of one node. Each of its ranks writes to its own part, and reads all.
+    """Accesses the memory for commits of one node. Each rank writes its own part and reads all.
 
-    A slot is a page that says what is in it, written last, then the content, then what is told of
-    it, each from a page on.
+    A slot has a page that describes it, which is written last, then the content, then the texts
+    about the content. Each begins on a page of its own.
     """
 
     def __init__(self, descriptor: int, local_rank: int) -> None:
@@ -61,8 +62,10 @@ class CommitMemory:
 
     @classmethod
     def of_agent(cls, environ: Mapping[str, str]) -> CommitMemory | None:
-        """The memory that the agent tells of; None without one. ConfigError if it cannot be opened
-        or is something else, as for a process that another user runs or that sees another /proc.
+        """Return the memory that the agent announces in `environ`; None if there is none.
+
+        Raises ConfigError if it cannot be opened or is something else, as for a process that a
+        different user runs or that sees a different /proc.
         """
         told = environ.get(COMMIT_MEMORY, "")
         if not told:
@@ -72,20 +75,24 @@ class CommitMemory:
             return cls(_opened(path, (int(device), int(inode))), _local_rank(environ))
         except (ValueError, OSError) as error:
             raise ConfigError(
-                f"{COMMIT_MEMORY}={told} is not to be opened as the agent's memory ({error}): the "
+                f"{COMMIT_MEMORY}={told} cannot be opened as the agent's memory ({error}): the "
                 f"program must run as torshrun's user and see its /proc; or unset the variable to "
                 f"do without commits in memory"
             ) from None
 
     def make(self, kind: int, turn: int, num_bytes: int) -> Bytes:
-        """Room for content of so many bytes in a slot of this rank's. The memory is there when
-        this returns. CheckpointError if there is too little."""
+        """Allocate room for `num_bytes` bytes of content in one of this rank's slots.
+
+        The memory is reserved when this returns. Raises CheckpointError if there is too little.
+        """
         size = _PAGE + num_bytes
         if size > _SLOT // 2:
             raise CheckpointError(f"{num_bytes} bytes of a rank are more than commits can have")
         start = self._start(kind, turn)
         there = available_memory()
-        if self._num_missing(start, size) * self._num_ranks > there:  # each needs about as much
+        if (
+            self._num_missing(start, size) * self._num_ranks > there
+        ):  # each rank needs about as much
             raise CheckpointError(
                 f"too little memory for a commit of {num_bytes / 1e6:.1f} MB: the node has "
                 f"{there / 1e6:.1f} MB left for this job. Give it more, or do without commits by "
@@ -101,12 +108,13 @@ class CommitMemory:
         return np.frombuffer(memory, np.uint8, num_bytes, _PAGE)
 
     def begin(self, turn: int) -> None:
-        """What is in this rank's slots of that turn is no commit any more."""
+        """Invalidate the commit in this rank's slots of that turn."""
         for kind in (OWN, COPIES):
             os.pwrite(self._descriptor, bytes(_HEAD.size), self._start(kind, turn))
 
     def finish(self, kind: int, commit: Commit, num_bytes: int) -> None:
-        """It is one now, with content of so many bytes. CheckpointError if memory is short."""
+        """Validate a commit whose content has `num_bytes` bytes. Raises CheckpointError if
+        memory is short."""
         start = self._start(kind, commit.sequence % TURNS)
         text = b"".join(_FRAME.pack(len(each)) + each for each in commit.told)
         head = _HEAD.pack(
@@ -116,11 +124,15 @@ class CommitMemory:
             self._write(text, start + _told_at(num_bytes))
             self._write(head, start)
         except OSError as error:
-            raise CheckpointError(f"no memory to tell of a commit: {error.strerror}") from None
+            raise CheckpointError(
+                f"no memory for the description of a commit:  {error.strerror}"
+            ) from None
 
     def commits(self) -> list[tuple[Commit, Bytes]]:
-        """All of all ranks of this node, with their contents. What makes no sense is passed over
-        with a RuntimeWarning."""
+        """Return the commits of all ranks of this node with their contents.
+
+        Invalid ones are skipped with a RuntimeWarning.
+        """
         found = []
         for rank in range(self._num_ranks):
             for slot in range(_SLOTS):
@@ -128,7 +140,7 @@ class CommitMemory:
                     here = self._read(rank * _ROOM + slot * _SLOT)
                 except ValueError as error:
                     warnings.warn(
-                        f"a commit in memory makes no sense: {error}", RuntimeWarning, stacklevel=2
+                        f"a commit in memory is invalid:  {error}", RuntimeWarning, stacklevel=2
                     )
                     here = None
                 if here is not None:
@@ -149,7 +161,7 @@ class CommitMemory:
         return commit, np.frombuffer(memory, np.uint8, num_bytes, _PAGE)
 
     def _num_missing(self, start: int, size: int) -> int:
-        """How many bytes from there on take memory that is not taken yet."""
+        """Return how many of the `size` bytes from `start` on are not allocated yet."""
         missing, at, end = 0, start, start + size
         while at < end:
             try:
@@ -170,7 +182,7 @@ class CommitMemory:
 
 
 def aligned_starts(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Where in a slot's content files of these sizes lie one behind the other, and their end."""
+    """Return the offsets of files of these sizes in a slot's content, and their end."""
     starts, end = [], 0
     for size in sizes:
         starts.append(end)

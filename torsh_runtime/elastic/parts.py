@@ -1,4 +1,4 @@
-"""Parts of commits as they lie in the agents' memory, and a whole one made of them."""
+"""Assembles a whole commit from the parts in the agents' memory."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from torsh_runtime.parallel.state import Contents, merged_values
 
 Bytes = NDArray[np.uint8]
 Key = tuple[int, int]
-"""Of a commit: its sequence number, and a token that no other has."""
+"""Identifies a commit: its sequence number, and a token that no other commit has."""
 
 
 class Part(NamedTuple):
-    """What one rank has kept, or another has kept for it."""
+    """Holds what one rank has kept, or what another rank has kept for it."""
 
     told: tuple[str, str]
-    """As it was told: a manifest without values, and the values."""
+    """The part's texts: a manifest without values, and the values."""
     num_tensors: int
     manifest: Manifest
     values: Mapping[str, Any]
     aliases: Mapping[str, str]
     is_copied: bool
-    """Whether each rank's part is kept by another, too, and so needed: else each node has all."""
+    """True if each rank's part has a copy and is needed; otherwise each node has everything."""
 
     @classmethod
     def of(cls, told: Sequence[str], num_tensors: int) -> Part:
-        """CheckpointError for what makes no sense."""
+        """Parse a part's texts. Raises CheckpointError if they are invalid."""
         text, plain = told
         manifest = Manifest.from_bytes(text.encode())
         try:
@@ -51,26 +51,26 @@ class Part(NamedTuple):
 
 
 def told_of(layouts: Sequence[FileLayout], world_size: int) -> bytes:
-    """What is told of files: it stays the same as long as the plan does."""
+    """Return the description of files, which stays the same as long as the plan does."""
     files = {each.name: StoredFile(each.num_bytes, each.num_bytes, (0,)) for each in layouts}
     return Manifest(0, world_size, 0.0, tensors_of(layouts), {}, {}, files).to_bytes()
 
 
 def told_values(contents: Contents, is_copied: bool) -> bytes:
-    """What is told of everything else, for each commit."""
+    """Return the description of everything but tensors, which changes with each commit."""
     told = {"values": contents.values, "aliases": contents.aliases, "copied": is_copied}
     return json.dumps(told).encode()
 
 
 class NodeParts:
-    """What this node's memory has of one commit."""
+    """Collects what this node's memory has of one commit."""
 
     def __init__(self) -> None:
         self.parts: list[Part] = []
         self.files: dict[str, Bytes] = {}
 
     def add(self, commit: Commit, content: Bytes) -> None:
-        """What one slot has. CheckpointError for what makes no sense."""
+        """Add the content of one slot. Raises CheckpointError if it is invalid."""
         texts = [each.decode(errors="replace") for each in commit.told]
         pairs = zip(texts[::2], texts[1::2], strict=False)
         parts = [Part.of(pair, commit.num_tensors) for pair in pairs]
@@ -84,7 +84,7 @@ class NodeParts:
 
 
 def parts_of(commits: Iterable[tuple[Commit, Bytes]]) -> dict[Key, NodeParts]:
-    """By commit. What makes no sense is passed over with a RuntimeWarning."""
+    """Return the parts by commit. Invalid ones are skipped with a RuntimeWarning."""
     found: dict[Key, NodeParts] = {}
     for commit, content in commits:
         try:
@@ -97,10 +97,10 @@ def parts_of(commits: Iterable[tuple[Commit, Bytes]]) -> dict[Key, NodeParts]:
 
 
 class WholeCommit(PieceReader):
-    """All parts of one, wherever they lie. Its bytes are fetched, not read."""
+    """Represents all parts of a commit on any nodes. Its bytes are fetched with Fetching."""
 
     def __init__(self, sequence: int, parts: Sequence[Part]) -> None:
-        """CheckpointError if something is missing."""
+        """Join the parts. Raises CheckpointError if something is missing."""
         self.where = f"commit {sequence}"
         pieces: dict[str, dict[StoredPiece, None]] = {}
         kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
@@ -122,13 +122,13 @@ class WholeCommit(PieceReader):
                     raise CheckpointError(f"{self.where}: its parts differ on {name}")
         tensors = {name: StoredTensor(*kinds[name], tuple(own)) for name, own in pieces.items()}
         if not parts:
-            raise CheckpointError(f"{self.where}: nothing of it is there")
+            raise CheckpointError(f"{self.where}: no part of it is left")
         world_size = parts[0].manifest.world_size
         self.manifest = Manifest(sequence, world_size, 0.0, tensors, values, aliases, files)
         self._check(parts)
 
     def read_file(self, file: str, start: int, target: Bytes) -> None:
-        """Not by itself."""
+        """Refuse to read: Fetching transfers the bytes."""
         raise NotImplementedError
 
     def _check(self, parts: Sequence[Part]) -> None:

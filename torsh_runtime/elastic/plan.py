@@ -1,4 +1,4 @@
-"""Who keeps what of a commit: arithmetic on what ranks say they have."""
+"""Decides which rank keeps which part of a commit, from the pieces that the ranks report."""
 
 from __future__ import annotations
 
@@ -12,27 +12,29 @@ from torsh_runtime.checkpoint.writer import FileLayout
 
 @dataclass(frozen=True)
 class CommitPlan:
-    """One rank's part. Together the ranks of a node keep all that they have; what no other node
-    has is also kept by ranks of the next node, in a ring, so that any node can be lost.
+    """Describes one rank's part of a commit.
+
+    The ranks of a node together keep everything they have. What no other node has is also kept by
+    ranks of the next node, in a ring, so that any one node can be lost.
     """
 
     common: FileLayout
-    """What other nodes have, too."""
+    """Pieces that other nodes have, too."""
     alone: FileLayout
-    """What only this node has."""
+    """Pieces that only this node has."""
     is_copied: bool
-    """Whether there is such a thing on any node, so that each rank gives a copy of what is alone,
-    if only of plain values, to another."""
+    """True if any node has pieces that no other node has. Each rank then gives a copy of its
+    `alone` to another rank, even if that has only plain values."""
     keeper: int
-    """The rank that keeps this one's copy."""
+    """The rank that keeps this rank's copy."""
     copies: tuple[tuple[int, FileLayout], ...]
-    """Of which ranks this one keeps copies."""
+    """The ranks whose copies this rank keeps, and the copies' layouts."""
     num_tensors: int
-    """Of the whole state."""
+    """Number of tensors of the whole state."""
 
 
 def plan_commit(held: Sequence[Sequence[Held]], nodes: Sequence[str], rank: int) -> CommitPlan:
-    """held, nodes: what each rank has, and where it is."""
+    """Plan a commit for `rank`, given each rank's pieces and each rank's node."""
     order = list(dict.fromkeys(nodes))
     members = {node: [r for r, each in enumerate(nodes) if each == node] for node in order}
     where: dict[Held, set[str]] = {}

@@ -1,4 +1,4 @@
-"""How much memory there is left for this process, before the kernel kills somebody for it."""
+"""Determines how much memory this process can still take before the kernel kills a process."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _FILES = {
     2: ("memory.max", "memory.current", "inactive_file"),
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 }
-"""By version of control groups: the limit, what is used, and what of it can be given back."""
+"""Files by version of control groups: limit, usage, and reclaimable usage."""
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """In bytes: of the machine, and of the control groups around this process."""
+    """Return the memory in bytes that the machine and this process's control groups have left."""
     told = re.search(r"^MemAvailable:\s+(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE)
     found = [int(told[1]) << 10] if told else []
     for version, folder in _groups(root):
@@ -28,7 +28,8 @@ def available_memory(root: Path = Path("/")) -> int:
 
 
 def _groups(root: Path) -> Iterator[tuple[int, Path]]:
-    """The groups' folders, each with those above it, where they are commonly mounted."""
+    """Yield version and folder of each control group with its ancestors, at the usual mount
+    points."""
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, name = [*line.split(":", 2), "", ""][:3]
         version = 1 if controllers else 2

@@ -1,4 +1,4 @@
-"""Which samples are this rank's, when ranks come and go within an epoch."""
+"""Distributes samples over ranks that may come and go within an epoch."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ T = TypeVar("T")
 
 
 class ElasticSampler:
-    """Batches of a dataset's indices. A batch is the same however many ranks share it, so each
-    sample is taken exactly once in an epoch, whatever happens to ranks in it.
+    """Yields batches of a dataset's indices, each shared by all ranks.
+
+    A batch does not depend on the number of ranks, so each sample is taken exactly once per epoch
+    even if ranks come and go.
 
         while sampler.epoch < epochs:
             for indices in sampler:  # this rank's part of each batch that is left in the epoch
                 ...
                 state.commit()
 
-    What has been given out counts as taken; after the last batch the next epoch begins. With
-    torch's DataLoader, which asks ahead: DataLoader(data, batch_sampler=sampler.ahead()), and
+    Batches that were given out count as taken; after the last batch the next epoch begins. With
+    torch's DataLoader, which prefetches:  DataLoader(data, batch_sampler=sampler.ahead()), and
     `for batch in sampler.counted(loader)`.
     """
 
@@ -39,10 +41,20 @@ class ElasticSampler:
         num_replicas: int | None = None,
         rank: int | None = None,
     ) -> None:
-        """dataset: its length is taken, or is this number. batch_size: of all ranks together; a
-        multiple of every number of ranks, if gradients are averaged over ranks.
+        """Configure the sampler.
+
+        dataset: a dataset with a length, or the length.
+
+        batch_size: samples per batch of all ranks together. If gradients are averaged over ranks,
+        it must be a multiple of every number of ranks.
+
+        seed: equal on all ranks.
+
         drop_last: leave out the last batch of an epoch if it is smaller.
-        num_replicas, rank: the default group's. seed: the same on all ranks.
+
+        num_replicas, rank: default to those of the default group.
+
+        Raises ConfigError if the rank is out of range, or if there are no samples or no batch size.
         """
         self._length = dataset if isinstance(dataset, int) else len(dataset)
         self.num_replicas = get_world_size() if num_replicas is None else num_replicas
@@ -55,10 +67,10 @@ class ElasticSampler:
         self.drop_last = drop_last
         self.epoch = 0
         self.num_taken = 0
-        """How many batches of this epoch have been given out."""
+        """Number of batches of this epoch that have been given out."""
 
     def __len__(self) -> int:
-        """How many batches an epoch has."""
+        """Return the number of batches per epoch."""
         whole, rest = divmod(self._length, self.batch_size)
         return whole + (rest > 0 and not self.drop_last)
 
@@ -66,40 +78,45 @@ class ElasticSampler:
         return self.counted(self.ahead())
 
     def ahead(self) -> _Ahead:
-        """The batches that are left, which do not count as taken: for loaders that ask ahead."""
+        """Return the remaining batches without counting them as taken, for loaders that
+        prefetch."""
         return _Ahead(self)
 
     def counted(self, batches: Iterable[T]) -> Iterator[T]:
-        """The same, and each counts as taken when it is given out."""
+        """Yield the batches, and count each as taken when it is given out."""
         for batch in batches:
             self.num_taken += 1
             yield batch
         self.epoch, self.num_taken = self.epoch + 1, 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Where it stands."""
+        """Return the position in the epoch, and what the order of samples depends on."""
         where = {"epoch": self.epoch, "num_taken": self.num_taken}
         return {**where, "seed": self.seed, **self._order()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on there. ConfigError within an epoch of other batches."""
+        """Continue at the saved position.
+
+        Raises ConfigError if that is within an epoch that was divided into different batches.
+        """
         own = self._order()
         saved = {key: state.get(key, each) for key, each in own.items()}
         if state["num_taken"] and saved != own:
             raise ConfigError(
-                f"the sampler stands within an epoch of other batches, {saved}, and these are "
+                f"the saved position is within an epoch with other batches, {saved}; these are "
                 f"{own}: make the sampler as it was, or begin the epoch anew (num_taken=0)"
             )
         self.epoch, self.num_taken = int(state["epoch"]), int(state["num_taken"])
         self.seed = int(state["seed"])
 
     def _order(self) -> dict[str, Any]:
-        """What batches follow from, beside the seed and the epoch."""
+        """Return what the batches depend on besides the seed and the epoch."""
         own = {"length": self._length, "batch_size": self.batch_size}
         return {**own, "shuffle": self.shuffle, "drop_last": self.drop_last}
 
     def left(self, epoch: int, first: int) -> Iterator[list[int]]:
-        """This rank's part of each batch of an epoch from that on, without counting."""
+        """Yield this rank's part of each batch of an epoch from batch `first` on, without
+        counting."""
         order = np.arange(self._length)
         if self.shuffle:
             np.random.default_rng((self.seed, epoch)).shuffle(order)
@@ -110,22 +127,22 @@ class ElasticSampler:
 
 
 class _Ahead:
-    """What torch's DataLoader takes as batch_sampler.
+    """Serves as the batch_sampler of torch's DataLoader.
 
     torchdata's StatefulDataLoader keeps its state with each batch, and gives it back before it
     asks again: the batches that its workers have ready are not lost.
     """
 
     fits_other_ranks = True
-    """Batches do not depend on the number of ranks."""
+    """True, since batches do not depend on the number of ranks."""
 
     def __init__(self, sampler: ElasticSampler) -> None:
         self._sampler = sampler
         self._place: tuple[int, int] | None = None
-        """Epoch and batch that it stands before; None: where the sampler stands."""
+        """Epoch and batch of its next batch; None for the sampler's position."""
         self._loaded: int | None = None
         self._is_at_end = False
-        """Whether the end of an epoch was loaded: a loader that had found that asks twice."""
+        """True if the end of an epoch was loaded: a loader that had reached it iterates twice."""
 
     def __iter__(self) -> Iterator[list[int]]:
         sampler, first = self._sampler, self._loaded
@@ -147,14 +164,14 @@ class _Ahead:
         self._place = epoch + 1, 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Where it stands: behind the batch that it gave last."""
+        """Return the position after the last batch that it gave out."""
         state = self._sampler.state_dict()
         if self._place is not None:
             state |= {"epoch": self._place[0], "num_taken": self._place[1]}
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on there. ConfigError as ElasticSampler."""
+        """Continue at the saved position. Raises ConfigError as ElasticSampler does."""
         self._sampler.load_state_dict(state)
         self._loaded = self._sampler.num_taken
         self._is_at_end = self._loaded >= len(self._sampler)

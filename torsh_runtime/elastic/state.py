@@ -1,4 +1,4 @@
-"""State: what a training goes on from when workers have been started again."""
+"""Defines State, from which a training run resumes when its workers have been restarted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ R = TypeVar("R")
 
 
 class State:
-    """A training's state, after Horovod's class of this name: its parts are attributes.
+    """Holds a training run's state, as Horovod's class of this name: its parts are attributes.
 
         state = tr.elastic.State(model=model, optimizer=optimizer, sampler=sampler, step=0)
         state.restore()
@@ -25,10 +25,10 @@ class State:
             state.step += 1
             state.commit()
 
-    Commits lie in memory of torshrun's agent on each node: they outlive workers, and are gone with
-    the job. What only one node has is kept in the next node's memory, too, so any one node can be
-    lost. It takes twice what the rank's node keeps of the state, and twice what it keeps for
-    another. All ranks make the same calls in the same order.
+    Commits are stored in memory of torshrun's agent on each node: they outlive workers and end
+    with the job. What only one node has is also kept in the next node's memory, so any one node can
+    be lost. This takes twice the memory of the state that the rank's node keeps for itself, and
+    twice that of what it keeps for another node. All ranks make the same calls in the same order.
     """
 
     def __init__(
@@ -38,9 +38,16 @@ class State:
         process_group: Any = None,
         **parts: Any,
     ) -> None:
-        """parts: as Checkpointer.save() takes them. checkpointer: what restore() turns to if there
-        is no commit. process_group: as Checkpointer's. ConfigError if the agent's memory cannot be
-        found where it should be."""
+        """Name the parts of the state.
+
+        checkpointer: loaded by restore() if there is no commit.
+
+        process_group: as for Checkpointer.
+
+        parts: objects and values as Checkpointer.save() takes them.
+
+        Raises ConfigError if the agent's memory cannot be opened.
+        """
         self.__dict__["_parts"] = parts
         self.__dict__["_checkpointer"] = checkpointer
         self.__dict__["_commits"] = Commits(Ranks.of(process_group))
@@ -61,30 +68,33 @@ class State:
         self._parts[name] = value
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], None]]) -> None:
-        """Call these whenever restore() has changed the state: what depends on the number of ranks
-        is made anew there."""
+        """Register functions that are called whenever restore() has changed the state.
+
+        Use them to rebuild what depends on the number of ranks.
+        """
         self._callbacks.extend(callbacks)
 
     def commit(self) -> None:
-        """Keep the state as it is now. When this returns on one rank, all have kept it: whichever
-        worker or node dies from then on, restore() finds this commit or a later one. Without
-        torshrun nothing is kept.
+        """Keep the current state in the agents' memory.
 
-        Raises CheckpointError on all ranks if one cannot keep what it has, or has too little
-        memory for it: then the commit before stays.
+        When this returns on one rank, all ranks have kept it: if any worker or node dies from then
+        on, restore() finds this commit or a later one. Without torshrun nothing is kept.
+
+        Raises CheckpointError on all ranks if one cannot keep its state or has too little memory;
+        the previous commit then remains.
         """
         with section("elastic.commit"):
             self._commits.commit(self._parts)
 
     def restore(self) -> bool:
-        """Go back to the last commit; without one to the newest checkpoint, if there is a
-        checkpointer. Whether there was one.
+        """Restore the last commit, or without one the newest checkpoint, and return whether there
+        was one.
 
-        What a rank's node has not comes from those that have it. If something is nowhere any more,
-        as when two nodes are lost at once that kept each other's shards, the commit before counts,
-        and then the checkpoint.
+        What a rank's node lacks is transferred from nodes that have it. If something is lost, as
+        when two nodes that kept each other's shards fail at once, the previous commit is used, and
+        then the checkpoint.
 
-        Raises CheckpointError on all ranks if it does not fit on one.
+        Raises CheckpointError on all ranks if the state does not fit on one.
         """
         values = self._commits.restore(self._parts)
         if values is None and self._checkpointer is not None:
@@ -98,14 +108,14 @@ class State:
         return True
 
     def sync(self) -> bool:
-        """The same as restore(): all ranks have the same state afterwards."""
+        """Call restore(), after which all ranks have the same state."""
         return self.restore()
 
 
 def run(
     train_fn: Callable[Concatenate[State, P], R],
 ) -> Callable[Concatenate[State, P], R]:
-    """The function, called with a state that is restored first, after horovod.elastic.run:
+    """Wrap a function so that its state is restored before it runs, as horovod.elastic.run:
 
         @tr.elastic.run
         def train(state): ...

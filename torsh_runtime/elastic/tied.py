@@ -1,4 +1,4 @@
-"""python -m torsh_runtime.elastic.tied PID COMMAND...: a command that ends with its parent."""
+"""python -m torsh_runtime.elastic.tied PID COMMAND...: runs a command that ends with its parent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Become the command. It gets SIGTERM when the thread that has started this process ends."""
+    """Run the command in this process, with SIGTERM when the thread that started it ends."""
     parent, *command = sys.argv[1:]
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() == int(parent):  # else it has ended already

@@ -1,4 +1,4 @@
-"""How much of the job's time is left."""
+"""Reports how much of the job's time is left."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from torsh_runtime.contract import ends_at
 
 
 def time_left() -> float | None:
-    """Seconds until the job's time on this node is over, 0 at least; None if no end is known.
+    """Return the seconds until the job's time on this node is over; None if no end is known.
+
+    The result is never negative.
 
     The end is that of the scheduler's allocation, or of torshrun's --time-limit, as it was known
     when torshrun started. Workers are asked to stop (SIGTERM) some seconds before it: by
-    --shutdown-timeout and 5 s. ConfigError if TORSH_ENDS_AT is no number.
+    --shutdown-timeout and 5 s. Raises ConfigError if TORSH_ENDS_AT is no number.
     """
     end = ends_at(os.environ)
     return None if end is None else max(end - time.monotonic(), 0.0)

@@ -1,4 +1,4 @@
-"""Which elements of a tensor a rank has: arithmetic, without arrays and groups."""
+"""Computes which elements of a tensor a rank has, without arrays and groups."""
 
 from torsh_runtime.layout.piece import Overlap, Piece, ShardedTensor, cover, overlaps
 from torsh_runtime.layout.placement import (

@@ -1,4 +1,4 @@
-"""A piece of a tensor, and what two pieces have in common.
+"""Defines a piece of a tensor, and the overlap of two pieces.
 
 Elements of a tensor are numbered in row-major order, the last dimension fastest.
 """
@@ -14,22 +14,22 @@ from torsh_runtime.errors import ConfigError
 
 
 class Run(NamedTuple):
-    """Elements that lie one behind the other, both in the tensor and in a piece of it."""
+    """Represents elements that are contiguous both in the tensor and in a piece of it."""
 
     number: int
-    """The first one's in the tensor."""
+    """Number of the first element in the tensor."""
     at: int
-    """Where that one is in the piece."""
+    """Position of the first element in the piece."""
     length: int
 
 
 class Overlap(NamedTuple):
-    """Elements that two pieces share, one behind the other in both."""
+    """Represents elements that two pieces share, contiguous in both."""
 
     ours: int
-    """Where the first one is in the one piece."""
+    """Position of the first element in the one piece."""
     theirs: int
-    """Where it is in the other one."""
+    """Position of the first element in the other piece."""
     length: int
 
 
@@ -39,11 +39,13 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Elements `start` to `end` (exclusive), in row-major order, of the box of size `shape` that
-    begins at `offsets` in a tensor of shape `global_shape`; of several boxes with gaps between
-    them, the indices along each dimension are those of its `spans`, which ascend.
+    """Represents elements `start` to `end` (exclusive) of a box, in row-major order.
 
-    ConfigError for what does not lie in the tensor.
+    The box has size `shape` and begins at `offsets` in a tensor of shape `global_shape`. If
+    there are several boxes with gaps in between, `spans` has the ascending indices along each
+    dimension.
+
+    Raises ConfigError if the piece is not within the tensor.
     """
 
     global_shape: tuple[int, ...]
@@ -52,7 +54,7 @@ class Piece:
     start: int
     end: int
     spans: tuple[tuple[Span, ...], ...] = ()
-    """Empty for one box. Make others with `of_spans`, so that equal ones are written alike."""
+    """Empty for one box. Create others with `of_spans`, so that equal pieces compare equal."""
 
     def __post_init__(self) -> None:
         sizes = (self.global_shape, self.offsets, self.shape)
@@ -71,12 +73,12 @@ class Piece:
 
     @classmethod
     def whole(cls, shape: tuple[int, ...]) -> Piece:
-        """All of a tensor."""
+        """Return the piece with all elements of a tensor of this shape."""
         return cls(shape, (0,) * len(shape), shape, 0, math.prod(shape))
 
     @classmethod
     def of_spans(cls, global_shape: tuple[int, ...], spans: Sequence[Sequence[Span]]) -> Piece:
-        """All elements whose index along each dimension lies in one of its spans."""
+        """Return all elements whose index along each dimension is in one of its spans."""
         joined = tuple(map(_joined, spans))
         offsets = tuple(own[0][0] for own in joined)
         shape = tuple(sum(last - first for first, last in own) for own in joined)
@@ -84,33 +86,33 @@ class Piece:
         return cls(global_shape, offsets, shape, 0, math.prod(shape), kept)
 
     def part(self, first: int, last: int) -> Piece:
-        """Of its own elements these, counted from its first."""
+        """Return elements `first` to `last` (exclusive) of this piece."""
         return replace(self, start=self.start + first, end=self.start + last)
 
     def spans_of(self, dim: int) -> tuple[Span, ...]:
-        """The indices that it has along a dimension."""
+        """Return the ranges of indices that the piece has along a dimension."""
         if self.spans:
             return self.spans[dim]
         return ((self.offsets[dim], self.offsets[dim] + self.shape[dim]),)
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """Return the number of elements."""
         return self.end - self.start
 
     @property
     def is_box(self) -> bool:
-        """Whether it has all elements of its box."""
+        """Return whether the piece has all elements of its box."""
         return self.size == math.prod(self.shape)
 
     @property
     def is_whole(self) -> bool:
-        """Whether it has all elements of the tensor."""
+        """Return whether the piece has all elements of the tensor."""
         return self.size == math.prod(self.global_shape)
 
     @property
     def label(self) -> str:
-        """Which elements of the tensor it has, as text that no other piece of it has."""
+        """Return text for the piece's elements that no other piece of the tensor has."""
         box = ",".join(
             "+".join(f"{first}:{last}" for first, last in self.spans_of(dim))
             for dim in range(len(self.shape))
@@ -118,7 +120,7 @@ class Piece:
         return f"[{box}][{self.start}:{self.end}]"
 
     def runs(self) -> Iterator[Run]:
-        """Its elements, by ascending number."""
+        """Yield the piece's elements as runs, by ascending number."""
         if not self.size:
             return
         solid = self._first_solid_dim()
@@ -135,7 +137,7 @@ class Piece:
                 at += size
 
     def _row(self, row: int, solid: int) -> tuple[int, ...]:
-        """Where in the tensor a row of the solid dimensions begins."""
+        """Return the index in the tensor at which a row of the solid dimensions begins."""
         index = [0] * len(self.shape)
         for dim in reversed(range(solid)):
             row, at = divmod(row, self.shape[dim])
@@ -143,7 +145,7 @@ class Piece:
         return tuple(index)
 
     def _index(self, dim: int, at: int) -> int:
-        """Along a dimension of the tensor, of what is at this place along it here."""
+        """Return the tensor's index of the piece's `at`-th index along a dimension."""
         for first, last in self.spans_of(dim):
             if at < last - first:
                 return first + at
@@ -151,7 +153,7 @@ class Piece:
         raise IndexError(at)
 
     def _first_solid_dim(self) -> int:
-        """The dimension after which the box has no gaps in the tensor."""
+        """Return the dimension after which the box has no gaps in the tensor."""
         dim = len(self.shape)
         while dim and self.shape[dim:] == self.global_shape[dim:]:
             dim -= 1
@@ -162,7 +164,7 @@ class Piece:
         return len(self.global_shape)
 
     def _has(self, dim: int) -> bool:
-        """Whether the spans along a dimension are such, and those that offsets and shape tell."""
+        """Return whether the spans along a dimension ascend and match offsets and shape."""
         own = self.spans[dim]
         ends = [0, *(end for span in own for end in span), self.global_shape[dim]]
         size = sum(last - first for first, last in own)
@@ -181,14 +183,14 @@ class ShardedTensor:
     """A rank's piece of a tensor, with its values."""
 
     values: Any
-    """An array or tensor of piece.size elements, in order; it may be of any shape."""
+    """An array or tensor of any shape with piece.size elements, in order."""
     piece: Piece
 
 
 def overlaps(ours: Piece, theirs: Piece) -> Iterator[Overlap]:
-    """What two pieces of one tensor have in common, by ascending number.
+    """Yield the elements that two pieces of one tensor share, by ascending number.
 
-    ConfigError if they are of tensors of other shapes.
+    Raises ConfigError if their tensors differ in shape.
     """
     if ours.global_shape != theirs.global_shape:
         raise ConfigError(
@@ -210,10 +212,10 @@ def overlaps(ours: Piece, theirs: Piece) -> Iterator[Overlap]:
 
 
 def cover(ours: Piece, others: Sequence[Piece]) -> Iterator[tuple[int, Overlap]]:
-    """Where each element of a piece is to be found in others, once each: the place among them of
-    the one that has it, and what the two have in common; by ascending number.
+    """Yield where to find each element of a piece in other pieces, once, by ascending number.
 
-    ConfigError if none of them has it.
+    Each item is the index in `others` of a piece that has the elements, and the overlap with it.
+    Raises ConfigError if no piece has an element.
     """
     if ours in others:
         if ours.size:
@@ -237,7 +239,7 @@ def cover(ours: Piece, others: Sequence[Piece]) -> Iterator[tuple[int, Overlap]]
 
 
 def _joined(spans: Sequence[Span]) -> tuple[Span, ...]:
-    """Without empty ones, and such that touch are one; at least one, if it is empty."""
+    """Return the spans without empty ones and with adjacent ones joined, but at least one."""
     found: list[Span] = []
     for first, last in spans:
         if found and found[-1][1] == first:

@@ -1,4 +1,4 @@
-"""How a tensor lies on the axes of a mesh, and which piece of it a rank has so."""
+"""Describes how a tensor is placed on the axes of a mesh, and which piece a rank has."""
 
 from __future__ import annotations
 
@@ -12,24 +12,28 @@ from torsh_runtime.layout.piece import Piece, Span
 
 @dataclass(frozen=True, slots=True)
 class Replicate:
-    """All along the axis have the same."""
+    """States that all ranks along the axis have the same elements."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Each along the axis has a part of dimension `dim`, the first ones rounded up, as
-    torch.chunk() cuts; of several sections that lie along it, such as the query, key and value of a
-    fused projection, a part of each; or what `parts` says.
+    """States that each rank along the axis has a part of dimension `dim`.
 
-    ConfigError for parts of which some overlap without being the same.
+    Parts are cut as by torch.chunk(), the first ones rounded up. If there are `sections` along the
+    dimension, such as query, key and value of a fused projection, each rank has a part of each.
+    Otherwise `parts` may list the parts.
+
+    Raises ConfigError if parts overlap without being equal.
     """
 
     dim: int
     sections: tuple[int, ...] = ()
-    """Their sizes."""
+    """Sizes of the sections."""
     parts: tuple[tuple[Span, ...], ...] = ()
-    """For each along the axis the indices that it has, ascending. Several may have the same, as
-    heads of keys and values where there are fewer of them than ranks."""
+    """For each rank along the axis its ascending ranges of indices.
+
+    Several ranks may have the same, as with heads of keys and values if there are fewer than ranks.
+    """
 
     def __post_init__(self) -> None:
         if self.sections and self.parts:
@@ -39,12 +43,15 @@ class Shard:
 
     @classmethod
     def at(cls, dim: int, cuts: Sequence[int]) -> Shard:
-        """Cut at these places, from 0 to the size: `cuts[i]` to `cuts[i + 1]` for each."""
+        """Cut at these indices, from 0 to the size: the i-th rank has `cuts[i]` to `cuts[i +
+        1]`."""
         return cls(dim, parts=tuple(((first, last),) for first, last in pairwise(cuts)))
 
     def spans(self, size: int, parts: int, index: int) -> tuple[Span, ...]:
-        """What one along an axis of so many has of `size` indices. ConfigError if they are not
-        those that sections or parts tell of."""
+        """Return which of `size` indices the `index`-th of `parts` ranks has.
+
+        Raises ConfigError if sections or parts do not fit.
+        """
         if self.parts:
             self._check(size, parts)
             return self.parts[index]
@@ -59,7 +66,7 @@ class Shard:
         )
 
     def is_first(self, index: int) -> bool:
-        """Whether nobody before it along the axis has the same."""
+        """Return whether no earlier rank along the axis has the same part."""
         return not self.parts or self.parts.index(self.parts[index]) == index
 
     def _are_apart(self) -> bool:
@@ -77,36 +84,38 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Flat:
-    """Each along the axis has elements cuts[i] to cuts[i + 1], row-major, of what the axes before
-    left."""
+    """States that the i-th rank along the axis has elements cuts[i] to cuts[i + 1].
+
+    They are counted in row-major order among the elements that the previous axes left.
+    """
 
     cuts: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """All along the axis have something of the same shape, of which the sum is the tensor."""
+    """States that the tensor is the sum of the equally shaped values along the axis."""
 
 
 Placement = Replicate | Shard | Flat | Partial
 
 
 def even_cuts(size: int, parts: int) -> tuple[int, ...]:
-    """Where to cut `size` elements into so many parts that differ by one element at most."""
+    """Return where to cut `size` elements into `parts` parts that differ by one element at most."""
     return tuple(size * part // parts for part in range(parts + 1))
 
 
 @dataclass(frozen=True, slots=True)
 class TensorLayout:
-    """A tensor's shape, and its placement along each axis, the outermost first.
+    """Describes a tensor's shape and its placement along each axis, the outermost first.
 
-    ConfigError for a dimension that it has not, and where something follows a Flat axis that
-    divides further.
+    Raises ConfigError for a dimension that the tensor does not have, and if an axis after a Flat
+    one divides further.
     """
 
     shape: tuple[int, ...]
     axes: tuple[tuple[str, int, Placement], ...] = ()
-    """Name, number of ranks, placement."""
+    """Name, number of ranks and placement of each axis."""
 
     def __post_init__(self) -> None:
         is_flat = False
@@ -123,8 +132,7 @@ class TensorLayout:
                 _check_cuts(name, placement.cuts, size)
 
     def piece(self, coordinate: Mapping[str, int]) -> Piece:
-        """What is at this place: `coordinate` is the index along each axis, of which those that are
-        not of this layout make no difference."""
+        """Return the piece at `coordinate`, which maps axes to indices; other axes are ignored."""
         spans: list[tuple[Span, ...]] = [((0, size),) for size in self.shape]
         part: Span | None = None
         for name, parts, placement in self.axes:
@@ -139,7 +147,10 @@ class TensorLayout:
         return found if part is None else found.part(*part)
 
     def pieces(self, coordinate: Mapping[str, int]) -> tuple[Piece, ...]:
-        """The boxes that are at this place, in row-major order. ConfigError for a part of one."""
+        """Return the boxes at this coordinate in row-major order.
+
+        Raises ConfigError if the piece is a part of a box.
+        """
         whole = self.piece(coordinate)
         if not whole.is_box:
             raise ConfigError(f"{whole} is a part of what the axes before left, and no boxes")
@@ -147,7 +158,7 @@ class TensorLayout:
         return tuple(Piece.of_spans(self.shape, [[each] for each in box]) for box in product(*rows))
 
     def sharded(self) -> tuple[str, ...]:
-        """The axes along which ranks have different elements."""
+        """Return the names of the axes along which ranks have different elements."""
         return tuple(
             name
             for name, size, placement in self.axes
@@ -155,7 +166,7 @@ class TensorLayout:
         )
 
     def is_first(self, coordinate: Mapping[str, int]) -> bool:
-        """Whether, along the sharded axes, nobody before this place has the same elements."""
+        """Return whether no earlier coordinate along the sharded axes has the same elements."""
         return all(
             not isinstance(placement, Shard) or placement.is_first(coordinate[name])
             for name, _, placement in self.axes
@@ -163,7 +174,7 @@ class TensorLayout:
 
 
 def _within(outer: Sequence[Span], inner: Sequence[Span]) -> tuple[Span, ...]:
-    """Spans of what lies in others, one behind the other."""
+    """Return the indices of the outer spans that the inner spans select by position."""
     found: list[Span] = []
     for first, last in inner:
         start = 0

@@ -1,1 +1,1 @@
-"""Ranks along named axes: layout (pure arithmetic of ranks) and mesh (the groups of the axes)."""
+"""Arranges ranks along named axes: the arithmetic in layout, the axes' groups in mesh."""

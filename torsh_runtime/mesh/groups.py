@@ -1,4 +1,4 @@
-"""The groups of all views of one mesh."""
+"""Manages the groups that all views of one mesh share."""
 
 from __future__ import annotations
 
@@ -22,19 +22,18 @@ _log = logging.getLogger("torsh_runtime")
 
 
 class Way(NamedTuple):
-    """How the ranks along an axis communicate."""
+    """Describes how the ranks along an axis communicate."""
 
     kind: BackendKind
     strategy: str | None
-    """None: what TORSH_ALGORITHM says."""
+    """The strategy; None for the value of TORSH_ALGORITHM."""
 
 
 class Groups:
-    """Each is made when it is first asked for, and is one for all axes with these ranks that
-    communicate in the same way."""
+    """Creates each group on first use, and shares it among axes with the same ranks and way."""
 
     def __init__(self, root: ProcessGroup) -> None:
-        """`root`: the mesh's group, in which its places are the ranks."""
+        """Start from the mesh's group `root`, whose ranks are the mesh's places."""
         self.root = root
         self._where: Sequence[str] = [""] * root.world_size
         self.ranks, self._session = root.ranks, root.session
@@ -46,7 +45,7 @@ class Groups:
         self._has_said = False
 
     def stand(self, layout: Layout) -> None:
-        """Have errors and torshrun tell where ranks stand in the whole mesh."""
+        """Record where ranks are in the whole mesh, for errors and for torshrun."""
         self._where = [layout.text(place) for place in range(self.root.world_size)]
         self._name_ranks(self.root, range(self.root.world_size))
         page = own_page()
@@ -54,8 +53,12 @@ class Groups:
             page.note_place(self._where[self.root.rank])
 
     def get(self, places: tuple[int, ...], way: Way, axis: str) -> ProcessGroup:
-        """That of these places in this order; `axis` is what errors call it if it is made now.
-        CommAborted if the group has become another."""
+        """Return the group of these places in this order, creating it if needed.
+
+        axis: what errors call the group if it is created now.
+
+        Raises CommAborted if the mesh's group was reconfigured.
+        """
         self._session.check_open()
         if self.root.ranks is not self.ranks:
             raise CommAborted(
@@ -67,13 +70,13 @@ class Groups:
         key = (way, *places)
         with self._lock:
             making = self._making.setdefault(key, threading.Lock())
-        with making:  # not all of them: peers may make others first, in other threads
+        with making:  # one lock per group: peers may create others first, in other threads
             if key not in self._made:
                 self._made[key] = self._make(places, way, axis)
             return self._metered(self._made[key])
 
     def say_if_apart(self, axis: Axis, group: ProcessGroup) -> None:
-        """Tell once that the last axis of a mesh goes over several nodes, if it does."""
+        """Warn once if the last axis of a mesh spans several nodes."""
         if group.is_in_node or group.world_size == 1 or self._has_said:
             return
         self._has_said = True
@@ -85,14 +88,14 @@ class Groups:
         )
 
     def abort(self) -> None:
-        """End what is pending in all groups, of which others hear who are in them."""
+        """Abort pending operations in all groups; peers that learn of it do the same."""
         with self._lock:
             groups = [*self._made.values(), self.root]
         for group in groups:
             group.abort()
 
     def measure(self, is_wanted: bool) -> None:
-        """Count the calls of all groups from now on, or no more."""
+        """Start or stop counting the calls of all groups."""
         with self._lock:
             groups = [self.root, *self._made.values()]
             self._meters = {} if is_wanted else None
@@ -103,19 +106,20 @@ class Groups:
                 group.observe(None)
 
     def stats(self, group: ProcessGroup) -> dict[str, OperationStats]:
-        """What was counted of one."""
+        """Return what was counted for a group, by operation."""
         meter = (self._meters or {}).get(group)
         return {} if meter is None else meter.stats()
 
     def found(self, places: tuple[int, ...], way: Way) -> ProcessGroup | None:
-        """The group, if it was made."""
+        """Return the group if it has been created."""
         if self._is_root(places, way):
             return self.root
         return self._made.get((way, *places))
 
     @property
     def is_open(self) -> bool:
-        """Whether the group has a job: the default group has, after it was configured, too."""
+        """Return whether the group can still be used. The default group is, even if
+        reconfigured."""
         return not self._session.is_closed or self.root.session is not self._session
 
     def _is_root(self, places: tuple[int, ...], way: Way) -> bool:
@@ -132,7 +136,7 @@ class Groups:
         return group
 
     def _of_axis(self, error: CommTimeout, places: Sequence[int], axis: str) -> CommTimeout:
-        """The same, which says who of the mesh did not come."""
+        """Return the same error, naming the ranks of the mesh that did not join."""
         missing = [places[each] for each in error.missing]
         names = "; ".join(f"rank {self.ranks[each]}, {self._where[each]}" for each in missing)
         detail = f" to make the group of axis {axis} ({names}; they may have asked for another one)"
@@ -151,7 +155,7 @@ class Groups:
         group.note_title(axis)
 
     def _metered(self, group: ProcessGroup) -> ProcessGroup:
-        """The same, counted if that is wanted."""
+        """Return the group, with its calls counted if that is wanted."""
         if self._meters is not None and group not in self._meters:
             meter = self._meters[group] = Meter()
             group.observe(meter.around)
@@ -165,7 +169,8 @@ def ways_of(
     overrides: Overrides,
     strategies: Strategies | None,
 ) -> dict[str, Way]:
-    """How each axis communicates. ConfigError for what there is not."""
+    """Return how each axis communicates. Raises ConfigError for unknown axes, backends or
+    strategies."""
     own = backend_type(root.backend)
     if device_type not in by_device(own):
         own = backend_type(_default_backend(device_type))
@@ -203,7 +208,7 @@ def _strategy(name: str, told: str | None, kind: BackendKind) -> str | None:
         )
     if kind not in (BackendType.NATIVE, BackendType.SINGLE):
         raise ConfigError(
-            f"comm_strategy of axis {name!r}: the backend {kind} chooses by itself, leave it out"
+            f"comm_strategy of axis {name!r}: the backend {kind} chooses its own, leave it out"
         )
     return str(told)
 

@@ -1,4 +1,4 @@
-"""Where ranks stand along named axes: arithmetic, without groups.
+"""Computes the positions of ranks along named axes, without groups.
 
 A place is a rank's number in the group that a mesh is made of. A layout of a whole mesh has every
 place once, in row-major order: the last axis goes fastest. A layout of some of its axes has, for a
@@ -18,7 +18,7 @@ from torsh_runtime.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """A row of places at one distance."""
+    """Represents places at equal distances."""
 
     size: int
     stride: int
@@ -26,24 +26,27 @@ class Factor:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One dimension of a mesh; of several that were flattened the first factor goes slowest."""
+    """Represents one dimension of a mesh; a flattened one has several factors, slowest first."""
 
     name: str
     factors: tuple[Factor, ...]
 
     @property
     def size(self) -> int:
-        """Number of places along it."""
+        """Return the number of places along the axis."""
         return math.prod(factor.size for factor in self.factors)
 
     def offsets(self) -> list[int]:
-        """How far the places along it are from the first, in order."""
+        """Return the distances of the places along the axis from the first, in order."""
         steps = [range(0, factor.size * factor.stride, factor.stride) for factor in self.factors]
         return [sum(step) for step in product(*steps)]
 
     def divided(self, sizes: Sequence[int], names: Sequence[str]) -> tuple[Axis, ...]:
-        """The places along it along axes of these sizes, which multiply to its own, in row-major
-        order. ConfigError where such rows would not be at one distance."""
+        """Split the axis into axes of these sizes, in row-major order.
+
+        The sizes must multiply to the axis's size. Raises ConfigError if places along a new axis
+        would not be at equal distances.
+        """
         left = list(self.factors)
         found: list[Axis] = []
         for name, size in reversed([*zip(names, sizes, strict=True)]):
@@ -51,7 +54,7 @@ class Axis:
         return tuple(found)
 
     def _taken(self, left: list[Factor], size: int) -> tuple[Factor, ...]:
-        """The fastest `size` places of the factors that are left, which go."""
+        """Remove the fastest `size` places from the factors in `left` and return their factors."""
         taken: list[Factor] = []
         while size > 1:
             factor = left.pop()
@@ -69,7 +72,7 @@ class Axis:
         return tuple(taken) or (Factor(1, 1),)
 
     def index(self, place: int) -> int:
-        """Where along it a place stands, from 0."""
+        """Return the index of a place along the axis, from 0."""
         index = 0
         for factor in self.factors:
             index = index * factor.size + place // factor.stride % factor.size
@@ -78,13 +81,14 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Some axes of a mesh, in order."""
+    """Represents some axes of a mesh, in order."""
 
     axes: tuple[Axis, ...]
 
     @classmethod
     def dense(cls, shape: Sequence[int], names: Sequence[str]) -> Layout:
-        """All places, 0 to the product of the shape. ConfigError for names that do not fit it."""
+        """Return the layout of all places from 0. Raises ConfigError for names that do not fit
+        the shape."""
         are_texts = all(isinstance(name, str) and name for name in names)
         if len(names) != len(shape) or not are_texts or len(set(names)) != len(names):
             raise ConfigError(
@@ -97,56 +101,60 @@ class Layout:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the axes."""
+        """Return the names of the axes."""
         return tuple(axis.name for axis in self.axes)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Sizes of the axes."""
+        """Return the sizes of the axes."""
         return tuple(axis.size for axis in self.axes)
 
     def axis(self, name: str) -> Axis:
-        """The axis of this name. KeyError, saying which there are."""
+        """Return the axis of this name. Raises KeyError, which lists the existing axes."""
         found = next((axis for axis in self.axes if axis.name == name), None)
         if found is None:
             raise KeyError(f"no axis {name!r}; this mesh has {', '.join(self.names)}")
         return found
 
     def coordinate(self, place: int) -> tuple[int, ...]:
-        """Where along each axis a place stands."""
+        """Return the index of a place along each axis."""
         return tuple(axis.index(place) for axis in self.axes)
 
     def text(self, place: int) -> str:
-        """The same for people, "pp 1, tp 0", without axes of size 1."""
+        """Return the coordinate as text, such as "pp 1, tp 0", without axes of size 1."""
         axes = [axis for axis in self.axes if axis.size > 1]
         return ", ".join(f"{axis.name} {axis.index(place)}" for axis in axes)
 
     def members(self, place: int) -> tuple[int, ...]:
-        """The places that differ from this one along these axes only, in row-major order."""
+        """Return the places that differ from this one only along these axes, in row-major order."""
         rows = [axis.offsets() for axis in self.axes]
         own = sum(row[axis.index(place)] for axis, row in zip(self.axes, rows, strict=True))
         return tuple(place - own + sum(offsets) for offsets in product(*rows))
 
     def select(self, names: Sequence[str]) -> Layout:
-        """These axes only, in this order. KeyError for unknown ones, ConfigError for twice one."""
+        """Return these axes in this order.
+
+        Raises KeyError for unknown axes, ConfigError for repeated ones or none.
+        """
         if len(set(names)) != len(names) or not names:
             raise ConfigError(f"axes {tuple(names)}: name some, and none of them twice")
         return Layout(tuple(self.axis(name) for name in names))
 
     def flattened(self, name: str) -> Layout:
-        """The same places along one axis."""
+        """Return a layout with the same places along one axis."""
         return Layout((Axis(name, tuple(f for axis in self.axes for f in axis.factors)),))
 
 
 def resolved(shape: Sequence[int], places: int) -> tuple[int, ...]:
-    """The shape, in which one size may be -1: as many as it takes. ConfigError unless it is one of
-    so many places.
+    """Return the shape with a size of -1 replaced by the size that makes up `places`.
+
+    Raises ConfigError unless the sizes then multiply to `places`.
     """
     try:
         sizes = tuple(map(operator.index, shape))
     except TypeError:
         raise ConfigError(
-            f"a mesh of shape {tuple(shape)}: sizes are whole numbers, of which one may be -1"
+            f"a mesh of shape {tuple(shape)}: sizes are integers, of which one may be -1"
         ) from None
     known = math.prod(size for size in sizes if size != -1)
     if sizes.count(-1) == 1 and known > 0 and places % known == 0:

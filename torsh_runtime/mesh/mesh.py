@@ -1,4 +1,4 @@
-"""DeviceMesh: the ranks of a group along named axes, and groups along each of them."""
+"""Defines DeviceMesh: the ranks of a group along named axes, and groups along each of them."""
 
 from __future__ import annotations
 
@@ -47,12 +47,13 @@ def init_device_mesh(
     backend_override: Overrides | None = None,
     comm_strategy: Strategies | None = None,
 ) -> DeviceMesh:
-    """A mesh of all ranks of the default group, as torch's function of this name; or shorter, for
-    arrays on CPUs: `init_device_mesh({"pp": 2, "dp": -1, "tp": 2})`, or in two rows,
+    """Create a mesh of all ranks of the default group, as torch's function of this name.
+
+    There are shorter forms for arrays on CPUs: `init_device_mesh({"pp": 2, "dp": -1, "tp": 2})`, or
     `init_device_mesh((2, -1), ("dp", "tp"))`.
 
-    Every rank calls it, with the same arguments, and in the same order where there are several.
-    See DeviceMesh for the arguments, and for what is raised.
+    Every rank calls this with the same arguments, and in the same order if there are several
+    meshes. See DeviceMesh for the arguments and the errors raised.
     """
     if isinstance(device_type, Mapping):
         device_type, mesh_shape = tuple(device_type.values()), tuple(device_type)
@@ -65,23 +66,23 @@ def init_device_mesh(
 
 
 class DeviceMesh:
-    """Ranks of a group along named axes. It is handed to who needs it; there is no current mesh.
+    """Arranges the ranks of a group along named axes. Pass it on explicitly: none is "current".
 
-    `mesh["dp"]` and `mesh["dp", "tp"]` are meshes of these axes around this rank, and `flatten()`
-    of one has a single axis with all its ranks; `view()` gives ranks further names. The group along
-    an axis is made when it is first asked for, which all its ranks then wait for; axes with the
-    same ranks share it, one with all ranks of the mesh's group is that group, and one of size 1 is
-    a group without anybody to meet. They end with the default group.
+    `mesh["dp"]` and `mesh["dp", "tp"]` are meshes of these axes around this rank. `flatten()`
+    joins a mesh's axes into one, and `view()` adds axes for the same ranks. The group along an axis
+    is created on first use, in which all its ranks must take part. Axes with the same ranks share
+    a group; an axis with all ranks of the mesh's group uses that group, and one of size 1 needs no
+    peers. The groups end with the default group.
     """
 
     _further: tuple[Axis, ...]
-    """Axes of views: the same ranks by other names."""
+    """Axes of views: further names for the same ranks."""
     _whole: Layout | None = None
-    """Of a part: all axes of the mesh that it is one of."""
+    """Axes of the mesh that this mesh is a part of; None if it is no part."""
     _asked: tuple[Any, ...] | None = None
-    """Shape, names and options as they were given; None for a part."""
+    """Shape, names and options as they were given; None for a part of a mesh."""
     _views: tuple[tuple[Mapping[str, int], tuple[str, ...]], ...] = ()
-    """Sizes, and over which axes."""
+    """For each view the sizes of its axes, and the axes that it divides."""
 
     def __init__(
         self,
@@ -92,21 +93,29 @@ class DeviceMesh:
         backend_override: Overrides | None = None,
         comm_strategy: Strategies | None = None,
     ) -> None:
-        """`mesh_shape`: sizes that multiply to the number of ranks, of which one may be -1; ranks
-        go along the last axis first, so that it lies in a node where it can: a warning is logged
-        where it does not. mesh_dim_names: of the axes; None: dim_0, dim_1 and so on.
+        """Create a mesh. All ranks of the group call it and check that their arguments agree.
 
-        group: whose ranks, in its order; None is the default group. device_type: where the arrays
-        lie, which says what backend the groups have: `group`'s if it serves those.
-        backend_override: another one for some axes, by name or number. comm_strategy: how ranks of
-        several nodes carry out collectives, for all axes or by name: "adaptive", "standard",
-        "ring", "tree" or "hierarchical"; else what TORSH_ALGORITHM says.
+        mesh_shape: sizes that multiply to the number of ranks; one may be -1. Ranks are numbered
+        along the last axis first, so that it stays within a node if possible. If it does not, a
+        warning is logged.
 
-        All ranks of the group call it; they tell each other what mesh they mean. Raises ConfigError
-        for what does not fit, on all ranks if they mean different ones, and CommError as the group.
+        mesh_dim_names: names of the axes. None: dim_0, dim_1 and so on.
+
+        group: the ranks, in its order. None is the default group.
+
+        device_type: where arrays are stored, which determines the groups' backend: that of `group`
+        if it supports the device.
+
+        backend_override: a different backend for some axes, by name or number.
+
+        comm_strategy: how ranks of several nodes carry out collectives, for all axes or by name:
+        "adaptive", "standard", "ring", "tree" or "hierarchical". The default is TORSH_ALGORITHM.
+
+        Raises ConfigError for arguments that do not fit, on all ranks if they differ; CommError as
+        the group does.
         """
         root = group or default_group()
-        groups = Groups(root)  # which refuses who is not in the group
+        groups = Groups(root)  # raises on ranks outside the group
         names = mesh_dim_names or [f"dim_{dim}" for dim in range(len(mesh_shape))]
         options = device_type, dict(backend_override or {}), comm_strategy
         agree(root, "DeviceMesh", f"{tuple(mesh_shape)} {tuple(names)} {options}")
@@ -133,19 +142,19 @@ class DeviceMesh:
         self._further = further
 
     def __getitem__(self, names: str | tuple[str, ...]) -> DeviceMesh:
-        """The mesh of these axes, in this order, around this rank. KeyError for unknown ones."""
+        """Return the mesh of these axes, in this order, around this rank. Raises KeyError for
+        unknown axes."""
         wanted = names if isinstance(names, tuple | list) else (names,)
         return self._part(self._known.select(wanted), self._ways)
 
     def view(self, sizes: Mapping[str, int], over: Sequence[str]) -> DeviceMesh:
-        """This mesh, in which the ranks along the axes `over`, in row-major order, also stand along
-        axes of these names and sizes, of which one may be -1:
+        """Return this mesh with additional axes that divide the ranks along the axes `over`.
 
-            mesh = mesh.view({"edp": 2, "ep": -1}, over=("dp", "cp", "tp"))
-            mesh["ep"], mesh["dp", "cp"]
+        The ranks along `over`, in row-major order, are laid out along axes of the names and sizes
+        in `sizes`; one size may be -1. Example: `mesh.view({"edp": 2, "ep": -1}, over=("dp", "cp",
+        "tp"))["ep"]`. Axes with the same ranks share their group.
 
-        Groups of the same ranks are the same ones. ConfigError for names that it has already, and
-        for sizes that do not fit.
+        Raises ConfigError for names that exist already and for sizes that do not fit.
         """
         taken = [name for name in sizes if name in self._known.names]
         if taken:
@@ -159,11 +168,18 @@ class DeviceMesh:
         return made
 
     def anew(self) -> DeviceMesh:
-        """The mesh that was asked for, with its views, of its group as that is now: after the group
-        was configured for other ranks, or made again, -1 is another size. Every rank of the group
-        calls it. ConfigError for a part of a mesh, and where the sizes do not fit the ranks."""
+        """Create the mesh again, with its views, for the current ranks of its group.
+
+        Use it after the group was reconfigured or created again; a size of -1 is then computed
+        anew. Every rank of the group calls it.
+
+        Raises ConfigError for a part of a mesh, and if the sizes do not fit the ranks.
+        """
         if self._asked is None:
-            raise ConfigError(f"{self} is a part of a mesh: make that anew, and take it from there")
+            raise ConfigError(
+                f"{self} is a part of a mesh: call anew() of the whole mesh and take the part "
+                f"of the result"
+            )
         shape, names, (device_type, overrides, strategies) = self._asked
         group = self._groups.root if self._groups.is_open else default_group()
         made = DeviceMesh(shape, names, group, device_type, overrides, strategies)
@@ -172,41 +188,52 @@ class DeviceMesh:
         return made
 
     def abort(self) -> None:
-        """End pending and later operations in all groups of the whole mesh that this rank is in,
-        with CommAborted on all their ranks: those that hear of it do the same for the others."""
+        """Abort pending and later operations in all groups of the whole mesh that this rank is in.
+
+        They raise CommAborted on all ranks of these groups, which then abort their other groups,
+        too.
+        """
         self._groups.abort()
 
     @property
     def group(self) -> ProcessGroup:
-        """The one that the whole mesh is made of."""
+        """Return the group that the whole mesh is made of."""
         return self._groups.root
 
     def measure(self, is_wanted: bool = True) -> None:
-        """From now on count and time all operations of the groups of this mesh and its views, of
-        which the group of all ranks may be the default group; or no more. Without it operations
-        cost what they cost without a mesh."""
+        """Start or stop counting and timing all operations of the groups of this mesh and its
+        views.
+
+        The group of all ranks may be the default group. Without measuring, operations have no
+        overhead from the mesh.
+        """
         self._groups.measure(is_wanted)
 
     def stats(self) -> dict[str, dict[str, OperationStats]]:
-        """What was counted on this rank since measure(), by axis and operation: calls, bytes,
-        latency, bandwidth. Axes with the same ranks have the same."""
+        """Return what was counted on this rank since measure(), by axis and operation.
+
+        Each entry has calls, bytes, latency (seconds) and bandwidth (bytes per second). Axes with
+        the same ranks share their counts.
+        """
         found = {axis.name: self._found(axis) for axis in self._known.axes}
         return {name: self._groups.stats(group) for name, group in found.items() if group}
 
     def is_in_node(self, mesh_dim: Dim | None = None) -> bool:
-        """Whether all ranks along an axis are known to be on one machine. Makes its group."""
+        """Return whether all ranks along an axis are known to be on one machine. Creates its
+        group."""
         group = self.get_group(mesh_dim)
         return group.is_in_node or group.world_size == 1
 
     @property
     def coordinate(self) -> dict[str, int]:
-        """Where this rank stands along each axis, also those of views, by name."""
+        """Return this rank's index along each axis by name, including axes of views."""
         return {axis.name: axis.index(self._place) for axis in self._known.axes}
 
     def flatten(self, mesh_dim_name: str | None = None) -> DeviceMesh:
-        """The same ranks along one axis; its name is made of those of the axes unless it is given.
+        """Return a mesh with the same ranks along one axis.
 
-        Its backend and strategy are those of the first axis.
+        The name defaults to the axes' names joined by "_". Backend and strategy are those of the
+        first axis.
         """
         name = mesh_dim_name or "_".join(self._layout.names)
         ways = {name: self._ways[self._layout.names[0]]}
@@ -214,52 +241,56 @@ class DeviceMesh:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Sizes of the axes."""
+        """Return the sizes of the axes."""
         return self._layout.shape
 
     @property
     def ndim(self) -> int:
-        """Number of axes."""
+        """Return the number of axes."""
         return len(self._layout.axes)
 
     @property
     def mesh_dim_names(self) -> tuple[str, ...]:
-        """Names of the axes."""
+        """Return the names of the axes."""
         return self._layout.names
 
     @property
     def device_type(self) -> str:
-        """Where the arrays lie: "cpu" or "cuda"."""
+        """Return where arrays are stored: "cpu" or "cuda"."""
         return self._device_type
 
     @property
     def mesh(self) -> NDArray[np.int64]:
-        """The ranks, as the default group numbers them, in the shape of the mesh."""
+        """Return the ranks in the default group as an int64 array of the mesh's shape."""
         places = self._layout.members(self._place)
         ranks = [self._groups.ranks[place] for place in places]
         return np.array(ranks, np.int64).reshape(self.shape)
 
     def size(self, mesh_dim: Dim | None = None) -> int:
-        """Number of ranks along an axis; None: of the mesh."""
+        """Return the number of ranks along an axis, or without one of the whole mesh."""
         return math.prod(self.shape) if mesh_dim is None else self._axis(mesh_dim).size
 
     def get_rank(self) -> int:
-        """This process's rank in the default group."""
+        """Return this process's rank in the default group."""
         return self._groups.ranks[self._place]
 
     def get_local_rank(self, mesh_dim: Dim | None = None) -> int:
-        """Where along an axis this rank stands, which is its rank in the axis's group. None: of a
-        mesh that has one axis.
+        """Return this rank's index along an axis, which is its rank in the axis's group.
+
+        The axis may be left out if there is only one. Raises ConfigError if it is needed, KeyError
+        if it is unknown.
         """
         return self._axis(mesh_dim).index(self._place)
 
     def get_coordinate(self) -> list[int]:
-        """Where along each axis this rank stands."""
+        """Return this rank's index along each axis."""
         return list(self._layout.coordinate(self._place))
 
     def get_group(self, mesh_dim: Dim | None = None) -> ProcessGroup:
-        """The group of this rank and those that differ from it along this axis only. None: of a
-        mesh that has one axis. Raises what new_group raises.
+        """Return the group of this rank and the ranks that differ from it only along this axis.
+
+        The axis may be left out if there is only one. Raises ConfigError if it is needed, KeyError
+        if it is unknown, and what new_group() raises.
         """
         axis = self._axis(mesh_dim)
         group = self._groups.get(self._members(axis), self._ways[axis.name], axis.name)
@@ -268,10 +299,15 @@ class DeviceMesh:
         return group
 
     def alike(self, axes: Sequence[str] | DeviceMesh) -> ProcessGroup:
-        """The group of those among this mesh's ranks that stand where this one does along other
-        axes of the mesh that it is a part of, as `mesh["dp", "cp"].alike(["ep"])`: those who have
-        the same experts. axes: their names, or a part of the same mesh that has them. KeyError for
-        unknown names."""
+        """Return the group of this mesh's ranks that share this rank's index along other axes.
+
+        Example: `mesh["dp", "cp"].alike(["ep"])` has the ranks with the same experts.
+
+        axes: names of axes of the mesh that this is a part of, or another part of it with these
+        axes.
+
+        Raises KeyError for unknown names.
+        """
         if isinstance(axes, DeviceMesh):
             known = [*axes._layout.axes]
         else:
@@ -286,21 +322,20 @@ class DeviceMesh:
         return self._groups.get(places, self._ways[names[0]], "_".join(names))
 
     def is_part_with(self, other: DeviceMesh) -> bool:
-        """Whether both are parts of one mesh, or of views of it."""
+        """Return whether both are parts of one mesh or of its views."""
         return self._groups is other._groups
 
     def size_along(self, axis: str) -> int | None:
-        """Number of ranks along an axis of the mesh that this is a part of; None if it has none of
-        this name."""
+        """Return the size of an axis of the whole mesh, or None if it has no axis of this name."""
         every = (self._whole or self._known).axes
         return next((each.size for each in every if each.name == axis), None)
 
     def get_all_groups(self) -> list[ProcessGroup]:
-        """The groups of all axes, in their order."""
+        """Return the groups of all axes, in their order."""
         return [self.get_group(name) for name in self._layout.names]
 
     def __eq__(self, other: object) -> bool:
-        """Whether it is a view of the same mesh with the same axes."""
+        """Return whether `other` is a view of the same mesh with the same axes."""
         if not isinstance(other, DeviceMesh):
             return NotImplemented
         return self._groups is other._groups and self._known == other._known
@@ -314,7 +349,7 @@ class DeviceMesh:
 
     @property
     def _known(self) -> Layout:
-        """Its axes, and those of views."""
+        """Return the axes of the mesh and of its views."""
         return Layout((*self._layout.axes, *self._further))
 
     def _part(

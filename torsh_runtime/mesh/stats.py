@@ -1,4 +1,4 @@
-"""What a group's operations take, measured where they are called."""
+"""Measures a group's operations where they are called."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ from torsh_runtime.backends.work import Work
 
 @dataclass(frozen=True, slots=True)
 class OperationStats:
-    """All calls of one operation, of this rank."""
+    """Sums up all calls of one operation on this rank."""
 
     calls: int = 0
     bytes: int = 0
-    """Of the larger of what went in and what came out."""
+    """The larger of input and output of each call, summed."""
     seconds: float = 0.0
-    """From the calls until they were complete, with waiting for others."""
+    """Time from calls to their completion, including waits for peers."""
 
     @property
     def latency(self) -> float:
-        """Seconds of a call, on average."""
+        """Return the average seconds per call."""
         return self.seconds / self.calls if self.calls else 0.0
 
     @property
     def bandwidth(self) -> float:
-        """Bytes a second."""
+        """Return the bytes per second."""
         return self.bytes / self.seconds if self.seconds else 0.0
 
 
 class Meter:
-    """Counts the calls of one group, whatever backend it has."""
+    """Counts the calls of one group with any backend."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._found: dict[str, list[Any]] = {}
 
     def around(self, backend: Backend) -> Backend:
-        """What stands for a backend, for ProcessGroup.observe()."""
+        """Return a backend that counts its calls, for ProcessGroup.observe()."""
         return _Metered(backend, self)
 
     def stats(self) -> dict[str, OperationStats]:
-        """By operation, so far."""
+        """Return what was counted so far, by operation."""
         with self._lock:
             return {name: OperationStats(*told) for name, told in self._found.items()}
 
     def add(self, operation: str, calls: int, num_bytes: int, began: float) -> None:
-        """So many calls have come to their end, which began together."""
+        """Count `calls` completed calls that began together at `began`."""
         seconds = time.perf_counter() - began
         with self._lock:
             told = self._found.setdefault(operation, [0, 0, 0.0])
@@ -83,7 +83,7 @@ class _Metered(Intercepting):
     def all_reduce_coalesced(
         self, arrays: Sequence[object], op: Reduce, timeout: float, async_op: bool = False
     ) -> list[Work]:
-        """Counts as so many calls of all_reduce as the backend makes of it."""
+        """Count as many calls of all_reduce as the backend makes."""
         size, began = _bytes(arrays), time.perf_counter()
         works: list[Work] = self._backend.all_reduce_coalesced(arrays, op, timeout, async_op)
         told = "all_reduce", len(works), size, began
@@ -95,7 +95,7 @@ class _Metered(Intercepting):
 
 
 def _bytes(argument: Any) -> int:
-    """Of an array, of bytes, or of a list of them; 0 for whatever else an operation takes."""
+    """Return the bytes of an array, of bytes, or of a list of them; 0 for any other argument."""
     if isinstance(argument, list | tuple):
         return sum(map(_bytes, argument))
     if isinstance(argument, bytes | bytearray):

@@ -1,4 +1,4 @@
-"""Data, tensor and pipeline parallelism by fixed names, over a DeviceMesh."""
+"""Provides data, tensor and pipeline parallelism under fixed names, over a DeviceMesh."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.numpy_or_cupy import array_module
 
 _NAMES = ("pp", "dp", "tp")
-"""Neighbours are of one tensor parallel group."""
+"""The axes in order: neighbouring ranks are in one tensor parallel group."""
 
 
 @dataclass(frozen=True, slots=True)
 class ThreeDParallelismConfig:
-    """Sizes of the three axes, of which one may be -1, and how their ranks communicate: one of
-    CommunicationStrategy. ConfigError for other sizes."""
+    """Configures the sizes of the three axes and how their ranks communicate.
+
+    One size may be -1. `comm_strategy` is one of CommunicationStrategy. Raises ConfigError for
+    other sizes.
+    """
 
     dp_size: int = 1
     tp_size: int = 1
@@ -40,13 +43,16 @@ class ThreeDParallelismConfig:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """In the order of the mesh: pp, dp, tp."""
+        """Return the sizes in the order of the mesh: pp, dp, tp."""
         return self.pp_size, self.dp_size, self.tp_size
 
 
 class RankMapping:
-    """Where a rank stands along the three axes. ConfigError for a rank that there is not, and for
-    sizes of which one is -1: a ProcessGroupManager's config has the number."""
+    """Holds a rank's index along each of the three axes.
+
+    Raises ConfigError for a rank that does not exist, and if a size is -1: use the config of a
+    ProcessGroupManager then.
+    """
 
     def __init__(self, config: ThreeDParallelismConfig, global_rank: int) -> None:
         _check_within(global_rank, math.prod(_known(config)), "rank")
@@ -58,15 +64,17 @@ class RankMapping:
     def from_3d_coords(
         config: ThreeDParallelismConfig, dp_rank: int, tp_rank: int, pp_rank: int
     ) -> int:
-        """The rank that stands there."""
+        """Return the rank at these indices. Raises ConfigError if one is out of range."""
         for name, at, size in zip(_NAMES, (pp_rank, dp_rank, tp_rank), _known(config), strict=True):
             _check_within(at, size, f"{name}_rank")
         return (pp_rank * config.dp_size + dp_rank) * config.tp_size + tp_rank
 
 
 class ProcessGroupIds:
-    """Names of the groups along each axis, by where they stand along the others; None where there
-    is none. ConfigError as RankMapping."""
+    """Names the groups along each axis by their indices along the others.
+
+    The names are None for indices out of range. Raises ConfigError if a size is -1.
+    """
 
     def __init__(self, config: ThreeDParallelismConfig) -> None:
         _known(config)
@@ -103,22 +111,23 @@ def _check_within(at: int, size: int, what: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CommunicationStats:
-    """What a rank has done in the groups of all axes."""
+    """Sums up what a rank has done in the groups of all axes."""
 
     total_communications: int
     total_bytes_communicated: int
     average_latency_ms: float
     bandwidth_gbps: float
-    """Gigabits a second."""
+    """Gigabits per second."""
 
 
 class ProcessGroupManager:
-    """The groups of the three axes, and collectives in them. Arrays are what ProcessGroup takes."""
+    """Provides the groups of the three axes and collectives in them, for ProcessGroup's arrays."""
 
     def __init__(
         self, config: ThreeDParallelismConfig, main_process_group: ProcessGroup | None = None
     ) -> None:
-        """main_process_group: whose ranks; None is the default group. ConfigError as DeviceMesh."""
+        """Create the mesh of the group's ranks; None is the default group. Raises as DeviceMesh
+        does."""
         group = main_process_group or default_group()
         self.mesh = DeviceMesh(config.shape, _NAMES, group, comm_strategy=config.comm_strategy)
         self.mesh.measure()
@@ -128,47 +137,47 @@ class ProcessGroupManager:
         self.rank_mapping = RankMapping(made, group.rank)
 
     def get_dp_process_group(self) -> ProcessGroup:
-        """This rank's data parallel group, made when it is first asked for."""
+        """Return this rank's data parallel group, which is created on first use."""
         return self.mesh.get_group("dp")
 
     def get_tp_process_group(self) -> ProcessGroup:
-        """This rank's tensor parallel group."""
+        """Return this rank's tensor parallel group, which is created on first use."""
         return self.mesh.get_group("tp")
 
     def get_pp_process_group(self) -> ProcessGroup:
-        """This rank's pipeline."""
+        """Return the group of this rank's pipeline, which is created on first use."""
         return self.mesh.get_group("pp")
 
     def send_to_next_stage(self, tensor: object, next_rank: int, micro_batch_id: int) -> None:
-        """Send an activation to a rank of this one's pipeline, counted in it."""
+        """Send an activation to `next_rank`, a rank in the pipeline's group."""
         self.get_pp_process_group().send(tensor, next_rank, _forward(micro_batch_id))
 
     def send_to_prev_stage(self, tensor: object, prev_rank: int, micro_batch_id: int) -> None:
-        """Send a gradient back."""
+        """Send a gradient to `prev_rank`, a rank in the pipeline's group."""
         self.get_pp_process_group().send(tensor, prev_rank, _backward(micro_batch_id))
 
     def receive_from_prev_stage(
         self, shape: Sequence[int], prev_rank: int, micro_batch_id: int, dtype: Any = np.float32
     ) -> NDArray[Any]:
-        """The activation that was sent."""
+        """Receive an activation of this shape and dtype from `prev_rank` and return it."""
         return self._receive(shape, prev_rank, _forward(micro_batch_id), dtype)
 
     def receive_from_next_stage(
         self, shape: Sequence[int], next_rank: int, micro_batch_id: int, dtype: Any = np.float32
     ) -> NDArray[Any]:
-        """The gradient that was sent."""
+        """Receive a gradient of this shape and dtype from `next_rank` and return it."""
         return self._receive(shape, next_rank, _backward(micro_batch_id), dtype)
 
     def all_reduce_dp(self, tensor: object) -> None:
-        """Sum it in place over the data parallel group."""
+        """Sum the tensor in place over the data parallel group."""
         self.get_dp_process_group().all_reduce(tensor)
 
     def all_reduce_tp(self, tensor: object) -> None:
-        """Sum it in place over the tensor parallel group."""
+        """Sum the tensor in place over the tensor parallel group."""
         self.get_tp_process_group().all_reduce(tensor)
 
     def all_gather_tp(self, tensor: Any) -> Any:
-        """All ranks' of the tensor parallel group, one behind the other along dimension 0."""
+        """Return the tensors of all tensor parallel ranks, concatenated along dimension 0."""
         group = self.get_tp_process_group()
         rows, *rest = tensor.shape
         gathered = _empty(tensor, (rows * group.world_size, *rest))
@@ -176,8 +185,10 @@ class ProcessGroupManager:
         return gathered
 
     def reduce_scatter_tp(self, tensor: Any) -> Any:
-        """This rank's rows of the sum over the tensor parallel group. ConfigError for a number of
-        rows that it does not divide."""
+        """Return this rank's rows of the sum over the tensor parallel group.
+
+        Raises ConfigError if the group's size does not divide the number of rows.
+        """
         group = self.get_tp_process_group()
         rows, *rest = tensor.shape
         if rows % group.world_size:
@@ -187,7 +198,7 @@ class ProcessGroupManager:
         return own
 
     def get_communication_stats(self) -> CommunicationStats:
-        """All operations of this rank in the three groups so far, as they were measured."""
+        """Return the measurements of all operations of this rank in the three groups so far."""
         found = [each for axis in self.mesh.stats().values() for each in axis.values()]
         calls, num_bytes = sum(each.calls for each in found), sum(each.bytes for each in found)
         seconds = sum(each.seconds for each in found)
@@ -202,7 +213,7 @@ class ProcessGroupManager:
 
 
 def _empty(like: Any, shape: tuple[int, ...]) -> Any:
-    """An array or tensor of the same kind."""
+    """Return an uninitialized array or tensor of the same kind, dtype and device."""
     if hasattr(like, "new_empty"):
         return like.new_empty(shape)
     return array_module(like).empty(shape, like.dtype)

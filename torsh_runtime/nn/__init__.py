@@ -1,4 +1,4 @@
-"""A small library of models over numpy or cupy: autograd, layers, losses, under torch's names.
+"""Provides models over numpy or cupy: autograd, layers and losses, under torch's names.
 
 docs/nn.md is its guide.
 """

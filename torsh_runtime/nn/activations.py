@@ -1,7 +1,7 @@
-"""Activation functions, softmax and dropout.
+"""Implements activation functions, softmax and dropout.
 
-Curves of several steps are computed in blocks that stay in the cache, together with their slopes,
-so that the backward pass is one multiplication.
+Functions of several steps are computed in blocks that stay in the cache, together with their
+slopes, so that the backward pass is one multiplication.
 """
 
 from __future__ import annotations
@@ -22,23 +22,25 @@ if TYPE_CHECKING:
     from torsh_runtime.nn.tensor import Tensor
 
 Curve = Callable[[Array], tuple[Array, Array]]
-"""The values at the elements of an array, and the slopes there."""
+"""Returns the values at the elements of an array, and the slopes there."""
 _BEND = 0.044715
 _STRETCH = math.sqrt(2 / math.pi)
 _FARTHEST = 6.0
-"""From where on erf is 1 in float64."""
+"""Magnitude from which on erf is 1 in float64."""
 
 
 def relu(input: Any) -> Tensor:
-    """max(input, 0)."""
+    """Return max(input, 0) elementwise."""
     value = operand(input)
     result = array_module(value).maximum(value, 0)
     return derived(result, (input, lambda g: g * (result > 0)))
 
 
 def gelu(input: Any, approximate: str = "none") -> Tensor:
-    """input · Φ(input), where Φ is the normal distribution's; "tanh" approximates it
-    (Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016).
+    """Return input · Φ(input), where Φ is the normal distribution's cumulative function.
+
+    approximate: "none", or "tanh" for the approximation (Hendrycks and Gimpel, "Gaussian Error
+    Linear Units", 2016). Raises ValueError for any other.
     """
     curves = {"none": _gelu, "tanh": _gelu_by_tanh}
     if approximate not in curves:
@@ -47,7 +49,7 @@ def gelu(input: Any, approximate: str = "none") -> Tensor:
 
 
 def silu(input: Any) -> Tensor:
-    """input · sigmoid(input)."""
+    """Return input · sigmoid(input) elementwise."""
     return _along(input, _silu)
 
 
@@ -97,9 +99,9 @@ def _gelu(x: Array) -> tuple[Array, Array]:
 
 
 def erf(x: Array) -> Array:
-    """The error function, to within a few units of the last place of 1.
+    """Return the error function, to within a few units of the last place of 1.
 
-    Of |x| it is 1 - t·exp(p(t) - x²) with t = 2 / (2 + |x|) and a polynomial p, interpolated at
+    For |x| it is 1 - t·exp(p(t) - x²) with t = 2 / (2 + |x|) and a polynomial p, interpolated at
     Chebyshev's nodes (after Numerical Recipes, section 6.2).
     """
     xp = array_module(x)
@@ -121,7 +123,7 @@ _HALF_WIDTH = 1 - _MIDDLE
 
 @lru_cache
 def _polynomial(degree: int) -> list[float]:
-    """p's coefficients, highest power first, in the place of t between its bounds, -1 to 1."""
+    """Return p's coefficients, highest power first, for t mapped from its bounds to -1 and 1."""
 
     def exponent(place: float) -> float:
         t = _MIDDLE + _HALF_WIDTH * place
@@ -133,7 +135,7 @@ def _polynomial(degree: int) -> list[float]:
 
 
 def softmax(input: Any, dim: int = -1) -> Tensor:
-    """exp(input), divided by its sum along an axis."""
+    """Return exp(input) divided by its sum along an axis."""
     result = normalised(operand(input).copy(), dim)
 
     def pullback(g: Array) -> Array:
@@ -145,7 +147,7 @@ def softmax(input: Any, dim: int = -1) -> Tensor:
 
 
 def normalised(scores: Array, dim: int = -1) -> Array:
-    """softmax in place; zeros where all scores are -inf."""
+    """Apply softmax in place; the result is zero if all scores are -inf."""
     if not scores.size:
         return scores
     xp = array_module(scores)
@@ -158,14 +160,14 @@ def normalised(scores: Array, dim: int = -1) -> Array:
 
 
 def log_softmax(input: Any, dim: int = -1) -> Tensor:
-    """The logarithm of softmax."""
+    """Return the logarithm of softmax along an axis."""
     result = log_normalised(operand(input), dim)
     xp = array_module(result)
     return derived(result, (input, lambda g: g - xp.exp(result) * g.sum(axis=dim, keepdims=True)))
 
 
 def log_normalised(scores: Array, dim: int) -> Array:
-    """log_softmax of an array."""
+    """Return log_softmax of an array."""
     if not scores.size:
         return scores
     xp = array_module(scores)
@@ -175,7 +177,10 @@ def log_normalised(scores: Array, dim: int) -> Array:
 
 
 def dropout(input: Any, p: float = 0.5, training: bool = True) -> Tensor:
-    """Each element is 0 with probability p, else divided by 1 - p; input itself unless training."""
+    """Set each element to 0 with probability p, else divide it by 1 - p.
+
+    Returns the input itself unless training. Raises ValueError if p is no probability.
+    """
     if not 0 <= p <= 1:
         raise ValueError(f"dropout: p is a probability, not {p}")
     if not training or p == 0:

@@ -1,4 +1,4 @@
-"""What arrays have to be asked: numpy's or cupy's alike, so that all else is written once."""
+"""Wraps operations in which numpy's and cupy's arrays differ."""
 
 from __future__ import annotations
 
@@ -20,28 +20,32 @@ _BLOCK = 1 << 15
 
 
 def is_array(value: object) -> bool:
-    """Whether `value` is an array that a tensor can hold as it is."""
+    """Return whether `value` is an array that a tensor can hold unchanged."""
     return isinstance(value, (np.ndarray, array_module(value).ndarray))
 
 
 def dtype_named(dtype: Any) -> np.dtype[Any]:
-    """The dtype; "bfloat16" needs the package ml_dtypes (BackendUnavailable without it)."""
+    """Return the dtype of this name.
+
+    Raises BackendUnavailable for "bfloat16" if the package ml_dtypes is missing.
+    """
     return bfloat16() if dtype == "bfloat16" else np.dtype(dtype)
 
 
 def is_floating(dtype: np.dtype[Any]) -> bool:
-    """Whether gradients can be of that dtype."""
+    """Return whether gradients can have the dtype."""
     return dtype.kind == "f" or dtype.name == "bfloat16"
 
 
 def computable(array: Array) -> Array:
-    """The array; as float32 if it is of a 16-bit type, which is for storage alone."""
+    """Return the array, converted to float32 if it is of a 16-bit type, which is for storage
+    only."""
     dtype = array.dtype
     return array.astype(np.float32) if dtype.itemsize == 2 and is_floating(dtype) else array
 
 
 def fitted(gradient: Array, shape: tuple[int, ...]) -> Array:
-    """The sum of `gradient` over the axes along which an operand of `shape` was broadcast."""
+    """Sum `gradient` over the axes along which an operand of `shape` was broadcast."""
     if gradient.shape == shape:
         return gradient
     added = tuple(range(gradient.ndim - len(shape)))
@@ -53,26 +57,26 @@ def fitted(gradient: Array, shape: tuple[int, ...]) -> Array:
 
 
 def rows_of(array: Array) -> Array:
-    """The array (…, width) as (rows, width), even if it has no elements."""
+    """Return the array (…, width) as (rows, width), even if it has no elements."""
     return array.reshape(math.prod(array.shape[:-1]), array.shape[-1])
 
 
 def add_at(target: Array, index: Any, values: Array) -> None:
-    """target[index] += values, where an element may be named several times."""
+    """Add values to target[index] in place; an element may be indexed several times."""
     array_module(target).add.at(target, index, values)
 
 
 def write(target: Array, source: Any) -> None:
-    """Copy a number or an array, of whichever device, into an array."""
+    """Copy a number or an array of any device into an array."""
     if is_array(source) and array_module(source) is not array_module(target):
         source = to_device(source, "cpu" if array_module(target) is np else "cuda")
     target[...] = source
 
 
 def to_device(array: Array, device: str) -> Array:
-    """The array in the memory of "cpu" or "cuda"; itself if it is there already.
+    """Return the array in the memory of "cpu" or "cuda"; the same array if it is there already.
 
-    BackendUnavailable if the package cupy is wanted and missing.
+    Raises ValueError for other devices, BackendUnavailable if cupy is needed and missing.
     """
     on_host = array_module(array) is np
     if device == "cpu":
@@ -90,7 +94,7 @@ def to_device(array: Array, device: str) -> Array:
 
 
 def blocks(array: Array) -> Iterator[slice]:
-    """Slices of the first axis for work in several passes that shall stay in the cache."""
+    """Yield slices of the first axis for work in several passes that should stay in the cache."""
     length = len(array)
     if array_module(array) is not np:
         yield slice(0, length)

@@ -1,4 +1,4 @@
-"""Scaled dot product attention, forward and backward as one operation each."""
+"""Implements scaled dot product attention, forward and backward as one operation each."""
 
 from __future__ import annotations
 
@@ -25,13 +25,22 @@ def scaled_dot_product_attention(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> Tensor:
-    """softmax(query @ keyᵀ · scale + mask) @ value (Vaswani et al., "Attention Is All You Need",
-    2017).
+    """Return softmax(query @ keyᵀ · scale + mask) @ value.
 
-    query: (…, L, E), key: (…, S, E), value: (…, S, F); the result: (…, L, F). attn_mask: booleans
-    (False is not looked at) or numbers to add, of a shape that broadcasts to (…, L, S); it gets no
-    gradient. is_causal: position i looks at 0 to i. dropout_p: of the weights. scale: default
-    1/√E.
+    See Vaswani et al., "Attention Is All You Need", 2017.
+
+    query: (…, L, E), key: (…, S, E), value: (…, S, F); the result: (…, L, F).
+
+    attn_mask: booleans (False is masked out) or numbers to add, of a shape that broadcasts to (…,
+    L, S); it gets no gradient.
+
+    is_causal: position i attends to positions 0 to i.
+
+    dropout_p: probability with which weights are dropped.
+
+    scale: default 1/√E.
+
+    Raises ValueError if shapes do not fit, or if both attn_mask and is_causal are given.
     """
     q, k, v = operand(query), operand(key), operand(value)
     _check(q, k, v, attn_mask, is_causal)

@@ -1,7 +1,7 @@
-"""The backward pass: a walk over the recorded graph, from the last operation to the first.
+"""Carries out the backward pass: walks the recorded graph from the last operation to the first.
 
-It is iterative, forgets what it used, and calls a leaf's hooks as soon as its gradient is complete,
-while the walk goes on.
+The walk is iterative, frees what it has used, and calls a leaf's hooks as soon as its gradient is
+complete, while it continues.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 Callback = Callable[[], None]
 _Later = list[tuple[Variable, Pullback, Array]]
-"""Leaves with gradients that are still to be made, of what has arrived at the operations before."""
+"""Leaves whose gradients are computed later, from what has arrived at the operations before
+them."""
 
 
 class _Present(threading.local):
@@ -35,9 +36,10 @@ _present = _Present()
 
 
 def queue_callback(callback: Callback) -> None:
-    """Call `callback` when the present backward pass of this thread has ended.
+    """Call `callback` at the end of this thread's current backward pass.
 
-    Of nested passes the outermost counts. RuntimeError outside of a backward pass.
+    For nested passes this is the end of the outermost. Raises RuntimeError outside of a backward
+    pass.
     """
     if _present.callbacks is None:
         raise RuntimeError("queue_callback() is for the time of a backward pass, in a hook of it")
@@ -45,12 +47,12 @@ def queue_callback(callback: Callback) -> None:
 
 
 def in_backward() -> bool:
-    """Whether this thread is in a backward pass."""
+    """Return whether this thread is in a backward pass."""
     return _present.callbacks is not None
 
 
 def leaves(tensors: Iterable[Any]) -> Iterator[Tensor]:
-    """The leaves that need gradients and on which `tensors` depend, each once."""
+    """Yield once each leaf that needs gradients and on which `tensors` depend."""
     _, uses = _survey([tensor.edge() for tensor in tensors if tensor.requires_grad])
     yield from uses  # type: ignore[misc]
 
@@ -60,10 +62,12 @@ def backward(
 ) -> None:
     """Add the gradient of the sum of `tensors`, weighted by `gradients`, to that of each leaf.
 
-    gradients: one array for each tensor, of its shape; None, also in place of one of them, stands
-    for 1 and is allowed for tensors of one element. A leaf without a gradient gets the array that
-    arrives; an existing one is added to in place. Without `retain_graph` the graph is forgotten
-    and cannot be walked again. RuntimeError for what needs no gradients or was walked before.
+    gradients: one array for each tensor, of its shape; None, also for a single tensor, means 1 and
+    is allowed for tensors of one element. A leaf without a gradient gets the array that arrives; an
+    existing gradient is added to in place. Without `retain_graph` the graph is freed and cannot be
+    walked again.
+
+    Raises RuntimeError for tensors that need no gradients, and for a graph that was freed.
     """
     walk(tensors, gradients or [None] * len(tensors), retain_graph, _accumulate)
 
@@ -71,8 +75,9 @@ def backward(
 def gradients_of(
     tensors: Sequence[Any], gradients: Sequence[Gradient], wanted: Sequence[Variable]
 ) -> list[Gradient]:
-    """The gradients of the leaves `wanted`, which are returned: neither accumulated nor shown to
-    the leaves' hooks. Those that somebody else may hold are views.
+    """Return the gradients of the leaves `wanted`, without accumulating or calling leaves' hooks.
+
+    Gradients that other code may hold are views.
     """
     found: dict[int, Array] = {}
 
@@ -86,9 +91,12 @@ def gradients_of(
 def backward_inputs(
     tensors: Sequence[Any], gradients: Sequence[Gradient], inputs: Sequence[Variable]
 ) -> Callable[[], None]:
-    """The part of backward() that the leaves `inputs` need, whose gradients are accumulated. What
-    is returned accumulates those of the other leaves, once, as far as they are to be had later: of
-    operations that have a pullback for each operand, such as linear, conv2d and embedding.
+    """Carry out the part of backward() that the leaves `inputs` need, and accumulate their
+    gradients.
+
+    The returned function accumulates, once, the gradients of the other leaves that can be computed
+    later: those of operations with a pullback for each operand, such as linear, conv2d and
+    embedding.
     """
     later: _Later = []
     starts = [_start(*pair) for pair in zip(tensors, gradients, strict=True)]
@@ -125,7 +133,7 @@ def walk(
     retain_graph: bool,
     arrive: Callable[[Any, Array, bool], None],
 ) -> None:
-    """Carry gradients to the leaves; arrive(leaf, gradient, is it nobody else's) takes them."""
+    """Carry gradients to the leaves, calling arrive(leaf, gradient, is_not_shared) for each."""
     starts = [_start(*pair) for pair in zip(tensors, gradients, strict=True)]
     edges = [tensor.edge() for tensor in tensors]
     with _pass(), no_grad():
@@ -134,7 +142,7 @@ def walk(
 
 @contextmanager
 def _pass() -> Iterator[None]:
-    """A backward pass of this thread; the outermost ends with the callbacks of all within it."""
+    """Run a backward pass in this thread; the outermost pass ends with all callbacks."""
     if _present.callbacks is not None:
         yield
         return
@@ -165,7 +173,7 @@ def _start(tensor: Any, gradient: Gradient) -> Array:
 
 
 def _survey(edges: Sequence[Edge]) -> tuple[list[Node], Counter[Variable]]:
-    """The nodes that can be reached, first to last, and how many gradients each leaf will get."""
+    """Return the reachable nodes, first to last, and the number of gradients each leaf will get."""
     uses: Counter[Variable] = Counter()
     nodes: set[Node] = set()
     stack = list(edges)
@@ -180,7 +188,7 @@ def _survey(edges: Sequence[Edge]) -> tuple[list[Node], Counter[Variable]]:
 
 
 class _Sum:
-    """A gradient that is being added up. It is written into only if nobody else holds it."""
+    """Adds up a gradient, in place only if no other code holds the array."""
 
     __slots__ = ("own", "total")
 
@@ -211,7 +219,8 @@ class _Walk:
         later: _Later | None = None,
         now: Set[int] = frozenset(),
     ) -> None:
-        """later: takes what can wait of leaves other than those with the id()s in `now`."""
+        """Prepare a walk. `later` takes work that can wait, for leaves whose id() is not in
+        `now`."""
         self._later, self._now = later, now
         self._left: set[int] = set()
         self._edges = edges
@@ -230,7 +239,7 @@ class _Walk:
                 self._deliver(edge, gradient, own)
 
     def _run(self, node: Node, arrived: list[Gradient]) -> Sequence[tuple[Gradient, bool]]:
-        """The gradients along the node's edges, and whether each is nobody else's."""
+        """Return the gradients along the node's edges, and whether each is held nowhere else."""
         pullback = node.pullback
         if pullback is None:
             raise RuntimeError(
@@ -257,7 +266,7 @@ class _Walk:
         return None
 
     def _take(self, edge: tuple[Node, int]) -> Gradient:
-        """The sum for a node's output, after its hooks."""
+        """Return the sum for a node's output, after its hooks."""
         node, output = edge
         arrived = self._sums.pop(edge, None)
         if arrived is None or arrived.total is None:
@@ -275,7 +284,7 @@ class _Walk:
                 self._end(target, self._sums.pop(edge, _Sum()))
 
     def _end(self, leaf: Variable, arrived: _Sum) -> None:
-        """All has come that comes now; where more comes later, the leaf's hooks wait for that."""
+        """Finish a leaf, unless more gradients come later: then its hooks wait for them."""
         if self._later is not None and arrived.total is not None and id(leaf) in self._left:
             self._later.append((leaf, lambda total: total, arrived.total))
         else:
@@ -283,14 +292,14 @@ class _Walk:
 
 
 def _of_dtype(gradient: Array, own: bool, dtype: Any) -> tuple[Array, bool]:
-    """An array of this dtype, and whether it is nobody else's."""
+    """Return the gradient in this dtype, and whether the array is held nowhere else."""
     if gradient.dtype != dtype:
         return gradient.astype(dtype), True
     return np.asarray(gradient) if isinstance(gradient, np.generic) else gradient, own
 
 
 def _is_new(result: Gradient, results: Sequence[Gradient], arrived: Sequence[Gradient]) -> bool:
-    """Whether a pullback's result is an array of its own, which nobody else will look at."""
+    """Return whether a pullback's result is a new array that no other code will use."""
     if not isinstance(result, array_module(result).ndarray) or result.base is not None:
         return False
     others = sum(result is other for other in (*results, *arrived))
@@ -308,7 +317,7 @@ def _hooked(gradient: Array, hooks: Mapping[int, Hook] | None) -> Array:
 
 
 def _accumulate(leaf: Tensor, gradient: Array, own: bool) -> None:
-    """Into the leaf's .grad, after its hooks and before its post-accumulate hooks."""
+    """Add to the leaf's .grad, after its hooks and before its post-accumulate hooks."""
     from torsh_runtime.nn.tensor import Tensor
 
     if leaf.hooks:

@@ -1,5 +1,6 @@
-"""Activation checkpointing: what a function computed is forgotten and computed anew when needed
-(Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016).
+"""Implements activation checkpointing: activations are discarded and computed again when needed.
+
+See Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from torsh_runtime.nn.random import get_rng_state, set_rng_state
 
 
 def checkpoint(function: Callable[..., Any], *args: Any) -> Any:
-    """function(*args), of which only the arguments and results stay in memory.
+    """Return function(*args), keeping only arguments and results in memory.
 
-    The backward pass calls the function again, with the random state of the first call. What it
-    returns is a tensor or a tuple of tensors. The leaves that it depends on besides its arguments
-    get their gradients in the same backward pass, so their hooks are called once.
+    The backward pass calls the function again, with the random state of the first call. The
+    function returns a tensor or a tuple of tensors (else TypeError). The leaves that it uses
+    besides its arguments get their gradients in the same backward pass, so their hooks are called
+    once.
     """
     if not is_grad_enabled():
         return function(*args)
@@ -43,7 +45,8 @@ def checkpoint(function: Callable[..., Any], *args: Any) -> Any:
 def _called(
     function: Callable[..., Any], args: Sequence[Any]
 ) -> tuple[Any, Sequence[Any], list[Variable]]:
-    """What the function returns, that as a sequence, and the inputs that stood for arguments."""
+    """Return the function's result, the result as a sequence, and the leaves that replaced
+    arguments."""
     stand_ins = [_cut(arg) for arg in args]
     returned = function(*stand_ins)
     results = returned if isinstance(returned, tuple) else (returned,)
@@ -53,7 +56,7 @@ def _called(
 
 
 def _cut(argument: Any) -> Any:
-    """The same array as a leaf."""
+    """Return a leaf with the same array."""
     if not isinstance(argument, Variable):
         return argument
     return argument.detach().requires_grad_(argument.requires_grad)  # type: ignore[attr-defined]
@@ -62,7 +65,8 @@ def _cut(argument: Any) -> Any:
 def _again(
     function: Callable[..., Any], args: Sequence[Any], state: dict[str, Any]
 ) -> tuple[Sequence[Any], list[Variable]]:
-    """The results and their inputs once more; the random state is afterwards what it is now."""
+    """Compute the results and their inputs again, and restore the current random state
+    afterwards."""
     present = get_rng_state()
     set_rng_state(state)
     try:

@@ -1,4 +1,4 @@
-"""Modules that hold modules."""
+"""Defines modules that contain modules."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from torsh_runtime.nn.module import Module
 
 
 class ModuleList(Module):
-    """A list of modules, named "0", "1" and so on."""
+    """Holds a list of modules, named "0", "1" and so on."""
 
     def __init__(self, modules: Iterable[Module] = ()) -> None:
         super().__init__()
         self.extend(modules)
 
     def append(self, module: Module) -> Self:
-        """Add one at the end."""
+        """Append a module and return the list."""
         self.add_module(str(len(self)), module)
         return self
 
     def extend(self, modules: Iterable[Module]) -> Self:
-        """Add several at the end."""
+        """Append several modules and return the list."""
         for module in modules:
             self.append(module)
         return self
@@ -41,13 +41,13 @@ class ModuleList(Module):
 
 
 class Sequential(ModuleList):
-    """Modules of which each gets what the one before it returned."""
+    """Calls each module with the result of the one before it."""
 
     def __init__(self, *modules: Module) -> None:
         super().__init__(modules)
 
     def forward(self, x: Any) -> Any:
-        """What the last module returns."""
+        """Return the result of the last module."""
         for module in self:
             x = module(x)
         return x

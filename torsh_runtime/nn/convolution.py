@@ -1,4 +1,4 @@
-"""Convolution, as one product of matrices for each group of channels."""
+"""Implements convolution as one product of matrices for each group of channels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ def conv2d(
     dilation: Pair = 1,
     groups: int = 1,
 ) -> Tensor:
-    """input: (N, in, height, width); weight: (out, in / groups, *kernel); bias: (out)."""
+    """Apply a convolution to images.
+
+    input: (N, in, height, width); weight: (out, in / groups, *kernel); bias: (out). Returns (N,
+    out, rows, columns). Raises ValueError for shapes that do not fit.
+    """
     value, w, b = operand(input), operand(weight), operand(bias)
     _check(value, w, groups)
     windows = Windows(w.shape[2:], pair(stride), pair(padding), pair(dilation))
@@ -63,5 +67,5 @@ def _check(value: Array, weight: Array, groups: int) -> None:
 
 
 def _patches(view: Array, groups: int, inner: int) -> Array:
-    """(groups, elements of a window, all windows)."""
+    """Return the windows as (groups, elements of a window, all windows)."""
     return view.transpose(1, 4, 5, 0, 2, 3).reshape(groups, inner, -1)

@@ -1,4 +1,4 @@
-"""Operations on each element, with numpy's broadcasting."""
+"""Defines operations on each element, with numpy's broadcasting."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ _KINDS = {"b": 0, "u": 1, "i": 1, "f": 2}
 
 
 def _fit(value: Any) -> Callable[[Array], Array]:
-    """What makes a gradient one of this operand, which is not kept."""
+    """Return what fits a gradient to this operand's shape, without keeping the operand."""
     shape = getattr(value, "shape", ())
     return lambda g: fitted(g, shape)
 
 
 def _operands(a: Any, b: Any) -> tuple[Any, Any]:
-    """Both operands. As in torch, of booleans, integers and floating point numbers the lower kind
-    becomes of the other's type, and among equals that without axes.
+    """Return both operands in compatible dtypes.
+
+    As in torch, an operand of a lower kind (boolean, integer, floating point) is converted to the
+    other's dtype; among equal kinds the operand without axes is.
     """
     x, y = operand(a), operand(b)
     if not is_array(x) or not is_array(y) or x.dtype == y.dtype:
@@ -37,34 +39,37 @@ def _operands(a: Any, b: Any) -> tuple[Any, Any]:
 
 
 def add(a: Any, b: Any) -> Tensor:
-    """a + b."""
+    """Return a + b."""
     x, y = _operands(a, b)
     return derived(x + y, (a, _fit(x)), (b, _fit(y)))
 
 
 def subtract(a: Any, b: Any) -> Tensor:
-    """a - b."""
+    """Return a - b."""
     x, y = _operands(a, b)
     fit = _fit(y)
     return derived(x - y, (a, _fit(x)), (b, lambda g: -fit(g)))
 
 
 def multiply(a: Any, b: Any) -> Tensor:
-    """a · b."""
+    """Return a · b."""
     x, y = _operands(a, b)
     to_a, to_b = _fit(x), _fit(y)
     return derived(x * y, (a, lambda g: to_a(g * y)), (b, lambda g: to_b(g * x)))
 
 
 def divide(a: Any, b: Any) -> Tensor:
-    """a / b."""
+    """Return a / b."""
     x, y = _operands(a, b)
     to_a, to_b = _fit(x), _fit(y)
     return derived(x / y, (a, lambda g: to_a(g / y)), (b, lambda g: to_b(-g * x / (y * y))))
 
 
 def power(a: Any, b: Any) -> Tensor:
-    """a to the power of b. Where a is 0 the gradient for b is 0, as is that for a where b is 0."""
+    """Return a to the power of b.
+
+    Where a is 0, the gradient for b is 0; where b is 0, that for a is 0.
+    """
     x, y = _operands(a, b)
     result = x**y
 
@@ -86,70 +91,70 @@ def _slope_of_power(x: Array, y: Any) -> Any:
 
 
 def negative(x: Any) -> Tensor:
-    """-x."""
+    """Return -x."""
     return derived(-operand(x), (x, lambda g: -g))
 
 
 def absolute(x: Any) -> Tensor:
-    """The absolute value; the gradient at 0 is 0."""
+    """Return the absolute value; the gradient at 0 is 0."""
     value = operand(x)
     return derived(abs(value), (x, lambda g: g * array_module(g).sign(value)))
 
 
 def exp(x: Any) -> Tensor:
-    """e to the power of x."""
+    """Return e to the power of x."""
     result = array_module(operand(x)).exp(operand(x))
     return derived(result, (x, lambda g: g * result))
 
 
 def log(x: Any) -> Tensor:
-    """The natural logarithm."""
+    """Return the natural logarithm."""
     value = operand(x)
     return derived(array_module(value).log(value), (x, lambda g: g / value))
 
 
 def sqrt(x: Any) -> Tensor:
-    """The square root."""
+    """Return the square root."""
     result = array_module(operand(x)).sqrt(operand(x))
     return derived(result, (x, lambda g: g / (2 * result)))
 
 
 def sin(x: Any) -> Tensor:
-    """The sine of radians."""
+    """Return the sine of x in radians."""
     value, xp = operand(x), array_module(operand(x))
     return derived(xp.sin(value), (x, lambda g: g * xp.cos(value)))
 
 
 def cos(x: Any) -> Tensor:
-    """The cosine of radians."""
+    """Return the cosine of x in radians."""
     value, xp = operand(x), array_module(operand(x))
     return derived(xp.cos(value), (x, lambda g: -g * xp.sin(value)))
 
 
 def tanh(input: Any) -> Tensor:
-    """The hyperbolic tangent."""
+    """Return the hyperbolic tangent."""
     result = array_module(operand(input)).tanh(operand(input))
     return derived(result, (input, lambda g: g * (1 - result * result)))
 
 
 def sigmoid(input: Any) -> Tensor:
-    """1 / (1 + exp(-input))."""
+    """Return 1 / (1 + exp(-input))."""
     result = logistic(operand(input))
     return derived(result, (input, lambda g: g * (result * (1 - result))))
 
 
 def logistic(value: Array) -> Array:
-    """The sigmoid of an array, by way of tanh, which cannot overflow."""
+    """Return the sigmoid of an array, computed with tanh, which cannot overflow."""
     return 0.5 * array_module(value).tanh(0.5 * value) + 0.5
 
 
 def maximum(a: Any, b: Any) -> Tensor:
-    """The larger of two elements; equal ones share the gradient."""
+    """Return the larger of two elements; equal ones share the gradient."""
     return _chosen(a, b, array_module(operand(a)).maximum)
 
 
 def minimum(a: Any, b: Any) -> Tensor:
-    """The smaller of two elements; equal ones share the gradient."""
+    """Return the smaller of two elements; equal ones share the gradient."""
     return _chosen(a, b, array_module(operand(a)).minimum)
 
 
@@ -168,7 +173,7 @@ def _chosen(a: Any, b: Any, choose: Callable[[Any, Any], Array]) -> Tensor:
 
 
 def clamp(x: Any, min: float | None = None, max: float | None = None) -> Tensor:
-    """x within [min, max]; outside of it the gradient is 0."""
+    """Return x limited to [min, max]; the gradient outside is 0."""
     value = operand(x)
     xp = array_module(value)
     result = xp.clip(value, min, max)
@@ -176,7 +181,7 @@ def clamp(x: Any, min: float | None = None, max: float | None = None) -> Tensor:
 
 
 def where(condition: Any, a: Any, b: Any) -> Tensor:
-    """a where the condition holds, b elsewhere."""
+    """Return a where the condition holds, and b elsewhere."""
     mask, (x, y) = operand(condition), _operands(a, b)
     xp = array_module(mask)
     to_a, to_b = _fit(x), _fit(y)
@@ -188,19 +193,19 @@ def where(condition: Any, a: Any, b: Any) -> Tensor:
 
 
 def masked_fill(x: Any, mask: Any, value: float) -> Tensor:
-    """x, but `value` where the mask holds."""
+    """Return x with `value` where the mask holds."""
     filled = array_module(operand(x)).asarray(value, dtype=operand(x).dtype)
     return where(mask, filled, x)
 
 
 def cast(x: Any, dtype: Any) -> Tensor:
-    """x as another dtype; its gradient comes back as the dtype of x."""
+    """Return x in another dtype; the gradient comes back in x's dtype."""
     kind = dtype_named(dtype)
     return derived(x.data.astype(kind, copy=False), (x, lambda g: g))
 
 
 def compared(name: str) -> Callable[[Any, Any], Tensor]:
-    """The comparison operator of that name, such as "__lt__"; its results are booleans."""
+    """Return the comparison operator of that name, such as "__lt__", with boolean results."""
 
     def compare(a: Any, b: Any) -> Any:
         value = operand(b)

@@ -1,4 +1,4 @@
-"""Operations with a backward pass of the user's own, such as collectives within the graph."""
+"""Defines operations with their own backward pass, such as collectives within the graph."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torsh_runtime.nn.tensor import Tensor
 
 
 class Context:
-    """What a Function's forward leaves to its backward. It takes further attributes.
+    """Passes values from a Function's forward to its backward. Further attributes may be set.
 
     Attributes: needs_input_grad (of each argument of forward), saved_tensors.
     """
@@ -28,19 +28,19 @@ class Context:
         self.saved_tensors = tensors
 
     def mark_non_differentiable(self, *tensors: Tensor) -> None:
-        """These results have no gradients."""
+        """Mark results that have no gradients."""
         self._constant = tensors
 
     def set_materialize_grads(self, value: bool) -> None:
-        """Whether backward finds zeros (the default) or None for results that nothing used."""
+        """Set whether backward gets zeros (the default) or None for results that nothing used."""
         self._materialize = value
 
     def is_constant(self, result: Any) -> bool:
-        """Whether that result was marked as non-differentiable."""
+        """Return whether the result was marked as non-differentiable."""
         return any(result is one for one in self._constant)
 
     def given(self, gradient: Gradient, result: Array) -> Tensor | None:
-        """A gradient as backward shall find it."""
+        """Return a gradient in the form in which backward gets it."""
         if gradient is None and self._materialize:
             gradient = array_module(result).zeros_like(result)
         return None if gradient is None else Tensor(gradient)
@@ -57,17 +57,17 @@ class Function:
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Any:
-        """The results."""
+        """Compute the results."""
         raise NotImplementedError("a Function defines forward(ctx, *arguments)")
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        """For each argument of forward its gradient, or None."""
+        """Return the gradient of each argument of forward, or None."""
         raise NotImplementedError("a Function defines backward(ctx, *gradients)")
 
     @classmethod
     def apply(cls, *arguments: Any) -> Any:
-        """forward's results, through which gradients flow by way of backward."""
+        """Return forward's results, through which gradients flow by way of backward."""
         context = Context(arguments)
         with no_grad():
             returned = cls.forward(context, *arguments)

@@ -1,4 +1,4 @@
-"""The functions behind the layers, under torch.nn.functional's names."""
+"""Provides the functions behind the layers, under torch.nn.functional's names."""
 
 from torsh_runtime.nn.activations import dropout, gelu, log_softmax, relu, silu, softmax
 from torsh_runtime.nn.attention import scaled_dot_product_attention

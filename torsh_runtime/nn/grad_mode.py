@@ -1,4 +1,4 @@
-"""Whether operations are recorded for a backward pass: a setting of each thread."""
+"""Sets for each thread whether operations are recorded for a backward pass."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _mode = _Mode()
 
 
 def is_grad_enabled() -> bool:
-    """Whether this thread's operations are recorded."""
+    """Return whether this thread's operations are recorded."""
     return _mode.enabled
 
 

@@ -1,4 +1,4 @@
-"""What is recorded of a forward pass: variables, and the operations that made them.
+"""Records the graph of a forward pass: variables, and the operations that made them.
 
 An operation records itself with `derived`, `derived_jointly` or `derived_several`. Its pullbacks
 map the gradient of the result to those of its operands. They return a new array, or the one they
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from torsh_runtime.nn.tensor import Tensor
 
 Gradient: TypeAlias = Array | None
-"""None stands for zeros."""
+"""A gradient; None represents zeros."""
 Pullback: TypeAlias = Callable[[Array], Gradient]
 Hook: TypeAlias = Callable[["Tensor"], "Tensor | None"]
 Edge: TypeAlias = "tuple[Node | Variable, int]"
-"""Where a gradient goes: to a node's output of that number, or to a leaf."""
+"""The target of a gradient: an output of a node, by its number, or a leaf."""
 _sequence = itertools.count()
 
 
 class Variable:
-    """An array and its place in the graph: a leaf, or an output of a node."""
+    """Represents an array and its place in the graph: a leaf, or an output of a node."""
 
     def __init__(self, data: Any, requires_grad: bool = False) -> None:
         self.data: Array = data if is_array(data) else np.asarray(data)
@@ -43,12 +43,12 @@ class Variable:
             self.requires_grad = True
 
     def __getstate__(self) -> dict[str, Any]:
-        """What copies and pickles have: hooks are this variable's own."""
+        """Return the state for copies and pickles, without this variable's own hooks."""
         return {**vars(self), "hooks": {}, "accumulated": {}}
 
     @property
     def requires_grad(self) -> bool:
-        """Whether a backward pass has to find a gradient for this."""
+        """Return whether a backward pass has to compute a gradient for this variable."""
         return self._requires_grad
 
     @requires_grad.setter
@@ -60,17 +60,16 @@ class Variable:
         self._requires_grad = wanted
 
     def edge(self) -> Edge:
-        """Where a gradient of this goes."""
+        """Return the target of this variable's gradient."""
         return (self, 0) if self.node is None else (self.node, self.output)
 
 
 class Node:
-    """One recorded operation.
+    """Represents one recorded operation.
 
-    `edges` lead to the operands that need gradients, `pullback` maps the gradients of all outputs
-    to theirs and is forgotten after a backward pass; where each edge has a pullback of its own
-    `apart` has these. Nodes are numbered as they are made, so
-    descending order is one in which gradients can flow.
+    `edges` lead to the operands that need gradients. `pullback` maps the gradients of all outputs
+    to theirs and is freed after a backward pass; if each edge has a pullback of its own, `apart`
+    has these. Nodes are numbered as they are made, so gradients can flow in descending order.
     """
 
     __slots__ = ("__weakref__", "apart", "edges", "hooks", "outputs", "pullback", "sequence")
@@ -91,10 +90,10 @@ class Node:
 
 
 def operand(value: Any) -> Any:
-    """What operations compute with: a tensor's array, an array, or a number.
+    """Return what operations compute with: a tensor's array, an array, or a number.
 
-    16-bit types are computed with in float32. numpy's numbers count as Python's, whose
-    precision is that of the arrays they meet.
+    16-bit types are converted to float32. numpy's scalars are treated as Python's, which take the
+    precision of the arrays they are combined with.
     """
     array = value.data if isinstance(value, Variable) else value
     if is_array(array):
@@ -103,12 +102,12 @@ def operand(value: Any) -> Any:
 
 
 def needs_gradient(value: Any) -> bool:
-    """Whether an operation on `value` in this thread has to be recorded for its sake."""
+    """Return whether an operation on `value` in this thread has to be recorded for its gradient."""
     return is_grad_enabled() and isinstance(value, Variable) and value.requires_grad
 
 
 def derived(result: Any, *operands: tuple[Any, Pullback]) -> Tensor:
-    """A tensor of `result`. Each operand comes with what maps its gradient to the operand's own."""
+    """Return a tensor of `result`. Each operand comes with its pullback."""
     from torsh_runtime.nn.tensor import Tensor
 
     tensor = Tensor(result)
@@ -123,7 +122,7 @@ def derived(result: Any, *operands: tuple[Any, Pullback]) -> Tensor:
 def derived_jointly(
     result: Any, operands: Sequence[Any], pullback: Callable[[Array], Sequence[Gradient]]
 ) -> Tensor:
-    """A tensor of `result`, where one function finds the gradients of all operands."""
+    """Return a tensor of `result`; one function computes the gradients of all operands."""
     return derived_several([result], operands, lambda gradients: pullback(gradients[0]))[0]
 
 
@@ -132,7 +131,7 @@ def derived_several(
     operands: Sequence[Any],
     pullback: Callable[[list[Gradient]], Sequence[Gradient]],
 ) -> list[Tensor]:
-    """Tensors of `results`; `pullback` maps their gradients to those of all operands."""
+    """Return tensors of `results`; `pullback` maps their gradients to those of all operands."""
     from torsh_runtime.nn.tensor import Tensor
 
     tensors = [Tensor(result) for result in results]

@@ -1,4 +1,4 @@
-"""What takes a hook away again."""
+"""Defines the handle that removes a hook."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _numbers = itertools.count()
 
 
 class RemovableHandle:
-    """What registering a hook returns; remove() takes the hook away, as does the end of `with`."""
+    """Removes a registered hook, by remove() or at the end of a `with` block."""
 
     def __init__(self, hooks: dict[int, Any], hook: Any) -> None:
         self.id = next(_numbers)
@@ -17,7 +17,7 @@ class RemovableHandle:
         hooks[self.id] = hook
 
     def remove(self) -> None:
-        """Do not call the hook any more; again is no error."""
+        """Remove the hook. Further calls have no effect."""
         self._hooks.pop(self.id, None)
 
     def __enter__(self) -> RemovableHandle:

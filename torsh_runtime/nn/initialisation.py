@@ -1,4 +1,4 @@
-"""Initial values, written into tensors in place, under the names of torch.nn.init.
+"""Writes initial values into tensors in place, under the names of torch.nn.init.
 
 They are drawn from the generator that nn.manual_seed() sets, on the host in float64 or float32.
 """
@@ -18,33 +18,36 @@ def _write(tensor: Any, values: Any) -> Any:
 
 
 def constant_(tensor: Any, val: float) -> Any:
-    """The same value everywhere."""
+    """Fill the tensor with one value and return it."""
     tensor.data[...] = val
     return tensor
 
 
 def zeros_(tensor: Any) -> Any:
-    """Zeros."""
+    """Fill the tensor with zeros and return it."""
     return constant_(tensor, 0)
 
 
 def ones_(tensor: Any) -> Any:
-    """Ones."""
+    """Fill the tensor with ones and return it."""
     return constant_(tensor, 1)
 
 
 def uniform_(tensor: Any, a: float = 0.0, b: float = 1.0) -> Any:
-    """Uniformly distributed in [a, b)."""
+    """Fill the tensor with numbers uniformly distributed in [a, b) and return it."""
     return _write(tensor, generator().uniform(a, b, tensor.shape))
 
 
 def normal_(tensor: Any, mean: float = 0.0, std: float = 1.0) -> Any:
-    """Normally distributed."""
+    """Fill the tensor with normally distributed numbers and return it."""
     return _write(tensor, generator().normal(mean, std, tensor.shape))
 
 
 def fans(tensor: Any) -> tuple[int, int]:
-    """How many inputs and outputs each element of a weight (out, in, …) takes part in."""
+    """Count the inputs and outputs that each element of a weight (out, in, …) takes part in.
+
+    Raises ValueError for fewer than two axes.
+    """
     if tensor.ndim < 2:
         raise ValueError(f"a weight of shape {tensor.shape} has no inputs and outputs to count")
     out, inputs, *kernel = tensor.shape
@@ -52,8 +55,9 @@ def fans(tensor: Any) -> tuple[int, int]:
 
 
 def kaiming_uniform_(tensor: Any, a: float = 0.0) -> Any:
-    """Uniform such that ReLUs, leaky by `a`, keep the variance (He et al., "Delving Deep into
-    Rectifiers", 2015).
+    """Fill a weight uniformly so that ReLUs, leaky by `a`, preserve the variance; return it.
+
+    See He et al., "Delving Deep into Rectifiers", 2015.
     """
     fan_in, _ = fans(tensor)
     bound = math.sqrt(6 / ((1 + a * a) * fan_in)) if fan_in else 0
@@ -61,15 +65,17 @@ def kaiming_uniform_(tensor: Any, a: float = 0.0) -> Any:
 
 
 def xavier_uniform_(tensor: Any, gain: float = 1.0) -> Any:
-    """Uniform such that the variance is kept in both directions (Glorot and Bengio, "Understanding
-    the Difficulty of Training Deep Feedforward Neural Networks", 2010).
+    """Fill a weight uniformly so that the variance is preserved in both directions; return it.
+
+    See Glorot and Bengio, "Understanding the Difficulty of Training Deep Feedforward Neural
+    Networks", 2010.
     """
     bound = gain * math.sqrt(6 / sum(fans(tensor)))
     return uniform_(tensor, -bound, bound)
 
 
 def default_(weight: Any, bias: Any = None) -> None:
-    """What torch gives a linear or convolutional layer: both uniform in ±1/√fan_in."""
+    """Fill both uniformly in ±1/√fan_in, as torch does for linear and convolutional layers."""
     kaiming_uniform_(weight, math.sqrt(5))
     if bias is not None:
         fan_in, _ = fans(weight)

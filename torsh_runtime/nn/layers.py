@@ -1,4 +1,4 @@
-"""Layers, with torch's arguments, parameters and initial distributions."""
+"""Defines layers with torch's arguments, parameters and initial distributions."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from torsh_runtime.nn.windows import Pair, pair
 
 
 def new_parameter(*shape: int, value: float = 0.0, dtype: Any = None) -> Parameter:
-    """A parameter of one value, float32 unless another dtype is given."""
+    """Return a parameter filled with one value, float32 unless another dtype is given."""
     return Parameter(np.full(shape, value, dtype_named(dtype or np.float32)))
 
 
 class Linear(Module):
-    """x @ weight.T + bias; weight: (out_features, in_features)."""
+    """Computes x @ weight.T + bias; weight: (out_features, in_features)."""
 
     def __init__(
         self, in_features: int, out_features: int, bias: bool = True, *, dtype: Any = None
@@ -33,16 +33,16 @@ class Linear(Module):
         default_(self.weight, self.bias)
 
     def forward(self, x: Any) -> Any:
-        """x: (…, in_features)."""
+        """Apply the layer to x: (…, in_features). Returns (…, out_features)."""
         return functional.linear(x, self.weight, self.bias)
 
     def extra_repr(self) -> str:
-        """The sizes."""
+        """Return the sizes as text."""
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"
 
 
 class Conv2d(Module):
-    """Convolution of images; weight: (out_channels, in_channels / groups, *kernel_size)."""
+    """Convolves images; weight: (out_channels, in_channels / groups, *kernel_size)."""
 
     def __init__(
         self,
@@ -70,18 +70,18 @@ class Conv2d(Module):
         default_(self.weight, self.bias)
 
     def forward(self, x: Any) -> Any:
-        """x: (N, in_channels, height, width)."""
+        """Apply the layer to x: (N, in_channels, height, width)."""
         return functional.conv2d(
             x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups
         )
 
     def extra_repr(self) -> str:
-        """The sizes."""
+        """Return the sizes as text."""
         return f"weight={self.weight.shape}, stride={self.stride}, padding={self.padding}"
 
 
 class Embedding(Module):
-    """A table of `num_embeddings` rows that are looked up by index."""
+    """Looks up rows of a table of `num_embeddings` rows by index."""
 
     def __init__(
         self,
@@ -101,16 +101,16 @@ class Embedding(Module):
             self.weight.data[padding_idx] = 0
 
     def forward(self, indices: Any) -> Any:
-        """indices: integers of any shape."""
+        """Look up indices, integers of any shape. Returns (*indices.shape, embedding_dim)."""
         return functional.embedding(indices, self.weight, self.padding_idx)
 
     def extra_repr(self) -> str:
-        """The sizes."""
+        """Return the sizes as text."""
         return ", ".join(map(str, self.weight.shape))
 
 
 class LayerNorm(Module):
-    """Mean 0 and variance 1 over the last axes, then weight and bias."""
+    """Normalises the last axes to mean 0 and variance 1, then applies weight and bias."""
 
     def __init__(
         self,
@@ -130,16 +130,16 @@ class LayerNorm(Module):
         self.register_parameter("bias", zeros if elementwise_affine and bias else None)
 
     def forward(self, x: Any) -> Any:
-        """x: (…, *normalized_shape)."""
+        """Apply the layer to x: (…, *normalized_shape)."""
         return functional.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
 
     def extra_repr(self) -> str:
-        """The shape and eps."""
+        """Return the shape and eps as text."""
         return f"{self.normalized_shape}, eps={self.eps}"
 
 
 class RMSNorm(Module):
-    """Mean square 1 over the last axes, then weight."""
+    """Normalises the last axes to mean square 1, then applies weight."""
 
     def __init__(
         self,
@@ -156,11 +156,11 @@ class RMSNorm(Module):
         self.register_parameter("weight", ones if elementwise_affine else None)
 
     def forward(self, x: Any) -> Any:
-        """x: (…, *normalized_shape)."""
+        """Apply the layer to x: (…, *normalized_shape)."""
         return functional.rms_norm(x, self.normalized_shape, self.weight, self.eps)
 
     def extra_repr(self) -> str:
-        """The shape and eps."""
+        """Return the shape and eps as text."""
         return f"{self.normalized_shape}, eps={self.eps}"
 
 
@@ -169,7 +169,7 @@ def _shape(given: int | Sequence[int]) -> tuple[int, ...]:
 
 
 class Dropout(Module):
-    """In training each element is 0 with probability p, else divided by 1 - p."""
+    """Sets each element to 0 with probability p in training, else divides it by 1 - p."""
 
     def __init__(self, p: float = 0.5) -> None:
         super().__init__()
@@ -178,11 +178,11 @@ class Dropout(Module):
         self.p = p
 
     def forward(self, x: Any) -> Any:
-        """x: of any shape."""
+        """Apply the layer to x of any shape."""
         return functional.dropout(x, self.p, self.training)
 
     def extra_repr(self) -> str:
-        """The probability."""
+        """Return the probability as text."""
         return f"p={self.p}"
 
 
@@ -192,21 +192,21 @@ class _Pool2d(Module):
         self.kernel_size, self.stride, self.padding = kernel_size, stride, padding
 
     def extra_repr(self) -> str:
-        """The windows."""
+        """Return the windows as text."""
         return f"{self.kernel_size}, stride={self.stride}, padding={self.padding}"
 
 
 class MaxPool2d(_Pool2d):
-    """The largest element of each window."""
+    """Takes the largest element of each window."""
 
     def forward(self, x: Any) -> Any:
-        """x: (N, channels, height, width)."""
+        """Apply the layer to x: (N, channels, height, width)."""
         return functional.max_pool2d(x, self.kernel_size, self.stride, self.padding)
 
 
 class AvgPool2d(_Pool2d):
-    """The mean of each window."""
+    """Takes the mean of each window."""
 
     def forward(self, x: Any) -> Any:
-        """x: (N, channels, height, width)."""
+        """Apply the layer to x: (N, channels, height, width)."""
         return functional.avg_pool2d(x, self.kernel_size, self.stride, self.padding)

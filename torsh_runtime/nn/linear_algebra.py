@@ -1,4 +1,4 @@
-"""Products of matrices, as few and as large ones as can be."""
+"""Multiplies matrices with as few and as large products as possible."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 
 def matmul(a: Any, b: Any) -> Tensor:
-    """a @ b: of vectors and matrices, and batches of matrices, which are broadcast."""
+    """Return a @ b for vectors, matrices, and batches of matrices, which are broadcast.
+
+    Raises ValueError for scalars and if the inner sizes differ.
+    """
     x, y = operand(a), operand(b)
     _check(x, y)
     if x.ndim > 2 and y.ndim == 2:
@@ -28,7 +31,7 @@ def _check(x: Array, y: Array) -> None:
 
 
 def _rows_by_matrix(a: Any, b: Any) -> Tensor:
-    """One large product instead of a batch of small ones."""
+    """Compute one large product instead of a batch of small ones."""
     x, y = operand(a), operand(b)
     rows = rows_of(x)
     return derived(
@@ -55,7 +58,10 @@ def _for_right(g: Array, x: Array, y: Array) -> Array:
 
 
 def linear(input: Any, weight: Any, bias: Any = None) -> Tensor:
-    """input @ weight.T + bias. input: (…, in), weight: (out, in), bias: (out)."""
+    """Return input @ weight.T + bias.
+
+    input: (…, in), weight: (out, in), bias: (out). Raises ValueError if the sizes differ.
+    """
     value, w, b = operand(input), operand(weight), operand(bias)
     if value.shape[-1:] != w.shape[1:]:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Tables that are looked up by index."""
+"""Looks up rows of tables by index."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ if TYPE_CHECKING:
 
 
 def embedding(input: Any, weight: Any, padding_idx: int | None = None) -> Tensor:
-    """The rows of weight (rows, width) at the indices `input`, of shape (*input.shape, width).
+    """Return the rows of weight (rows, width) at the indices `input`: (*input.shape, width).
 
-    The row `padding_idx` gets no gradient. IndexError for indices that are no rows.
+    The row `padding_idx` gets no gradient. Raises TypeError for indices that are no integers,
+    IndexError for indices out of range.
     """
     where, table = operand(input), weight.data
     if where.dtype.kind not in "iu":

@@ -1,4 +1,4 @@
-"""What is minimised."""
+"""Defines the loss functions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def _check_reduction(name: str) -> None:
 
 
 def mse_loss(input: Any, target: Any, *, reduction: str = "mean") -> Tensor:
-    """The squared difference of two tensors of one shape."""
+    """Return the squared difference of two tensors of one shape, reduced by "mean", "sum" or
+    "none"."""
     _check_reduction(reduction)
     if operand(input).shape != operand(target).shape:
         raise ValueError(f"mse_loss: {operand(input).shape} and {operand(target).shape} do not fit")
@@ -46,12 +47,14 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """-log softmax(input) at the target class.
+    """Return -log softmax(input) at the target class, reduced by "mean", "sum" or "none".
 
     input: (classes), (N, classes) or (N, classes, …), unnormalised; target: integers of that shape
-    without the classes. Targets that are `ignore_index` count for nothing; "mean" is over the
-    others, NaN if there are none. label_smoothing: the part of each target that is spread evenly
-    over all classes. ValueError for targets that are no class.
+    without the classes. Targets equal to `ignore_index` do not count; "mean" is over the others,
+    NaN if there are none. label_smoothing: the part of each target that is spread evenly over all
+    classes.
+
+    Raises ValueError for targets that are no class, TypeError for targets that are no integers.
     """
     _check_reduction(reduction)
     value, classes_at = operand(input), 1 if operand(input).ndim > 1 else 0
@@ -63,7 +66,7 @@ def cross_entropy(
     losses = (label_smoothing - 1) * logs[xp.arange(len(rows)), chosen]
     if label_smoothing:
         losses -= label_smoothing * logs.mean(axis=1)
-    losses = xp.where(kept, losses, 0)  # what is ignored may be infinite
+    losses = xp.where(kept, losses, 0)  # ignored losses may be infinite
     count = kept.sum() if reduction == "mean" else 1
 
     def pullback(g: Array) -> Array:
@@ -82,7 +85,7 @@ def cross_entropy(
 def _targets(
     target: Array, shape: tuple[int, ...], classes: int, ignore_index: int
 ) -> tuple[Array, Array]:
-    """Which targets count, and all of them as indices."""
+    """Return which targets count, and all targets as valid indices."""
     if target.shape != shape:
         raise ValueError(f"cross_entropy: the targets' shape is {target.shape} instead of {shape}")
     if target.dtype.kind not in "iu":

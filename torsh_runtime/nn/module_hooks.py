@@ -1,4 +1,4 @@
-"""A module's call with its hooks, whose order is torch's."""
+"""Calls a module with its hooks, in torch's order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Watch = Callable[[list[Gradient]], Sequence[Gradient]]
 
 
 def call(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """module.forward(*args, **kwargs) with all hooks."""
+    """Return module.forward(*args, **kwargs), calling all hooks."""
     for hook in [*module._forward_pre_hooks.values()]:
         changed = hook(module, args)
         if changed is not None:
@@ -31,7 +31,7 @@ def call(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 class _Gates:
-    """What the gradients of one call's outputs and inputs pass through."""
+    """Intercepts the gradients of one call's outputs and inputs."""
 
     def __init__(self, module: Module) -> None:
         self._module = module
@@ -69,7 +69,7 @@ class _Gates:
 
 
 def _through(values: tuple[Any, ...], watch: Watch) -> tuple[Any, ...]:
-    """The values, of which the tensors have passed one operation that changes nothing."""
+    """Return the values, with the tensors passed through one operation that changes nothing."""
     tensors = [value for value in values if isinstance(value, Variable)]
     passed = iter(derived_several([tensor.data for tensor in tensors], tensors, watch))
     return tuple(next(passed) if isinstance(value, Variable) else value for value in values)

@@ -1,4 +1,4 @@
-"""Layers' normalisations, forward and backward in blocks of rows."""
+"""Implements layer and RMS normalisation, forward and backward in blocks of rows."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ def layer_norm(
     bias: Any = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Mean 0 and variance 1 over the last axes, whose shape is given; then weight and bias, of that
-    shape (Ba, Kiros and Hinton, "Layer Normalization", 2016).
+    """Scale and shift the last axes to mean 0 and variance 1, then apply weight and bias.
+
+    The axes have the shape normalized_shape, as weight and bias (Ba, Kiros and Hinton, "Layer
+    Normalization", 2016). Raises ValueError if the input's last axes differ.
     """
     return _normalised(input, tuple(normalized_shape), weight, bias, eps, centred=True)
 
@@ -30,8 +32,11 @@ def layer_norm(
 def rms_norm(
     input: Any, normalized_shape: Sequence[int], weight: Any = None, eps: float | None = None
 ) -> Tensor:
-    """Mean square 1 over the last axes, whose shape is given; then weight, of that shape
-    (Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019). eps: None for the dtype's.
+    """Scale the last axes to mean square 1, then apply weight.
+
+    The axes have the shape normalized_shape, as weight (Zhang and Sennrich, "Root Mean Square Layer
+    Normalization", 2019). eps: None for the dtype's own. Raises ValueError if the input's last axes
+    differ.
     """
     least = float(np.finfo(operand(input).dtype).eps) if eps is None else eps
     return _normalised(input, tuple(normalized_shape), weight, None, least, centred=False)
@@ -61,7 +66,7 @@ def _normalised(
 
 
 def _to_unit(rows: Array, eps: float, centred: bool) -> tuple[Array, Array]:
-    """The normalised rows, and what each was multiplied by."""
+    """Return the normalised rows, and the factor of each row."""
     xp = array_module(rows)
     unit, inverse = xp.empty_like(rows), xp.empty((len(rows), 1), rows.dtype)
     for block in blocks(rows):
@@ -77,7 +82,7 @@ def _to_unit(rows: Array, eps: float, centred: bool) -> tuple[Array, Array]:
 def _from_unit(
     gradient: Array, unit: Array, inverse: Array, scale: Array | None, centred: bool
 ) -> Array:
-    """The gradient of the rows before they were normalised."""
+    """Return the gradient of the rows before they were normalised."""
     result = array_module(gradient).empty_like(unit)
     for block in blocks(gradient):
         part, own = result[block], unit[block]

@@ -1,4 +1,4 @@
-"""Tensors that a module registers when they become its attributes."""
+"""Defines tensors that a module registers when they become its attributes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ def _array(data: Any) -> Any:
 
 
 class Parameter(Tensor):
-    """A leaf that is trained. It shares the memory of `data`, a tensor or an array."""
+    """Represents a leaf that is trained. It shares the memory of `data`, a tensor or an array."""
 
     def __init__(self, data: Any, requires_grad: bool = True) -> None:
         super().__init__(_array(data), requires_grad)
 
 
 class Buffer(Tensor):
-    """A module's state that is not trained; `persistent` says whether it is in state_dict()."""
+    """Holds a module's state that is not trained; `persistent` puts it into state_dict()."""
 
     def __init__(self, data: Any, *, persistent: bool = True) -> None:
         super().__init__(_array(data))

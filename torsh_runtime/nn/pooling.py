@@ -1,4 +1,4 @@
-"""One element for each window."""
+"""Reduces each window of an image to one element."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ def _windows(kernel_size: Pair, stride: Pair | None, padding: Pair) -> Windows:
 def max_pool2d(
     input: Any, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0
 ) -> Tensor:
-    """The largest element of each window of input (N, channels, height, width); stride: default
-    kernel_size.
+    """Return the largest element of each window of input (N, channels, height, width).
+
+    stride: default kernel_size. Raises ValueError if no window fits.
     """
     value, windows = operand(input), _windows(kernel_size, stride, padding)
     xp = array_module(value)
@@ -42,8 +43,9 @@ def max_pool2d(
 def avg_pool2d(
     input: Any, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0
 ) -> Tensor:
-    """The mean of each window of input (N, channels, height, width), zeros of the border included;
-    stride: default kernel_size.
+    """Return the mean of each window of input (N, channels, height, width).
+
+    Zeros of the border count. stride: default kernel_size. Raises ValueError if no window fits.
     """
     value, windows = operand(input), _windows(kernel_size, stride, padding)
     view = windows.view(value)

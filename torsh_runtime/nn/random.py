@@ -1,6 +1,7 @@
-"""The generator behind initial weights and dropout: one for the process, kept in host memory.
+"""Holds the process's generator for initial weights and dropout, in host memory.
 
-Numbers on a GPU are drawn there, from a seed that this generator gives, so its state is all of it.
+Numbers on a GPU are drawn there, from a seed that this generator draws, so its state determines
+them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from torsh_runtime.nn.arrays import Array, array_module
 
 Draw = Callable[[Any, tuple[int, ...]], Array]
-"""(generator of numpy or cupy, shape) -> uniform numbers from [0, 1), of float32."""
+"""Draws float32 numbers uniformly from [0, 1): (generator of numpy or cupy, shape) -> array."""
 
 _seed = int(np.random.SeedSequence().generate_state(1, np.uint64)[0])
 _generator = np.random.default_rng(_seed)
@@ -30,22 +31,22 @@ _drawn: ContextVar[Draw] = ContextVar("how kept() draws", default=_draw)
 
 
 def manual_seed(seed: int) -> None:
-    """Begin anew from `seed`."""
+    """Seed the generator."""
     set_rng_state({**np.random.PCG64(seed).state, "seed": seed})
 
 
 def initial_seed() -> int:
-    """What the generator was seeded with."""
+    """Return the seed of the generator."""
     return _seed
 
 
 def get_rng_state() -> dict[str, Any]:
-    """The generator's state, which JSON can hold."""
+    """Return the generator's state, which JSON can represent."""
     return {**_generator.bit_generator.state, "seed": _seed}
 
 
 def set_rng_state(state: Mapping[str, Any]) -> None:
-    """Go on from a state that get_rng_state() returned."""
+    """Restore a state that get_rng_state() returned."""
     global _seed
     _seed = state.get("seed", _seed)
     _generator.bit_generator.state = state
@@ -62,19 +63,19 @@ def drawing(draw: Draw) -> Iterator[None]:
 
 
 def generator() -> np.random.Generator:
-    """The generator itself, for numbers in host memory."""
+    """Return the generator, for numbers in host memory."""
     return _generator
 
 
 def randn(*shape: int) -> Any:
-    """A tensor of float32 from the standard normal distribution."""
+    """Return a float32 tensor from the standard normal distribution."""
     from torsh_runtime.nn.tensor import Tensor
 
     return Tensor(_generator.standard_normal(shape, dtype=np.float32))
 
 
 def kept(like: Array, p: float) -> Array:
-    """0 with probability p, else 1 / (1 - p), for each element of `like` and of its dtype."""
+    """Return 0 with probability p, else 1 / (1 - p), in the shape and dtype of `like`."""
     xp = array_module(like)
     source = _generator if xp is np else xp.random.default_rng(int(_generator.integers(2**63)))
     chosen = _drawn.get()(source, like.shape) >= p

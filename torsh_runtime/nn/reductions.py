@@ -1,4 +1,4 @@
-"""Operations that reduce axes. `dim` is one axis, several or None for all."""
+"""Defines operations that reduce axes. `dim` is one axis, several or None for all."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _count(value: Array, dim: Dim) -> int:
 
 
 def spread(gradient: Array, shape: tuple[int, ...], dim: Dim, keepdim: bool) -> Array:
-    """The gradient of a reduction, repeated along what was reduced; a view that is not written."""
+    """Repeat a reduction's gradient along the reduced axes, as a view that must not be written."""
     xp = array_module(gradient)
     if dim is None:
         gradient = xp.reshape(gradient, (1,) * len(shape))
@@ -34,7 +34,7 @@ def spread(gradient: Array, shape: tuple[int, ...], dim: Dim, keepdim: bool) -> 
 
 
 def sum(x: Any, dim: Any = None, keepdim: bool = False) -> Tensor:
-    """The sum."""
+    """Return the sum."""
     value, dim = operand(x), _axes(dim)
     shape = value.shape
     result = value.sum(axis=dim, keepdims=keepdim)
@@ -42,7 +42,7 @@ def sum(x: Any, dim: Any = None, keepdim: bool = False) -> Tensor:
 
 
 def mean(x: Any, dim: Any = None, keepdim: bool = False) -> Tensor:
-    """The mean."""
+    """Return the mean."""
     value, dim = operand(x), _axes(dim)
     shape, count = value.shape, _count(value, dim)
     result = value.mean(axis=dim, keepdims=keepdim)
@@ -50,7 +50,7 @@ def mean(x: Any, dim: Any = None, keepdim: bool = False) -> Tensor:
 
 
 def var(x: Any, dim: Any = None, keepdim: bool = False, correction: int = 1) -> Tensor:
-    """The variance, over `correction` less than the number of elements."""
+    """Return the variance, divided by the number of elements minus `correction`."""
     value, dim = operand(x), _axes(dim)
     count = _count(value, dim) - correction
     centred = value - value.mean(axis=dim, keepdims=True)
@@ -67,12 +67,13 @@ def var(x: Any, dim: Any = None, keepdim: bool = False, correction: int = 1) -> 
 
 
 def max(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
-    """The largest element; with `dim` a pair of the largest ones and their indices."""
+    """Return the largest element; with `dim`, a pair of the largest elements and their indices."""
     return _extreme(x, dim, keepdim, "max")
 
 
 def min(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
-    """The smallest element; with `dim` a pair of the smallest ones and their indices."""
+    """Return the smallest element; with `dim`, a pair of the smallest elements and their
+    indices."""
     return _extreme(x, dim, keepdim, "min")
 
 
@@ -96,7 +97,7 @@ def _extreme(x: Any, dim: int | None, keepdim: bool, name: str) -> Any:
 
 
 def _of_all(x: Any, result: Any) -> Tensor:
-    """One extreme element of all; those that are equal share the gradient."""
+    """Return the extreme element of all; equal elements share the gradient."""
     value = operand(x)
 
     def pullback(g: Array) -> Array:
@@ -107,10 +108,10 @@ def _of_all(x: Any, result: Any) -> Tensor:
 
 
 def argmax(x: Any, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """The index of the largest element along `dim`, or in the flattened array."""
+    """Return the index of the largest element along `dim`, or in the flattened array."""
     return derived(operand(x).argmax(axis=dim, keepdims=keepdim))
 
 
 def argmin(x: Any, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """The index of the smallest element along `dim`, or in the flattened array."""
+    """Return the index of the smallest element along `dim`, or in the flattened array."""
     return derived(operand(x).argmin(axis=dim, keepdims=keepdim))

@@ -1,4 +1,4 @@
-"""Operations that arrange elements anew: shapes, indices, pieces."""
+"""Rearranges elements: shapes, indices, pieces."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 
 def _sizes(given: tuple[Any, ...]) -> tuple[int, ...]:
-    """What `reshape(2, 3)` and `reshape((2, 3))` alike mean."""
+    """Return the sizes given as in `reshape(2, 3)` or `reshape((2, 3))`."""
     return tuple(given[0]) if len(given) == 1 and isinstance(given[0], Sequence) else given
 
 
 def reshape(x: Any, *shape: Any) -> Tensor:
-    """The same elements in another shape; one size may be -1. A view if it can be."""
+    """Return the elements in a different shape; one size may be -1. A view if possible."""
     before = x.data.shape
     return derived(x.data.reshape(_sizes(shape)), (x, lambda g: g.reshape(before)))
 
 
 def flatten(x: Any, start_dim: int = 0, end_dim: int = -1) -> Tensor:
-    """The axes from `start_dim` to `end_dim` as one."""
+    """Join the axes from `start_dim` to `end_dim` into one."""
     shape = x.data.shape or (1,)
     start, end = start_dim % len(shape), end_dim % len(shape)
     length = 1
@@ -37,31 +37,31 @@ def flatten(x: Any, start_dim: int = 0, end_dim: int = -1) -> Tensor:
 
 
 def permute(x: Any, *dims: Any) -> Tensor:
-    """The axes in another order; a view."""
+    """Return a view with the axes in a different order."""
     order = [dim % x.data.ndim for dim in _sizes(dims)]
     back = sorted(range(len(order)), key=order.__getitem__)
     return derived(x.data.transpose(order), (x, lambda g: g.transpose(back)))
 
 
 def transpose(x: Any, dim0: int, dim1: int) -> Tensor:
-    """Two axes exchanged; a view."""
+    """Return a view with two axes exchanged."""
     return derived(x.data.swapaxes(dim0, dim1), (x, lambda g: g.swapaxes(dim0, dim1)))
 
 
 def squeeze(x: Any, dim: int | None = None) -> Tensor:
-    """Without the axes of size 1, or without `dim` if its size is 1."""
+    """Remove the axes of size 1, or `dim` if its size is 1."""
     if dim is not None and x.data.shape[dim] != 1:
         return reshape(x, x.data.shape)
     return reshape(x, x.data.squeeze(dim).shape)
 
 
 def unsqueeze(x: Any, dim: int) -> Tensor:
-    """With another axis of size 1 at `dim`."""
+    """Insert an axis of size 1 at `dim`."""
     return reshape(x, array_module(x.data).expand_dims(x.data, dim).shape)
 
 
 def expand(x: Any, *shape: Any) -> Tensor:
-    """Broadcast to a shape, where -1 keeps a size; a view that cannot be written."""
+    """Broadcast to a shape, where -1 keeps a size. Returns a view that must not be written."""
     before, wanted = x.data.shape, _sizes(shape)
     added = len(wanted) - len(before)
     full = [before[i - added] if size == -1 else size for i, size in enumerate(wanted)]
@@ -70,13 +70,14 @@ def expand(x: Any, *shape: Any) -> Tensor:
 
 
 def contiguous(x: Any) -> Tensor:
-    """The elements in order in memory."""
+    """Return the elements contiguous in memory."""
     return derived(array_module(x.data).ascontiguousarray(x.data), (x, lambda g: g))
 
 
 def getitem(x: Any, index: Any) -> Tensor:
-    """x[index], by slices (a view), integers, None, ..., masks and arrays of integers. As in torch
-    the axes of integers are gone before arrays are looked at.
+    """Return x[index], for slices (a view), integers, None, ..., masks and arrays of integers.
+
+    As in torch, integers remove their axes before arrays are applied.
     """
     value, where = x.data, _plain(index)
     xp, shape, dtype = array_module(value), value.shape, value.dtype
@@ -111,7 +112,7 @@ def _is_basic(part: Any) -> bool:
 
 
 def _integers_alone(part: Any) -> tuple[Any, ...]:
-    """The part if it is an integer, and whole axes in place of all that it covers else."""
+    """Return the part if it is an integer, else slices over all axes that it covers."""
     if _is_integer(part) or part is ...:
         return (part,)
     if part is None or isinstance(part, bool):
@@ -121,7 +122,7 @@ def _integers_alone(part: Any) -> tuple[Any, ...]:
 
 
 def concat(tensors: Sequence[Any], dim: int = 0) -> Tensor:
-    """One after the other along an axis."""
+    """Concatenate tensors along an axis."""
     arrays = [tensor.data for tensor in tensors]
     xp = array_module(arrays[0])
     ends = [*accumulate(array.shape[dim] for array in arrays)][:-1]
@@ -130,7 +131,7 @@ def concat(tensors: Sequence[Any], dim: int = 0) -> Tensor:
 
 
 def stack(tensors: Sequence[Any], dim: int = 0) -> Tensor:
-    """Side by side along a new axis."""
+    """Stack tensors along a new axis."""
     arrays = [tensor.data for tensor in tensors]
     xp = array_module(arrays[0])
     result = xp.stack(arrays, axis=dim)
@@ -138,7 +139,7 @@ def stack(tensors: Sequence[Any], dim: int = 0) -> Tensor:
 
 
 def unbind(x: Any, dim: int = 0) -> tuple[Tensor, ...]:
-    """The slices along an axis, without it; views."""
+    """Return the slices along an axis, without that axis, as views."""
     xp, shape, dtype = array_module(x.data), x.data.shape, x.data.dtype
 
     def pullback(gradients: list[Gradient]) -> list[Array]:
@@ -152,7 +153,10 @@ def unbind(x: Any, dim: int = 0) -> tuple[Tensor, ...]:
 
 
 def split(x: Any, split_size: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
-    """Pieces of a size (the last may be smaller) or of several sizes along an axis; views."""
+    """Split an axis into pieces of one size (the last may be smaller) or of given sizes, as views.
+
+    Raises ValueError if given sizes do not add up.
+    """
     xp, shape, dtype = array_module(x.data), x.data.shape, x.data.dtype
     if isinstance(split_size, int):
         ends = [*range(split_size, shape[dim], split_size)]
@@ -173,5 +177,6 @@ def split(x: Any, split_size: int | Sequence[int], dim: int = 0) -> tuple[Tensor
 
 
 def chunk(x: Any, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
-    """At most so many pieces of one size along an axis (the last may be smaller); views."""
+    """Split an axis into at most `chunks` pieces of one size (the last may be smaller), as
+    views."""
     return split(x, max(1, -(-x.data.shape[dim] // chunks)), dim)

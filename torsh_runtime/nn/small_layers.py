@@ -1,4 +1,4 @@
-"""Layers without parameters that are one function each, and the losses."""
+"""Defines layers without parameters that apply one function, and the losses."""
 
 from __future__ import annotations
 
@@ -10,95 +10,95 @@ from torsh_runtime.nn.shaping import flatten
 
 
 class ReLU(Module):
-    """max(x, 0)."""
+    """Applies max(x, 0) to each element."""
 
     def forward(self, x: Any) -> Any:
-        """x: of any shape."""
+        """Apply the layer to x of any shape."""
         return functional.relu(x)
 
 
 class GELU(Module):
-    """x · Φ(x); approximate: "none" or "tanh"."""
+    """Applies x · Φ(x) to each element; approximate: "none" or "tanh"."""
 
     def __init__(self, approximate: str = "none") -> None:
         super().__init__()
         self.approximate = approximate
 
     def forward(self, x: Any) -> Any:
-        """x: of any shape."""
+        """Apply the layer to x of any shape."""
         return functional.gelu(x, self.approximate)
 
 
 class SiLU(Module):
-    """x · sigmoid(x)."""
+    """Applies x · sigmoid(x) to each element."""
 
     def forward(self, x: Any) -> Any:
-        """x: of any shape."""
+        """Apply the layer to x of any shape."""
         return functional.silu(x)
 
 
 class Tanh(Module):
-    """The hyperbolic tangent."""
+    """Applies the hyperbolic tangent to each element."""
 
     def forward(self, x: Any) -> Any:
-        """x: of any shape."""
+        """Apply the layer to x of any shape."""
         return functional.tanh(x)
 
 
 class Sigmoid(Module):
-    """1 / (1 + exp(-x))."""
+    """Applies 1 / (1 + exp(-x)) to each element."""
 
     def forward(self, x: Any) -> Any:
-        """x: of any shape."""
+        """Apply the layer to x of any shape."""
         return functional.sigmoid(x)
 
 
 class Softmax(Module):
-    """exp(x), divided by its sum along an axis."""
+    """Divides exp(x) by its sum along an axis."""
 
     def __init__(self, dim: int = -1) -> None:
         super().__init__()
         self.dim = dim
 
     def forward(self, x: Any) -> Any:
-        """x: of any shape."""
+        """Apply the layer to x of any shape."""
         return functional.softmax(x, self.dim)
 
 
 class Identity(Module):
-    """x itself."""
+    """Returns its input unchanged."""
 
     def forward(self, x: Any) -> Any:
-        """x: anything."""
+        """Return x, which may be anything."""
         return x
 
 
 class Flatten(Module):
-    """The axes from `start_dim` to `end_dim` as one."""
+    """Joins the axes from `start_dim` to `end_dim` into one."""
 
     def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
         super().__init__()
         self.start_dim, self.end_dim = start_dim, end_dim
 
     def forward(self, x: Any) -> Any:
-        """x: of any shape."""
+        """Apply the layer to x of any shape."""
         return flatten(x, self.start_dim, self.end_dim)
 
 
 class MSELoss(Module):
-    """The squared difference."""
+    """Computes the squared difference."""
 
     def __init__(self, *, reduction: str = "mean") -> None:
         super().__init__()
         self.reduction = reduction
 
     def forward(self, x: Any, target: Any) -> Any:
-        """x and target: of one shape."""
+        """Return the loss of x and target, which have one shape."""
         return functional.mse_loss(x, target, reduction=self.reduction)
 
 
 class CrossEntropyLoss(Module):
-    """-log softmax(x) at the target class."""
+    """Computes -log softmax(x) at the target class."""
 
     def __init__(
         self, *, ignore_index: int = -100, reduction: str = "mean", label_smoothing: float = 0.0
@@ -108,7 +108,7 @@ class CrossEntropyLoss(Module):
         self.label_smoothing = label_smoothing
 
     def forward(self, x: Any, target: Any) -> Any:
-        """x: (N, classes, …), target: (N, …)."""
+        """Return the loss of x: (N, classes, …) for target: (N, …)."""
         return functional.cross_entropy(
             x,
             target,

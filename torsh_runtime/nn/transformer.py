@@ -1,4 +1,4 @@
-"""Attention as a layer, and the block that transformers repeat."""
+"""Defines the attention layer, and the block that transformers repeat."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from torsh_runtime.nn.small_layers import GELU
 
 
 class MultiheadAttention(Module):
-    """Attention of several heads (Vaswani et al., "Attention Is All You Need", 2017), with torch's
-    parameters: in_proj_weight (3·embed_dim, embed_dim), in_proj_bias, out_proj.
+    """Applies attention of several heads, with torch's parameters.
 
-    Attributes: attend (what it calls, as functional.scaled_dot_product_attention with its arguments
-    up to is_causal, which is what it is; set another one where sequences are in parts).
+    See Vaswani et al., "Attention Is All You Need", 2017. The parameters are
+    in_proj_weight (3·embed_dim, embed_dim), in_proj_bias and out_proj.
+
+    Attributes: attend (the attention function, called as functional.scaled_dot_product_attention
+    with arguments up to is_causal; replace it if sequences are split over ranks).
     """
 
     attend: Callable[..., Any] = staticmethod(functional.scaled_dot_product_attention)
@@ -56,11 +58,11 @@ class MultiheadAttention(Module):
         attn_mask: Any = None,
         is_causal: bool = False,
     ) -> tuple[Any, None]:
-        """The result, and None in place of the weights.
+        """Return the result, and None in place of the weights.
 
-        query: (L, N, embed_dim), key and value: (S, N, embed_dim), with N in front if
-        batch_first, or without. attn_mask: (L, S), or (N, heads, L, S); True is not looked at, as
-        torch's layer has it, or numbers to add. is_causal: needs no mask here.
+        query: (L, N, embed_dim), key and value: (S, N, embed_dim), with N first if batch_first, or
+        without N. attn_mask: (L, S), or (N, heads, L, S); True is masked out, as in torch's layer,
+        or numbers to add. is_causal: needs no mask here.
         """
         swap = not self.batch_first and query.ndim == 3
         if query is key and key is value:
@@ -75,7 +77,7 @@ class MultiheadAttention(Module):
         return self.out_proj(reshape(joined, (*joined.shape[:-2], self.embed_dim))), None
 
     def _split_together(self, x: Any, swap: bool) -> list[Any]:
-        """Queries, keys and values of one tensor, by one product."""
+        """Project one tensor to queries, keys and values by one product."""
         packed = functional.linear(x, self.in_proj_weight, self.in_proj_bias)
         apart = reshape(
             packed, (*x.shape[:-1], 3, self.num_heads, self.embed_dim // self.num_heads)
@@ -93,7 +95,8 @@ class MultiheadAttention(Module):
 
 
 def _heads_first(x: Any, swap: bool) -> Any:
-    """(…, length, heads, width) as (…, heads, length, width); `swap`: (length, N, …)."""
+    """Return (…, length, heads, width) as (…, heads, length, width); with `swap` from (length,
+    N, …)."""
     return permute(x, {3: (1, 0, 2), 4: (1, 2, 0, 3) if swap else (0, 2, 1, 3)}[x.ndim])
 
 
@@ -102,8 +105,9 @@ def _inverted(mask: Any) -> Any:
 
 
 class TransformerBlock(Module):
-    """x + attention(norm(x)), then x + MLP(norm(x)): normalised first (Xiong et al., "On Layer
-    Normalization in the Transformer Architecture", 2020).
+    """Computes x + attention(norm(x)), then x + MLP(norm(x)), normalising first.
+
+    See Xiong et al., "On Layer Normalization in the Transformer Architecture", 2020.
     """
 
     def __init__(
@@ -117,8 +121,10 @@ class TransformerBlock(Module):
         *,
         dtype: Any = None,
     ) -> None:
-        """hidden_dim: of the MLP, default 4·embed_dim. causal: whether positions look at
-        themselves and earlier ones only.
+        """Create the block.
+
+        hidden_dim: of the MLP, default 4·embed_dim. causal: positions attend only to themselves and
+        earlier ones.
         """
         super().__init__()
         hidden = 4 * embed_dim if hidden_dim is None else hidden_dim
@@ -136,7 +142,8 @@ class TransformerBlock(Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Any, attn_mask: Any = None) -> Any:
-        """x: (N, L, embed_dim) or (L, embed_dim); attn_mask: as MultiheadAttention's."""
+        """Apply the block to x: (N, L, embed_dim) or (L, embed_dim); attn_mask as in
+        MultiheadAttention."""
         normed = self.norm1(x)
         mixed, _ = self.attention(
             normed, normed, normed, attn_mask=attn_mask, is_causal=self.causal

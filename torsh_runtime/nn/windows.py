@@ -1,4 +1,4 @@
-"""Windows that slide over the last two axes of (N, channels, height, width)."""
+"""Computes windows that slide over the last two axes of (N, channels, height, width)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Pair: TypeAlias = int | tuple[int, int]
 
 
 def pair(value: Pair) -> tuple[int, int]:
-    """One number for both axes, or one for each."""
+    """Return a pair from one number for both axes, or one for each."""
     return (value, value) if isinstance(value, int) else (value[0], value[1])
 
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Where the windows lie, by axis."""
+    """Describes the positions of the windows, by axis."""
 
     size: tuple[int, int]
     stride: tuple[int, int] = (1, 1)
@@ -26,7 +26,7 @@ class Windows:
     dilation: tuple[int, int] = (1, 1)
 
     def count(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        """How many windows there are along each axis. ValueError if none fits."""
+        """Return the number of windows along each axis. Raises ValueError if none fits."""
         first, second = (self._along(axis, shape[axis - 2]) for axis in (0, 1))
         if min(first, second) < 1:
             raise ValueError(f"a window of {self.size} does not fit into an input of {shape}")
@@ -37,14 +37,15 @@ class Windows:
         return (length + 2 * self.padding[axis] - reach) // self.stride[axis] + 1
 
     def padded(self, x: Array, filler: float = 0) -> Array:
-        """The input with its borders."""
+        """Return the input with its borders."""
         if self.padding == (0, 0):
             return x
         widths = [(0, 0)] * (x.ndim - 2) + [(width, width) for width in self.padding]
         return array_module(x).pad(x, widths, constant_values=filler)
 
     def view(self, x: Array, filler: float = 0) -> Array:
-        """(N, channels, rows, columns, *size): each window of the input; not to be written."""
+        """Return each window of the input: (N, channels, rows, columns, *size). Do not write to
+        it."""
         count, whole = self.count(x.shape), self.padded(x, filler)
         strides = whole.strides[-2:]
         moves = [step * stride for step, stride in zip(self.stride, strides, strict=True)]
@@ -54,7 +55,7 @@ class Windows:
         )
 
     def gathered(self, windows: Array, shape: tuple[int, ...]) -> Array:
-        """The gradient of an input of `shape` from that of its windows, which overlap."""
+        """Return the gradient of an input of `shape` from that of its overlapping windows."""
         rows, columns = windows.shape[-4:-2]
         (top, left), (height, width) = self.padding, shape[-2:]
         whole = array_module(windows).zeros(

@@ -1,4 +1,5 @@
-"""Optimizers, learning rate schedules and clipping for torsh_runtime.nn, under torch's names."""
+"""Provides optimizers, learning rate schedules and clipping for torsh_runtime.nn, named as in
+torch."""
 
 from torsh_runtime.optim.adam import Adam, AdamW
 from torsh_runtime.optim.clipping import clip_grad_norm_, clip_grad_value_

@@ -1,4 +1,4 @@
-"""Adam, and AdamW with weight decay apart from the gradient."""
+"""Implements Adam, and AdamW with decoupled weight decay."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torsh_runtime.optim.pieces import pieces, zeros_for
 
 
 class Adam(Optimizer):
-    """Steps of the mean gradient over the root of the mean squared one (Kingma and Ba, "Adam: A
+    """Steps by the mean gradient over the root of the mean squared one (Kingma and Ba, "Adam: A
     Method for Stochastic Optimization", 2015). weight_decay is added to the gradient.
     """
 
@@ -36,7 +36,7 @@ class Adam(Optimizer):
         )
 
     def update(self, param: Tensor, gradient: Array, group: Group, state: dict[str, Any]) -> None:
-        """One step of one parameter."""
+        """Update one parameter and its moments in place."""
         if not state:
             state["step"] = np.zeros((), np.float32)
             state["exp_avg"], state["exp_avg_sq"] = zeros_for(param.data), zeros_for(param.data)
@@ -65,7 +65,7 @@ class Adam(Optimizer):
 
 
 class AdamW(Adam):
-    """Adam, where weight_decay shrinks the parameters by themselves (Loshchilov and Hutter,
+    """Works as Adam, but weight_decay shrinks the parameters directly (Loshchilov and Hutter,
     "Decoupled Weight Decay Regularization", 2019).
     """
 

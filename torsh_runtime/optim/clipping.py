@@ -1,4 +1,4 @@
-"""Gradients within bounds."""
+"""Clips gradients by their norm or their elements."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def _gradients(parameters: Any) -> list[Array]:
 def clip_grad_norm_(
     parameters: Any, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
 ) -> Tensor:
-    """Scale all gradients such that their norm, as of one vector, is at most max_norm.
+    """Scale all gradients so that their norm, taken as one vector, is at most max_norm.
 
-    Returns the norm before. RuntimeError for an infinite or undefined one if error_if_nonfinite;
-    the gradients are then left as they are.
+    Returns the norm before scaling as a float32 tensor. Raises RuntimeError if error_if_nonfinite
+    and the norm is infinite or undefined; the gradients are unchanged then.
     """
     gradients = _gradients(parameters)
     total = _norm(gradients, norm_type)
@@ -38,7 +38,7 @@ def clip_grad_norm_(
 
 
 def _norm(arrays: list[Array], kind: float) -> float:
-    """The norm of all arrays as one vector; partial norms are put together in float64."""
+    """Return the norm of all arrays as one vector; partial norms are combined in float64."""
     norms = [
         float(array_module(array).linalg.norm(computable(array).reshape(-1), kind))
         for array in arrays
@@ -48,6 +48,6 @@ def _norm(arrays: list[Array], kind: float) -> float:
 
 
 def clip_grad_value_(parameters: Any, clip_value: float) -> None:
-    """Bring each element of all gradients into [-clip_value, clip_value]."""
+    """Clip each element of all gradients to [-clip_value, clip_value], in place."""
     for gradient in _gradients(parameters):
         array_module(gradient).clip(gradient, -clip_value, clip_value, out=gradient)

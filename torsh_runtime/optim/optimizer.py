@@ -1,4 +1,4 @@
-"""What all optimizers have in common: groups of parameters and their state."""
+"""Defines the base class of all optimizers: groups of parameters and their state."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torsh_runtime.nn.tensor import Tensor
 from torsh_runtime.optim.pieces import zeros_for
 
 Group = dict[str, Any]
-"""Options of some parameters, and "params", these themselves."""
+"""Options of some parameters, and under "params" the parameters."""
 
 
 class Optimizer:
-    """Base of the optimizers, as torch.optim.Optimizer: subclasses define update().
+    """Serves as the base of optimizers, as torch.optim.Optimizer: subclasses define update().
 
     params: tensors, or dicts with "params" and options that differ from `defaults`.
     Attributes: param_groups, state (by parameter: names to arrays).
@@ -36,7 +36,11 @@ class Optimizer:
             self.add_param_group(group)
 
     def add_param_group(self, param_group: Mapping[str, Any]) -> None:
-        """Add parameters with options of their own. ValueError for parameters that are there."""
+        """Add parameters with options of their own.
+
+        Raises ValueError for parameters that the optimizer has already, TypeError for tensors that
+        are no leaves.
+        """
         params = param_group["params"]
         params = [params] if isinstance(params, Variable) else list(params)
         known = {param for group in self.param_groups for param in group["params"]}
@@ -49,11 +53,11 @@ class Optimizer:
         self.param_groups.append({**self.defaults, **param_group, "params": params})
 
     def update(self, param: Tensor, gradient: Array, group: Group, state: dict[str, Any]) -> None:
-        """Change one parameter in place; what a subclass defines."""
+        """Change one parameter in place. Subclasses define this."""
         raise NotImplementedError(f"{type(self).__name__} defines no update()")
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Change all parameters that have gradients. The loss that `closure` returns, if given."""
+        """Update all parameters that have gradients. Returns the loss of `closure`, if given."""
         loss = None
         if closure is not None:
             with enable_grad():
@@ -67,7 +71,7 @@ class Optimizer:
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget all gradients, or write zeros into them."""
+        """Drop all gradients, or with set_to_none=False fill them with zeros."""
         for group in self.param_groups:
             for param in group["params"]:
                 if param.grad is not None and not set_to_none:
@@ -76,8 +80,9 @@ class Optimizer:
                     param.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Options and state in torch's layout: parameters are numbered through all groups. The
-        arrays are not copied.
+        """Return options and state in torch's layout, without copying arrays.
+
+        Parameters are numbered across all groups.
         """
         numbers = self._numbers()
         groups = [
@@ -88,8 +93,9 @@ class Optimizer:
         return {"state": state, "param_groups": groups}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over copies of what state_dict() returned, here or in torch. ValueError if the
-        groups do not fit.
+        """Load copies of what state_dict() returned, here or in torch.
+
+        Raises ValueError if the groups do not match.
         """
         groups, own = state_dict["param_groups"], self.param_groups
         sizes = [[len(group["params"]) for group in each] for each in (groups, own)]
@@ -112,7 +118,8 @@ class Optimizer:
 
 
 def _loaded(value: Any, param: Tensor) -> Any:
-    """A copy; beside the parameter, and of the dtype that is computed in, if it is of its shape."""
+    """Return a copy. One of the parameter's shape is placed beside it, in the dtype of
+    computation."""
     if value is None or isinstance(value, (bool, int, float)):
         return value
     array = value if is_array(value) else np.asarray(value)

@@ -1,6 +1,4 @@
-"""Parameters in pieces that stay in the processor's cache from the first step of an update to the
-last.
-"""
+"""Splits parameters into pieces that stay in the processor's cache during an update."""
 
 from __future__ import annotations
 
@@ -10,8 +8,10 @@ from torsh_runtime.nn.arrays import Array, array_module, blocks, computable
 
 
 def pieces(param: Array, *others: Array) -> Iterator[tuple[Array, ...]]:
-    """The same piece of each array, flat. What is written into the parameter's pieces, and those
-    of other contiguous arrays, is written into these arrays; 16-bit types are float32 in pieces.
+    """Yield the same flat piece of each array.
+
+    Writes to the pieces of the parameter and of contiguous arrays change these arrays. Pieces of
+    16-bit types are float32.
     """
     whole = array_module(param).ascontiguousarray(computable(param))
     flat = [whole.reshape(-1), *(computable(other).reshape(-1) for other in others)]
@@ -22,6 +22,6 @@ def pieces(param: Array, *others: Array) -> Iterator[tuple[Array, ...]]:
 
 
 def zeros_for(param: Array) -> Array:
-    """Contiguous zeros of the parameter's shape, of the dtype that is computed in."""
+    """Return contiguous zeros of the parameter's shape, in the dtype of computation."""
     xp = array_module(param)
     return xp.zeros(param.shape, computable(xp.empty(0, param.dtype)).dtype)

@@ -1,4 +1,4 @@
-"""Learning rates as functions of the number of steps."""
+"""Computes learning rates as functions of the number of steps."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ class LRScheduler:
         self._set()
 
     def rate(self, base: float, group: int) -> float:
-        """The learning rate of a group after last_epoch steps; `base`: that before the first."""
+        """Return a group's learning rate after last_epoch steps; `base` is the initial rate."""
         raise NotImplementedError(f"{type(self).__name__} defines no rate()")
 
     def step(self) -> None:
-        """Go on to the next rate; to be called after the optimizer's step()."""
+        """Set the next rate. Call this after the optimizer's step()."""
         self.last_epoch += 1
         self._set()
 
     def get_last_lr(self) -> list[float]:
-        """The present rates of all groups."""
+        """Return the current rates of all groups."""
         return [group["lr"] for group in self.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
-        """What load_state_dict() needs; JSON can hold it."""
+        """Return what load_state_dict() needs; JSON can represent it."""
         return {"base_lrs": list(self.base_lrs), "last_epoch": self.last_epoch}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from what state_dict() returned."""
+        """Continue from what state_dict() returned."""
         self.base_lrs = list(state_dict["base_lrs"])
         self.last_epoch = state_dict["last_epoch"]
         self._set()
@@ -54,7 +54,7 @@ class LRScheduler:
 
 
 class LambdaLR(LRScheduler):
-    """The initial rate times lr_lambda(steps); one function, or one for each group."""
+    """Multiplies the initial rate by lr_lambda(steps); one function, or one for each group."""
 
     def __init__(self, optimizer: Optimizer, lr_lambda: Factor | Sequence[Factor]) -> None:
         count = len(optimizer.param_groups)
@@ -64,24 +64,24 @@ class LambdaLR(LRScheduler):
         super().__init__(optimizer)
 
     def rate(self, base: float, group: int) -> float:
-        """The rate of a group."""
+        """Return the group's rate."""
         return base * self.lr_lambdas[group](self.last_epoch)
 
 
 class StepLR(LRScheduler):
-    """The rate times gamma after every step_size steps."""
+    """Multiplies the rate by gamma after every step_size steps."""
 
     def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1) -> None:
         self.step_size, self.gamma = step_size, gamma
         super().__init__(optimizer)
 
     def rate(self, base: float, group: int) -> float:
-        """The rate of a group."""
+        """Return the group's rate."""
         return float(base * self.gamma ** (self.last_epoch // self.step_size))
 
 
 class CosineAnnealingLR(LRScheduler):
-    """Half a cosine's wave from the initial rate to eta_min in T_max steps, and back in as many
+    """Follows half a cosine wave from the initial rate to eta_min in T_max steps, and back
     (Loshchilov and Hutter, "SGDR", 2017).
     """
 
@@ -90,14 +90,15 @@ class CosineAnnealingLR(LRScheduler):
         super().__init__(optimizer)
 
     def rate(self, base: float, group: int) -> float:
-        """The rate of a group."""
+        """Return the group's rate."""
         wave = (1 + math.cos(math.pi * self.last_epoch / self.T_max)) / 2
         return self.eta_min + (base - self.eta_min) * wave
 
 
 class LinearLR(LRScheduler):
-    """A linear warm-up: from start_factor times the initial rate to end_factor times it in
-    total_iters steps.
+    """Warms up linearly from start_factor to end_factor times the initial rate.
+
+    This takes total_iters steps.
     """
 
     def __init__(
@@ -112,6 +113,6 @@ class LinearLR(LRScheduler):
         super().__init__(optimizer)
 
     def rate(self, base: float, group: int) -> float:
-        """The rate of a group."""
+        """Return the group's rate."""
         done = min(self.last_epoch / self.total_iters, 1)
         return base * (self.start_factor + (self.end_factor - self.start_factor) * done)

@@ -1,4 +1,4 @@
-"""Stochastic gradient descent."""
+"""Implements stochastic gradient descent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torsh_runtime.optim.pieces import pieces, zeros_for
 
 
 class SGD(Optimizer):
-    """p -= lr · g, with momentum (Sutskever et al., "On the Importance of Initialization and
+    """Makes p -= lr · g, with momentum (Sutskever et al., "On the Importance of Initialization and
     Momentum in Deep Learning", 2013), Nesterov's if asked for, and L2 regularisation.
     """
 
@@ -41,7 +41,7 @@ class SGD(Optimizer):
         )
 
     def update(self, param: Tensor, gradient: Array, group: Group, state: dict[str, Any]) -> None:
-        """One step of one parameter."""
+        """Update one parameter and its velocity in place."""
         momentum = group["momentum"]
         fresh = momentum and state.get("momentum_buffer") is None
         if fresh:

@@ -1,4 +1,4 @@
-"""Models of transformers that ranks have parts of: out to files that all can read, and in."""
+"""Saves and loads models of transformers that are spread over ranks, in transformers' files."""
 
 from torsh_runtime.checkpoint.pretrained.loading import from_pretrained
 from torsh_runtime.checkpoint.pretrained.saving import save_pretrained, save_pretrained_of

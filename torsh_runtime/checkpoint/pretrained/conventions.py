@@ -1,4 +1,4 @@
-"""How transformers names what it writes. It is loaded here alone, where a model of it is there."""
+"""Wraps what transformers decides about its files. Only used when transformers is installed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torsh_runtime.errors import ConfigError
 
 
 def check_model(model: Any) -> None:
-    """ConfigError for what save_pretrained() of transformers would not write as it is."""
+    """Raise ConfigError for models that transformers' save_pretrained() would change."""
     kind = type(model).__name__
     if not (hasattr(model, "save_pretrained") and hasattr(model, "config")):
         raise ConfigError(
@@ -32,13 +32,16 @@ def check_model(model: Any) -> None:
 
 
 def model_itself(model: Any) -> Any:
-    """Of a stage of a model the copy of the model that it has."""
+    """Return the model, or for a pipeline stage its copy of the model."""
     return vars(model).get("_own", model)
 
 
 def names_to_save(model: Any, names: Iterable[str], aliases: Mapping[str, str]) -> list[str]:
-    """Of all names those that are written: without what the model leaves out, and without names of
-    tied parameters that it gives back itself when it is loaded."""
+    """Return the names that are written.
+
+    These are `names` without those that the model ignores on save, and without names of tied
+    parameters that the model restores itself when it is loaded.
+    """
     left_out = {*(getattr(model, "_keys_to_ignore_on_save", None) or ())}
     found = [name for name in names if name not in left_out]
     patterns = _tied(model)
@@ -52,7 +55,7 @@ def names_to_save(model: Any, names: Iterable[str], aliases: Mapping[str, str]) 
 
 
 def _tied(model: Any) -> list[str]:
-    """Patterns of names, as dicts (transformers 5) or lists tell them."""
+    """Return patterns of tied names, which transformers 5 has in dicts, earlier ones in lists."""
     return [
         f"{name}.{key}" if name else key
         for name, module in model.named_modules()
@@ -61,8 +64,10 @@ def _tied(model: Any) -> list[str]:
 
 
 def as_written(model: Any, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Tensors under the names, and in the pieces, that files have: what loading converts is
-    converted back."""
+    """Return the tensors under the names and in the pieces that files have.
+
+    This reverses the conversion that loading performs.
+    """
     revert = getattr(_core(), "revert_weight_conversion", None)
     if revert is None:
         return tensors
@@ -71,7 +76,7 @@ def as_written(model: Any, tensors: dict[str, torch.Tensor]) -> dict[str, torch.
 
 
 def _core() -> Any:
-    """Where transformers 5 converts weights; None before."""
+    """Return the module with which transformers 5 converts weights; None in earlier versions."""
     try:
         return import_module("transformers.core_model_loading")
     except ImportError:
@@ -79,8 +84,10 @@ def _core() -> Any:
 
 
 def weight_files(path: str, options: Mapping[str, Any]) -> list[Path]:
-    """The files that a model's weights are in, which are brought here if they are in the hub.
-    ConfigError if there are none in safetensors' format."""
+    """Return the files with a model's weights, downloading them if they are in the hub.
+
+    Raises ConfigError if there are none in safetensors' format.
+    """
     hub: Any = import_module("transformers.utils.hub")
     names = ("subfolder", "revision", "cache_dir", "token", "local_files_only")
     told = {name: options[name] for name in names if name in options}
@@ -106,7 +113,7 @@ def weight_files(path: str, options: Mapping[str, Any]) -> list[Path]:
 def opened_model(
     model_class: Any, path: str, tensors: Mapping[str, torch.Tensor], options: Mapping[str, Any]
 ) -> Any:
-    """What the class's from_pretrained() makes of these tensors."""
+    """Return the model that the class's from_pretrained() builds from these tensors."""
     named = {name: each for name, each in options.items() if name not in ("variant",)}
     config = named.pop("config", None)
     if config is None or isinstance(config, str):

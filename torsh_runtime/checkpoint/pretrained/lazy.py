@@ -1,4 +1,4 @@
-"""Tensors of torch that are read when they are needed, and only the part that is."""
+"""Defines tensors of torch that are read when needed, and only the required part."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from torsh_runtime.layout import Piece
 from torsh_runtime.parallel.layouts import cut
 
 Spans = tuple[tuple[tuple[int, int], ...], ...]
-"""For each dimension the indices that are wanted, ascending."""
+"""For each dimension the wanted ranges of indices, ascending."""
 Pull = Callable[[Spans], torch.Tensor]
 _tensor: Any = torch.Tensor
 
 
 class Lazy(torch.Tensor):
-    """One without values, which functions of torch take; what they make of it is lazy, too.
+    """Represents a tensor without values. Results of torch's functions on it are lazy, too.
 
-    Attributes: sources (names of what it is made of).
+    Attributes: sources (names of the tensors it is computed from).
     """
 
     sources: frozenset[str]
@@ -29,7 +29,7 @@ class Lazy(torch.Tensor):
 
     @classmethod
     def of(cls, shape: Sequence[int], dtype: torch.dtype, name: str, pull: Pull | None) -> Lazy:
-        """pull: gives the values; None where nobody will ask for them."""
+        """Create a tensor named `name`. `pull` returns its values; None if none are read."""
         return cls._made(
             torch.empty(tuple(shape), dtype=dtype, device="meta"), frozenset([name]), pull
         )
@@ -41,19 +41,22 @@ class Lazy(torch.Tensor):
         return made
 
     def values(self, piece: Piece | None = None) -> torch.Tensor:
-        """All of it, or a box of it."""
+        """Read and return all values, or those of a piece."""
         found = Piece.whole(tuple(self.shape)) if piece is None else piece
         return self.pull(tuple(found.spans_of(dim) for dim in range(len(found.shape))))
 
     def pull(self, spans: Spans) -> torch.Tensor:
-        """The elements whose index along each dimension is wanted."""
+        """Read and return the elements whose index along each dimension is in `spans`."""
         if self._pull is None:
             raise ConfigError(f"{', '.join(sorted(self.sources))}: there are no values")
         return self._pull(spans)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """See torch.Tensor."""
+        """Apply a function of torch lazily: see torch.Tensor.
+
+        Raises ConfigError for operations in place.
+        """
         named = dict(kwargs or {})
         name = getattr(func, "__name__", "")
         if name.endswith("_") and not name.endswith("__") and name != "requires_grad_":
@@ -83,13 +86,13 @@ def _on_meta(named: dict[str, Any]) -> dict[str, Any]:
 
 
 def _cast(tensor: torch.Tensor, *args: Any, **named: Any) -> torch.Tensor:
-    """As Tensor.to(), of a tensor that stays where it is."""
+    """Cast a tensor as Tensor.to() does, without moving it to another device."""
     kinds = [each for each in (*args, *named.values()) if isinstance(each, torch.dtype)]
     return tensor.to(kinds[0]) if kinds else tensor.detach()
 
 
 def _pulls(func: Any, args: Any, named: dict[str, Any], outputs: list[Any]) -> list[Pull]:
-    """How each output gets its values."""
+    """Return how each output gets its values."""
     known = _KNOWN.get(func)
     found = None if known is None else known(func, args, named, outputs)
     if found is not None:
@@ -106,7 +109,7 @@ def _pulls(func: Any, args: Any, named: dict[str, Any], outputs: list[Any]) -> l
 
 
 def selected(tensor: torch.Tensor, spans: Spans) -> torch.Tensor:
-    """These elements of a tensor: a view where it is one box."""
+    """Return these elements of a tensor, as a view if they form one box."""
     found: torch.Tensor = cut(tensor, Piece.of_spans(tuple(tensor.shape), spans))
     return found
 
@@ -130,7 +133,7 @@ def _leaves(values: Any) -> list[Any]:
 
 
 def _same(func: Any, args: Any, named: Any, outputs: Any) -> list[Pull] | None:
-    """Of an operation on each element."""
+    """Pull the result of an elementwise operation from the same elements of its input."""
     tensor, *rest = args
     return [lambda spans: func(tensor.pull(spans), *rest, **named)]
 
@@ -140,7 +143,7 @@ def _indexed(func: Any, args: Any, named: Any, outputs: Any) -> list[Pull] | Non
 
 
 def _cat(func: Any, args: Any, named: Any, outputs: Any) -> list[Pull] | None:
-    """One behind the other: of each what is wanted of it."""
+    """Pull from each of the concatenated tensors only the requested part."""
     tensors, dim = _of_list(args, named, outputs[0].dim())
     if not all(isinstance(each, Lazy) for each in tensors):
         return None
@@ -158,7 +161,7 @@ def _cat(func: Any, args: Any, named: Any, outputs: Any) -> list[Pull] | None:
 
 
 def _stack(func: Any, args: Any, named: Any, outputs: Any) -> list[Pull] | None:
-    """Each in a row of its own."""
+    """Pull from each of the stacked tensors only the requested part."""
     tensors, dim = _of_list(args, named, outputs[0].dim())
     if not all(isinstance(each, Lazy) for each in tensors):
         return None
@@ -181,7 +184,7 @@ def _of_list(args: Any, named: Any, ndim: int) -> tuple[list[Any], int]:
 
 
 def _split(func: Any, args: Any, named: Any, outputs: Any) -> list[Pull] | None:
-    """Parts along a dimension, one behind the other."""
+    """Pull parts along a dimension from the matching range of the input."""
     tensor = args[0]
     dim = (args[2] if len(args) > 2 else named.get("dim", 0)) % tensor.dim()
     starts = accumulate((each.shape[dim] for each in outputs), initial=0)
@@ -214,7 +217,7 @@ def _transposed(func: Any, args: Any, named: Any, outputs: Any) -> list[Pull] | 
 
 
 def _within(spans: Sequence[tuple[int, int]], start: int, end: int) -> tuple[tuple[int, int], ...]:
-    """What of the spans lies between, counted from the start."""
+    """Return the intersection of the spans with [start, end), counted from `start`."""
     pairs = ((max(first, start) - start, min(last, end) - start) for first, last in spans)
     return tuple((first, last) for first, last in pairs if first < last)
 
@@ -242,4 +245,4 @@ _KNOWN: dict[Any, Callable[..., list[Pull] | None]] = {
     _tensor.T.__get__: _transposed,
     _tensor.mT.__get__: _transposed,
 }
-"""Operations of which a part needs a part only; of others all is read."""
+"""Operations whose parts need only parts of their inputs; others read all of their inputs."""

@@ -1,4 +1,4 @@
-"""from_pretrained() of which each rank reads what it gets."""
+"""Defines from_pretrained(), with which each rank reads only its part of a model."""
 
 from __future__ import annotations
 
@@ -31,21 +31,25 @@ def from_pretrained(
     plan: Mapping[str, Entry] | Literal["auto"] = "auto",
     **options: Any,
 ) -> Any:
-    """A model of transformers out of files, of which each rank has its part and reads no more.
+    """Load a model of transformers from files, each rank only its part.
 
-        model = tr.from_pretrained(AutoModelForCausalLM, "checkpoints/llama", mesh)
+    Example: `model = tr.from_pretrained(AutoModelForCausalLM, "checkpoints/llama", mesh)`.
 
-    It is what parallelize(model_class.from_pretrained(path), mesh, plan) gives, without a whole
-    model anywhere: it is made without memory, cut by the plan, and each parameter is read from the
-    safetensors files, in one piece after the other. All ranks call it.
+    The result is that of parallelize(model_class.from_pretrained(path), mesh, plan), but no rank
+    ever has a whole model: it is created without memory, cut by the plan, and then each parameter's
+    part is read from the safetensors files in turn. All ranks call it.
 
-    model_class: a class of transformers, or one of its AutoModel classes. path: as its
-        from_pretrained() takes it. mesh, plan: as parallelize().
-    options: as its from_pretrained() takes them, such as dtype; with those that say where a model
-        is to be, or that quantise it, it is a ConfigError.
+    model_class: a class of transformers, or one of its AutoModel classes.
 
-    Raises ConfigError on all ranks as parallelize(), and CheckpointError for files that cannot be
-    read. Like transformers' it gives a model in evaluation mode: call model.train().
+    path: as its from_pretrained() takes it.
+
+    mesh, plan: as parallelize().
+
+    options: as its from_pretrained() takes them, such as dtype. Options that place or quantise the
+    model raise ConfigError.
+
+    Raises ConfigError on all ranks as parallelize(), and CheckpointError if files cannot be read.
+    The model is in evaluation mode, as transformers returns it: call model.train() to train it.
     """
     given = [name for name in _NOT_HERE if options.get(name) is not None]
     if given:
@@ -65,8 +69,8 @@ def from_pretrained(
 
 @contextmanager
 def _same_on_all(ranks: Ranks) -> Iterator[None]:
-    """A block whose errors are errors on all ranks."""
-    with Attempt() as attempt:  # also of the model's own code
+    """Raise an error of the block on any rank on all ranks."""
+    with Attempt() as attempt:  # the model's own code may raise anything
         yield
     try:
         ranks.agree("from_pretrained()", attempt.error)
@@ -77,8 +81,10 @@ def _same_on_all(ranks: Ranks) -> Iterator[None]:
 
 
 def _without_memory(model: Any) -> dict[int, Lazy]:
-    """Let parameters that are to be read be on the meta device, several names of one as one.
-    Returns what they are to be read from, by their id()."""
+    """Put parameters that are yet to be read on the meta device; tied names share one parameter.
+
+    Returns the lazy tensors to read them from, by the parameters' id().
+    """
     made: dict[int, Any] = {}
     later: dict[int, Lazy] = {}
     for module in model.modules():
@@ -98,7 +104,7 @@ def _without_memory(model: Any) -> dict[int, Lazy]:
 
 @torch.no_grad()
 def _read(model: Any, mesh: DeviceMesh | None, later: dict[int, Lazy]) -> None:
-    """Give each parameter its part of what there is to be read."""
+    """Read each parameter's part into it."""
     layouts, known = layouts_by_id(model), coordinates_by_id(model)
     for name, parameter in model.named_parameters():
         lazy = later.get(id(parameter))

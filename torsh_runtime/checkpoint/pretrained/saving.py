@@ -1,4 +1,4 @@
-"""save_pretrained() of models of which ranks have parts."""
+"""Defines save_pretrained() for models that are spread over ranks."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from torsh_runtime.parallel.state.models import unwrapped
 _CALL = "save_pretrained()"
 _DEFAULT_SIZE = "50GB"
 _IGNORED = ("is_main_process", "save_peft_format", "token")
-"""Options of transformers' that change nothing here."""
+"""Options of transformers' save_pretrained() that have no effect here."""
 _AS_GIVEN = {"push_to_hub": False, "distributed_checkpoint": False, "safe_serialization": True}
-"""Those that have one value here."""
+"""Options that support a single value here."""
 
 
 def save_pretrained(
@@ -46,19 +46,22 @@ def save_pretrained(
     save_original_format: bool = True,
     process_group: Any = None,
 ) -> None:
-    """Write a model of transformers of which ranks have parts, as its own save_pretrained() writes
-    the whole one: from_pretrained() reads it anywhere.
+    """Write a model of transformers that is spread over ranks, in transformers' own format.
 
-    All ranks call it. Rank 0 writes: configurations, and tensors one after the other, each of which
-    is collected from the ranks that have it. It holds one tensor beside what it has; the others
-    hold nothing more. What was there is replaced when all is written.
+    The files are those that the whole model's save_pretrained() would write, so that
+    from_pretrained() reads them anywhere. All ranks call this. Rank 0 writes the configurations and
+    then the tensors one by one, each collected from the ranks that have it; it needs memory for one
+    more tensor, the others for none. Existing files are replaced once everything is written.
 
     model: cut by parallelize(), in FullyShardedDataParallel or DistributedDataParallel, or several
-        of these; or a PipelineParallel of it. mesh, process_group: as whole_state_dict().
-    max_shard_size, variant, save_original_format: as transformers' own.
+    of these; or a PipelineParallel of it.
 
-    Raises ConfigError on all ranks for what cannot be written so, and if other ranks call something
-    else; CheckpointError on all ranks if rank 0 cannot write.
+    mesh, process_group: as whole_state_dict().
+
+    max_shard_size, variant, save_original_format: as in transformers.
+
+    Raises ConfigError on all ranks for models that cannot be written this way, and if other ranks
+    call something else; CheckpointError on all ranks if rank 0 cannot write.
     """
     model = getattr(model, "module", model) if hasattr(model, "stages") else model
     whole = WholeTensors(model, mesh, process_group, _CALL)
@@ -80,8 +83,10 @@ def save_pretrained(
 
 
 def save_pretrained_of(model: Any, directory: str | Path, *given: Any, **named: Any) -> None:
-    """model.save_pretrained() as transformers has it, of a model that is cut. ConfigError for
-    options with which it would be something else."""
+    """Carry out model.save_pretrained() of transformers for a model that is cut.
+
+    Raises ConfigError for options that are not supported for such a model.
+    """
     names = ("is_main_process", "state_dict", "push_to_hub", "max_shard_size", "variant")
     named |= dict(zip(names, given, strict=False))
     if named.get("state_dict") is not None:
@@ -104,12 +109,12 @@ def save_pretrained_of(model: Any, directory: str | Path, *given: Any, **named: 
 
 @contextmanager
 def _told_to_all(whole: WholeTensors) -> Iterator[dict[str, Any]]:
-    """A block whose errors on rank 0 are errors on all ranks, which then have what it told."""
+    """Raise errors of rank 0 in the block on all ranks; otherwise share the dict that it filled."""
     told: dict[str, Any] = {}
     error: Exception | None = None
     try:
         yield told
-    except Exception as reason:  # also of the model's own code
+    except Exception as reason:  # the model's own code may raise anything
         error = reason
     said = {} if error is None else {"error": f"{type(error).__name__}: {error}"}
     kind = CheckpointError if isinstance(error, OSError | CheckpointError) else ConfigError
@@ -125,14 +130,14 @@ def _told_to_all(whole: WholeTensors) -> Iterator[dict[str, Any]]:
 
 @dataclass
 class _Step:
-    """Tensors of the model, and what is written of them."""
+    """Groups tensors of the model that are converted together, and the tensors written for them."""
 
     sources: list[str] = field(default_factory=list)
     targets: list[str] = field(default_factory=list)
 
 
 class _Save:
-    """What rank 0 does."""
+    """Performs rank 0's part of the save."""
 
     def __init__(
         self, model: Any, whole: WholeTensors, largest: int, variant: str | None, converts: bool
@@ -161,7 +166,7 @@ class _Save:
         return as_written(self._model, tensors) if self._converts else tensors
 
     def write(self, directory: Path) -> None:
-        """Collect and write everything. Errors come when all ranks have given all."""
+        """Collect and write everything. Errors are raised after all ranks have sent all tensors."""
         error: Exception | None = None
         folder = None
         try:
@@ -189,7 +194,7 @@ class _Save:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _begin(self, folder: Path) -> None:
-        """Write all but tensors, as transformers does."""
+        """Write everything but tensors, as transformers does."""
         type(self._model).save_pretrained(self._model, folder, state_dict={})
         for each in folder.glob("*.safetensors*"):
             each.unlink()
@@ -198,12 +203,14 @@ class _Save:
     def _write(self, step: _Step, given: dict[str, Any]) -> None:
         written = self._converted(given)
         if written.keys() != {*step.targets}:
-            raise ConfigError(f"{', '.join(given)} are not converted alone as with all others")
+            raise ConfigError(
+                f"{', '.join(given)} are converted differently alone than together with all others"
+            )
         for name in [*written]:
             self._files.write(name, written.pop(name))
 
     def _replace(self, folder: Path, directory: Path) -> None:
-        """Let what is written take the place of what was there, what says where it is last."""
+        """Replace existing files by the new ones; the index and the configuration come last."""
         stale = self._files.stale(directory)
         last = (self._files.index, "config.json")
         for each in sorted(folder.iterdir(), key=lambda path: path.name in last):
@@ -214,7 +221,7 @@ class _Save:
 
 
 def _steps(written: dict[str, Any]) -> list[_Step]:
-    """What is converted together, in the order of what is written."""
+    """Return the groups of tensors that are converted together, in the order of what is written."""
     of: dict[str, _Step] = {}
     steps: list[_Step] = []
     for name, each in written.items():

@@ -1,4 +1,4 @@
-"""Files in safetensors' format that are written a tensor at a time, named as transformers does."""
+"""Writes files in safetensors' format tensor by tensor, named as transformers names them."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
 class Kind(NamedTuple):
-    """Of a tensor that is to be written."""
+    """Describes a tensor that is to be written."""
 
     dtype: str
     shape: tuple[int, ...]
 
     @property
     def num_bytes(self) -> int:
-        """Of it."""
+        """Return the size of the tensor in bytes."""
         return math.prod(self.shape) * ITEMSIZES[self.dtype]
 
 
 def size_of(given: int | str) -> int:
-    """Bytes, of a number or a text as "5GB". ConfigError for others."""
+    """Return bytes for a number or a text such as "5GB". Raises ConfigError for other texts."""
     if isinstance(given, int):
         return given
     found = re.fullmatch(r"\s*([\d.]+)\s*([KMGT]I?B)\s*", given, re.IGNORECASE)
@@ -43,10 +43,14 @@ def size_of(given: int | str) -> int:
 
 
 class ShardedFiles:
-    """What a model's files are to have, and then the files."""
+    """Plans a model's files and writes them."""
 
     def __init__(self, kinds: Mapping[str, Kind], largest: int, variant: str | None) -> None:
-        """kinds: in order. largest: bytes of a file, unless one tensor has more."""
+        """Plan files of at most `largest` bytes, unless a single tensor has more.
+
+        kinds: the tensors in order, by name. Raises CheckpointError for dtypes that safetensors
+        lacks.
+        """
         for name, kind in kinds.items():
             check_dtype(name, kind.dtype)
         self._variant = f".{variant}" if variant else ""
@@ -62,12 +66,12 @@ class ShardedFiles:
 
     @property
     def index(self) -> str:
-        """The name of the file that says where tensors are, if there are several."""
+        """Return the name of the index file, which is written if there are several files."""
         return f"model.safetensors.index{self._variant}.json"
 
     def _divided(self, largest: int) -> list[list[str]]:
-        """Names by file. A tensor that is too large for one has its own, before the one that is
-        being filled."""
+        """Return the names by file. A tensor above the limit gets a file of its own before the
+        current one."""
         full: list[list[str]] = []
         rest: list[str] = []
         size = 0
@@ -83,7 +87,7 @@ class ShardedFiles:
         return [*full, rest] if rest else full
 
     def create(self, folder: Path) -> None:
-        """Make the files there, without contents."""
+        """Create the files in `folder`, with headers but without tensors."""
         for file, names in zip(self.names, self._shards, strict=True):
             kinds = ((name, *self._kinds[name]) for name in names)
             header, stored, size = lay_out(kinds, {"format": "pt"})
@@ -103,7 +107,7 @@ class ShardedFiles:
         self._open[file].write(memory.data)
 
     def finish(self, folder: Path, parameters: int) -> None:
-        """All are there: have them on the disk, and the index beside them."""
+        """Flush the files to the disk and write the index. Call it when all tensors are written."""
         for opened in self._open.values():
             opened.flush()
             os.fsync(opened.fileno())
@@ -115,13 +119,13 @@ class ShardedFiles:
             (folder / self.index).write_text(text + "\n")
 
     def close(self) -> None:
-        """Of the files."""
+        """Close all open files."""
         for opened in self._open.values():
             opened.close()
         self._open = {}
 
     def stale(self, folder: Path) -> list[Path]:
-        """Weights of earlier saves there that are not replaced, and would be read instead."""
+        """Return files of earlier saves that are not replaced and would be read instead."""
         kept = {*self.names, *([self.index] if len(self.names) > 1 else [])}
         pattern = re.compile(
             rf"model(-\d{{5}}-of-\d{{5}})?{re.escape(self._variant)}\.safetensors"

@@ -1,4 +1,4 @@
-"""Files of weights, of which parts of tensors are read."""
+"""Reads parts of tensors from files of weights."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from torsh_runtime.errors import CheckpointError
 
 
 class WeightFiles:
-    """Files in safetensors' format. Attributes: num_bytes (of all that was read of tensors)."""
+    """Reads files in safetensors' format. Attributes: num_bytes (bytes of tensors read so far)."""
 
     def __init__(self, files: Iterable[Path]) -> None:
-        """CheckpointError for what is no such file."""
+        """Map the files into memory. Raises CheckpointError for a file that has another format."""
         self.num_bytes = 0
         self.tensors: dict[str, Lazy] = {}
-        """By name; they can be read until close()."""
+        """The tensors by name; they can be read until close()."""
         self._memories: list[mmap.mmap] = []
         for each in files:
             self._open(each)
 
     def close(self) -> None:
-        """Of the files."""
+        """Close the files. Their tensors cannot be read afterwards."""
         self.tensors = {}
         for each in self._memories:
             each.close()

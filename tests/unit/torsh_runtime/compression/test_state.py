@@ -85,7 +85,7 @@ def test_of_another_rank_only_what_is_shared_is_taken(caplog: pytest.LogCaptureF
     average(first, alone(), gradients(0, 0, SIZE), SHAPES)
     second.load_state_dict({**first.state_dict(), "rank": 1, "world_size": 2})
     average(second, alone(), np.zeros(SIZE, np.float32), SHAPES)
-    assert "PowerSGD was rank 1 of 2 and is rank 0 of 1: it forgets" in caplog.text
+    assert "PowerSGD was rank 1 of 2 and is rank 0 of 1: it discards" in caplog.text
     assert not residual(second).any()
     assert second.state_dict()["steps"] == 2
     assert second.state_dict()["world_size"] == 1
