@@ -31,6 +31,7 @@ from torsh_runtime.store.base import Store
 from torsh_runtime.store.memory import MemoryStore
 from torsh_runtime.store.remote import RemoteStore
 from torsh_runtime.store.server import StoreServer
+from torshrun.rendezvous.agent_server import AgentServer
 from torshrun.rendezvous.base import (
     SUMMARY_BYTES,
     JobOver,
@@ -39,7 +40,6 @@ from torshrun.rendezvous.base import (
     Summaries,
 )
 from torshrun.rendezvous.epoch import Epoch
-from torshrun.rendezvous.hub import Hub
 from torshrun.rendezvous.rejoin import EpochRendezvous, Prepare
 from torshrun.rendezvous.settings import NodeFacts, Settings
 
@@ -104,9 +104,9 @@ def _agent(number: int, open_store: Callable[[], Store], settings: Settings) -> 
 
 
 def _preparing(number: int) -> Prepare:
-    async def prepare(_store: Store, epoch: Epoch) -> tuple[NodeFacts, Hub]:
+    async def prepare(_store: Store, epoch: Epoch) -> tuple[NodeFacts, AgentServer]:
         node = f"n{number:05d}"
-        hub = await Hub(epoch, node, lambda why: None).open("127.0.0.1")
+        hub = await AgentServer(epoch, node, lambda why: None).open("127.0.0.1")
         facts = NodeFacts(
             node=node, host=f"host{number}", address="127.0.0.1", endpoint=hub.endpoint, nproc=8
         )

@@ -30,8 +30,8 @@ from torsh_runtime.store.hosted import HostedStore
 from torsh_runtime.store.memory import MemoryStore
 from torsh_runtime.store.remote import RemoteStore
 from torshrun.rendezvous.base import JobOver, RendezvousEvent, RoundFormed
-from torshrun.rendezvous.beats import Beat, Beats, Judge, Reply
 from torshrun.rendezvous.epoch import Epoch
+from torshrun.rendezvous.heartbeats import Heartbeat, Heartbeats, Judge, Reply
 from torshrun.rendezvous.rejoin import EpochRendezvous, Prepare
 from torshrun.rendezvous.settings import NodeFacts, Settings
 
@@ -90,7 +90,7 @@ class Counted(Store):
         await self._store.close()
 
 
-class LocalBeats(Beats):
+class LocalBeats(Heartbeats):
     """Beats between agents of this process."""
 
     ends: dict[str, Judge | None]
@@ -102,7 +102,9 @@ class LocalBeats(Beats):
     def serve(self, judge: Judge | None) -> None:
         self.ends[self._end] = judge
 
-    async def beat(self, node: str, endpoint: str, fence: int, beat: Beat, timeout: float) -> Reply:
+    async def beat(
+        self, node: str, endpoint: str, fence: int, beat: Heartbeat, timeout: float
+    ) -> Reply:
         judge = self.ends.get(node)
         return Reply("granted" if judge and judge(beat) else "refused")
 
@@ -152,7 +154,7 @@ def _meeting(store: Store) -> Callable[[], Awaitable[Store]]:
 
 
 def _preparing(facts: NodeFacts, ends: dict[str, Judge | None]) -> Prepare:
-    async def prepare(_store: Store, _epoch: Epoch) -> tuple[NodeFacts, Beats]:
+    async def prepare(_store: Store, _epoch: Epoch) -> tuple[NodeFacts, Heartbeats]:
         return facts, LocalBeats(ends, facts.node)
 
     return prepare

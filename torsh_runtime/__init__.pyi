@@ -30,7 +30,7 @@ from torsh_runtime.checkpoint.pretrained import (
     save_pretrained as save_pretrained,
 )
 from torsh_runtime.checkpoint.whole import whole_state_dict as whole_state_dict
-from torsh_runtime.comm.apart import (
+from torsh_runtime.comm.out_of_place import (
     all_reduce_into as all_reduce_into,
     exscan as exscan,
     exscan_into as exscan_into,

@@ -14,14 +14,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from torsh_runtime.backends.base import Backend, BackendKind, BackendType, ByDevice
-from torsh_runtime.backends.board import Board, give_up
+from torsh_runtime.backends.bootstrap_store import BootstrapStore, post_abort
 from torsh_runtime.backends.native.network import secret_of
 from torsh_runtime.backends.recorder import note_group
 from torsh_runtime.backends.registry import backend_class, is_available
 from torsh_runtime.backends.single import SingleBackend
+from torsh_runtime.comm.authenticated_pickle import AuthenticatedPickle
 from torsh_runtime.comm.choosing import backend_type
-from torsh_runtime.comm.seal import Seal
-from torsh_runtime.comm.session import Configure, Session
+from torsh_runtime.comm.registry import Configure, GroupRegistry
 from torsh_runtime.contract import WorkerEnv
 from torsh_runtime.errors import (
     BackendUnavailable,
@@ -133,8 +133,8 @@ class Job:
         return "" if self.turn == 1 else str(self.turn)
 
     @property
-    def seal(self) -> Seal:
-        return Seal(self.secret)
+    def seal(self) -> AuthenticatedPickle:
+        return AuthenticatedPickle(self.secret)
 
     def make_backend(
         self,
@@ -167,7 +167,7 @@ class Job:
             is_parent = parent is None
             made = _make_backend(agreed, store, rank, len(ranks), left, name, is_parent, strategy)
         except BaseException as error:
-            give_up(store, rank, error)
+            post_abort(store, rank, error)
             raise
         if agreed is not BackendType.NATIVE:  # which tells of itself
             note_group(name, len(ranks), self._job_ranks(ranks, parent))
@@ -192,7 +192,7 @@ class Job:
     ) -> Backend:
         from torsh_runtime.backends.by_device import ByDeviceBackend  # few groups need it
 
-        board = Board(store, rank, timeout, kind)
+        board = BootstrapStore(store, rank, timeout, kind)
         board.exchange("devices", b"", range(len(ranks)))  # as who wants another kind tells it here
         made: list[Any] = []
         try:
@@ -201,18 +201,18 @@ class Job:
                 made.append(self.make_backend(each, own, rank, ranks, left, parent))
         except BaseException as error:
             for device in kind._fields:  # peers may wait for this rank in either
-                give_up(store.scoped(f"{device}/"), rank, error)
+                post_abort(store.scoped(f"{device}/"), rank, error)
             for member in made:
                 member.close()
             raise
         return ByDeviceBackend(kind, *made)
 
-    def session(self, default: Backend, configure: Configure | None = None) -> Session:
+    def session(self, default: Backend, configure: Configure | None = None) -> GroupRegistry:
         """What the groups of its default group are made from, and configured by."""
         rank = self.members.index(self.env.rank)
         local = self.env.local_world_size
         connect = partial(self.make_backend, parent=default)
-        return Session(rank, len(self.members), connect, self.seal, local, configure)
+        return GroupRegistry(rank, len(self.members), connect, self.seal, local, configure)
 
     def store(self, timeout: float) -> Store:
         """A part of the store for the program's own keys, fresh for each default group."""
@@ -287,9 +287,11 @@ class LateJob:
         """As Job's."""
         return self.made().store(timeout)
 
-    def session(self, default: Backend, configure: Configure | None = None) -> Session:
+    def session(self, default: Backend, configure: Configure | None = None) -> GroupRegistry:
         """As Job's."""
-        return Session(0, 1, self.make_backend, Seal(self.secret), configure=configure)
+        return GroupRegistry(
+            0, 1, self.make_backend, AuthenticatedPickle(self.secret), configure=configure
+        )
 
     def close(self, wait_for_peers: bool) -> None:
         """As Job's."""
@@ -314,7 +316,7 @@ def _agree(
     if chosen and rank == 0:
         store.put("backend/0", value)
         return chosen
-    told = Board(store, rank, timeout, chosen).exchange("backend", value, [0])
+    told = BootstrapStore(store, rank, timeout, chosen).exchange("backend", value, [0])
     first = backend_type(told[0].decode(errors="replace"))
     if chosen not in (None, first):
         raise ConfigError(

@@ -11,11 +11,11 @@ from functools import partial
 from typing import cast
 
 from torsh_runtime.backends.base import Backend
-from torsh_runtime.backends.configuring import StoreOfTurn, Turn, check_first
 from torsh_runtime.backends.native.network import secret_of
+from torsh_runtime.backends.reconfiguration import Attempt, AttemptStore, check_first
 from torsh_runtime.comm.choosing import backend_type
 from torsh_runtime.comm.group import ProcessGroup
-from torsh_runtime.comm.session import Footing, Plan
+from torsh_runtime.comm.registry import GroupResources, ReconfigurePlan
 from torsh_runtime.contract import WorkerEnv
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.job import REQUEST, Job, LateJob, key_by_hand, store_client
@@ -80,7 +80,9 @@ class JobGroup(ProcessGroup):
         super()._leave_footing()
 
 
-def configured(home: Job | LateJob, plan: Plan, turn: Turn, timeout: float) -> Footing:
+def configured(
+    home: Job | LateJob, plan: ReconfigurePlan, turn: Attempt, timeout: float
+) -> GroupResources:
     """What a group is to stand on by ProcessGroup.configure(). `home` is the job of its process,
     whose ranks alone have its Store; at an address others may come.
 
@@ -103,7 +105,7 @@ def configured(home: Job | LateJob, plan: Plan, turn: Turn, timeout: float) -> F
             local_world_size=0,
             store_endpoint=store.endpoint,
         )
-        client = cast(StoreClient, StoreOfTurn(store, turn))
+        client = cast(StoreClient, AttemptStore(store, turn))
         job = Job(place, client, None, 1, b"", ranks, is_whole=False)
         left = max(deadline - time.monotonic(), 0.001)
         backend = job.make_backend(plan.kind, name, plan.rank, ranks, left)
@@ -112,7 +114,7 @@ def configured(home: Job | LateJob, plan: Plan, turn: Turn, timeout: float) -> F
         known = home.secret if isinstance(plan.store, Store) else secret_of(home.env.secret)
         job = replace(job, client=store, secret=derive(known, "configuration", name, nonce))
         session = job.session(backend, partial(configured, home))
-        return Footing(backend, name, session, held.pop_all().close)
+        return GroupResources(backend, name, session, held.pop_all().close)
 
 
 def _base(

@@ -9,7 +9,7 @@ from torsh_runtime.contract import WorkerEnv
 from torshrun.agent.round import first_worker
 from torshrun.config.job import LaunchConfig
 from torshrun.config.values import MOST_WORKERS
-from torshrun.rendezvous.base import Place
+from torshrun.rendezvous.base import NodeAssignment
 from torshrun.text import ranges
 from torshrun.topology.cpus import allowed_cpus
 from torshrun.workers.spec import Assignment, WorkerSpec, assign
@@ -48,7 +48,7 @@ def plan(config: LaunchConfig, environ: Mapping[str, str]) -> str:
 def _first(config: LaunchConfig, word: str, port: int) -> WorkerEnv:
     """What the rendezvous decides is told by `port`, too."""
     alone, workers = config.is_alone, config.nproc_per_node
-    place = Place(
+    place = NodeAssignment(
         round=0,
         restarts=0,
         node_rank=0 if alone else port,

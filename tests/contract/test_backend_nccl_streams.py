@@ -19,9 +19,9 @@ from torsh_runtime.backends import registry
 from torsh_runtime.backends.base import BackendType, PremulSum, ReduceOp
 from torsh_runtime.backends.nccl.backend import NcclBackend
 from torsh_runtime.backends.work import Work
+from torsh_runtime.comm.authenticated_pickle import AuthenticatedPickle
 from torsh_runtime.comm.groups import split
-from torsh_runtime.comm.seal import Seal
-from torsh_runtime.comm.session import Session
+from torsh_runtime.comm.registry import GroupRegistry
 from torsh_runtime.errors import CommAborted, CommError
 
 Run = Callable[..., list[Any]]
@@ -161,7 +161,7 @@ def test_factors_of_numpy_are_numbers(run: Run) -> None:
 
 def test_a_group_can_be_split(fake_ranks: Ranks) -> None:
     def body(backend: NcclBackend) -> list[int]:
-        session = Session(backend.rank, 3, fake_ranks.connect, Seal(b""))
+        session = GroupRegistry(backend.rank, 3, fake_ranks.connect, AuthenticatedPickle(b""))
         everyone = session.group("", range(3), BackendType.NCCL, LONG)
         mine = split(backend.rank % 2, key=-backend.rank, group=everyone)
         none = split(None if backend.rank else 1, group=everyone)

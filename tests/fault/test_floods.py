@@ -19,7 +19,7 @@ from support.nodes import Job, Node
 from support.other_users import Stranger, needs_root, stranger
 from support.ports import free_port
 
-from torsh_runtime.backends.native.links import Doors, Keys, connect_all
+from torsh_runtime.backends.native.connections import Keys, Listeners, connect_all
 from torsh_runtime.backends.native.network import Network
 from torsh_runtime.store.client import StoreClient
 from torsh_runtime.store.hosted import HostedStore
@@ -115,10 +115,10 @@ def test_ranks_link_up(manner: str) -> None:
     network, keys = Network(secret=SECRET, master="127.0.0.1"), Keys(SECRET, "g")
     linked: dict[int, Any] = {}
 
-    def link(rank: int, doors: Doors, contacts: dict[int, Any]) -> None:
+    def link(rank: int, doors: Listeners, contacts: dict[int, Any]) -> None:
         linked[rank] = connect_all(rank, doors, contacts, keys, GUARD, lambda: None)
 
-    with Doors.opened(network) as lower, Doors.opened(network) as higher:
+    with Listeners.opened(network) as lower, Listeners.opened(network) as higher:
         port = lower.contact.addresses[-1][1]
         with flooded([port], manner):
             waiting = threading.Thread(target=link, args=(0, lower, {1: higher.contact}))

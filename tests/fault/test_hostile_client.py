@@ -43,9 +43,9 @@ from support.led_nodes import formed
 from support.raw_clients import RawClient
 
 from torsh_runtime.backends.native import segment
-from torsh_runtime.backends.native.links import ANSWER, GREETING, Doors, Keys, connect_all
+from torsh_runtime.backends.native.connections import ANSWER, GREETING, Keys, Listeners, connect_all
+from torsh_runtime.backends.native.host_info import HostInfo, Terms
 from torsh_runtime.backends.native.network import Network
-from torsh_runtime.backends.native.place import Place, Terms
 from torsh_runtime.errors import StoreError
 from torsh_runtime.store import wire
 from torsh_runtime.store.client import StoreClient
@@ -55,9 +55,9 @@ from torshrun.live.http_pages import Pages
 from torshrun.live.http_server import HttpServer
 from torshrun.live.snapshot import Snapshot
 from torshrun.rendezvous import rows
-from torshrun.rendezvous.beats import Beat
+from torshrun.rendezvous.agent_server import AgentServer
 from torshrun.rendezvous.epoch import Epoch
-from torshrun.rendezvous.hub import Hub
+from torshrun.rendezvous.heartbeats import Heartbeat
 
 MESSAGES, MESSAGES_IN_FULL = 800, 125_000
 FAMILIES = 2
@@ -168,14 +168,14 @@ class HubSurface(StoreSurface):
 
     async def start(self) -> tuple[str, Callable[[], Awaitable[None]]]:
         view = formed("a", "b")
-        hub = await Hub(self.epoch, "n", lambda reason: None).open("127.0.0.1")
+        hub = await AgentServer(self.epoch, "n", lambda reason: None).open("127.0.0.1")
         hub.serve(lambda beat: view.answer_beat(beat, time.monotonic(), math.inf))
         return hub.endpoint, hub.close
 
     def works(self, known: str) -> None:
         super().works(known)
         with StoreClient.connect(known, self._secret, GUARD) as client:
-            answer = client.get("beat " + rows.encode(Beat("b", 0, "t", 1, 0)).decode())
+            answer = client.get("beat " + rows.encode(Heartbeat("b", 0, "t", 1, 0)).decode())
             assert answer is not None
             assert answer.key == "granted"
 
@@ -245,7 +245,7 @@ class LinkSurface(Surface):
     )
 
     def serve(self) -> tuple[Any, Callable[[], int], Callable[[], None]]:
-        opening = Doors.opened(Network(secret=SECRET, master="127.0.0.1"))
+        opening = Listeners.opened(Network(secret=SECRET, master="127.0.0.1"))
         doors = opening.__enter__()
         other = replace(doors.contact, token=bytes(32))
         linked: list[Any] = []
@@ -277,7 +277,7 @@ class LinkSurface(Surface):
         """See `end`."""
 
     def end(self, known: Any) -> None:
-        with Doors.opened(Network(secret=SECRET, master="127.0.0.1")) as doors:
+        with Listeners.opened(Network(secret=SECRET, master="127.0.0.1")) as doors:
             own = replace(doors, contact=replace(doors.contact, token=bytes(32)))
             contact = replace(known, addresses=known.addresses[-1:])
             found = connect_all(1, own, {0: contact}, Keys(SECRET, "g"), GUARD, lambda: None)
@@ -298,7 +298,7 @@ class SegmentSurface(Surface):
 
     def serve(self) -> tuple[Any, Callable[[], int], Callable[[], None]]:
         offer = segment.Offer()
-        own = Place.here(offer.name, offer.token, Terms())
+        own = HostInfo.here(offer.name, offer.token, Terms())
         places = {0: own, 1: replace(own, pid=os.getppid())}
         handed: list[int] = []
 
@@ -317,19 +317,19 @@ class SegmentSurface(Surface):
     def frame(self, saying: Saying) -> bytes:
         return unframed(saying)
 
-    def connect(self, known: Place) -> socket.socket:
+    def connect(self, known: HostInfo) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         sock.settimeout(GUARD)
         sock.connect(f"\0{known.offer}")
         return sock
 
-    def works(self, known: Place) -> None:
+    def works(self, known: HostInfo) -> None:
         """See `end`."""
 
-    def hears(self, known: Place, said: bytes, honest: bool) -> None:
+    def hears(self, known: HostInfo, said: bytes, honest: bool) -> None:
         assert not said
 
-    def end(self, known: Place) -> None:
+    def end(self, known: HostInfo) -> None:
         with segment.Offer() as offer:
             places = {0: known, 1: replace(known, pid=os.getpid())}
             os.close(segment.share(offer, 1, places, (4096,), GUARD, SECRET))

@@ -23,10 +23,10 @@ from support.raw_clients import RawClient
 from support.worlds import run_processes
 
 import torsh_runtime as tr
-from torsh_runtime.backends.native import links, segment
-from torsh_runtime.backends.native.links import Contact, Doors, Keys
+from torsh_runtime.backends.native import connections, segment
+from torsh_runtime.backends.native.connections import Endpoint, Keys, Listeners
+from torsh_runtime.backends.native.host_info import HostInfo, Terms
 from torsh_runtime.backends.native.network import Network
-from torsh_runtime.backends.native.place import Place, Terms
 from torsh_runtime.errors import CommError, StoreError
 from torsh_runtime.store import wire
 from torsh_runtime.store.client import StoreClient
@@ -296,7 +296,7 @@ def test_where_others_reach_the_store_objects_need_a_secret(
 
 def test_another_user_gets_no_segment_even_with_the_token() -> None:
     with segment.Offer() as offer:
-        first = Place.here(offer.name, offer.token, Terms())
+        first = HostInfo.here(offer.name, offer.token, Terms())
 
         def fetch(pipe: Connection) -> str:
             pipe.send(("said", os.getpid()))
@@ -317,7 +317,7 @@ def test_another_user_gets_no_segment_even_with_the_token() -> None:
 def test_another_users_segment_is_not_taken() -> None:
     def offer_memory(pipe: Connection) -> str:
         with segment.Offer() as offer:
-            own = Place.here(offer.name, offer.token, Terms())
+            own = HostInfo.here(offer.name, offer.token, Terms())
             pipe.send(("said", own))
             told = {0: own, 1: replace(own, pid=pipe.recv())}
             try:
@@ -368,17 +368,17 @@ def test_an_ordinary_file_is_no_segment(tmp_path: Any) -> None:
 # --- links ---
 
 
-def link(rank: int, doors: Doors, contacts: dict[int, Contact]) -> tuple[int, ...]:
+def link(rank: int, doors: Listeners, contacts: dict[int, Endpoint]) -> tuple[int, ...]:
     """The descriptors of the lanes; none if the other was refused."""
     try:
-        linked = links.connect_all(rank, doors, contacts, Keys(b"", "g"), 3.0, lambda: None)
+        linked = connections.connect_all(rank, doors, contacts, Keys(b"", "g"), 3.0, lambda: None)
     except CommError:
         return ()
     return sum(linked.values(), ())
 
 
 def opened() -> Any:
-    return Doors.opened(Network(master="127.0.0.1"))
+    return Listeners.opened(Network(master="127.0.0.1"))
 
 
 @pytest.mark.parametrize("uid", [0, STRANGER])

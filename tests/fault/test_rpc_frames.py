@@ -18,8 +18,8 @@ from support.rpc_worlds import PATIENCE, double, error_of, note, run_workers, se
 import torsh_runtime.rpc as rpc
 from torsh_runtime.backends.native.compiled import _native
 from torsh_runtime.errors import PeerLost
+from torsh_runtime.rpc.connector import ANSWER, GREETING, Keys
 from torsh_runtime.rpc.current import current_agent
-from torsh_runtime.rpc.door import ANSWER, GREETING, Keys
 
 HEADER = struct.Struct("<IB3xIIQQQd16s")
 """Magic, kind, buffers, padding, call, number, bytes, seconds left, seal."""

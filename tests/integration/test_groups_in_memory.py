@@ -17,7 +17,7 @@ import pytest
 from support.forked import Raised
 
 import torsh_runtime as tr
-from torsh_runtime.backends import board
+from torsh_runtime.backends import bootstrap_store
 from torsh_runtime.backends.native import backend, node_file
 from torsh_runtime.store.client import StoreClient
 
@@ -246,13 +246,13 @@ def test_a_dead_default_group_goes_on_making_groups(process_world: World) -> Non
 def test_who_gives_up_when_all_have_come_is_not_waited_for(
     process_world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(self: board.Board) -> None:
+    def interrupted(self: bootstrap_store.BootstrapStore) -> None:
         time.sleep(1.0)
         raise KeyboardInterrupt
 
     def body(rank: int) -> None:
         if rank == 1:
-            monkeypatch.setattr(board.Board, "look_around", interrupted)
+            monkeypatch.setattr(bootstrap_store.BootstrapStore, "look_around", interrupted)
         if rank == 2:
             time.sleep(1.3)  # rank 1 has begun to look around
         with pytest.raises(KeyboardInterrupt if rank == 1 else tr.CommError) as caught:

@@ -18,11 +18,11 @@ import pytest
 from support.hosts import INTERFACE, Host, needs_hosts, plugged
 from support.processes import soon
 
-from torsh_runtime.backends.native import links
-from torsh_runtime.backends.native.links import ANSWER, GREETING, Doors, Keys, connect_all
+from torsh_runtime.backends.native import connections
+from torsh_runtime.backends.native.connections import ANSWER, GREETING, Keys, Listeners, connect_all
+from torsh_runtime.backends.native.host_info import TOKEN_BYTES, HostInfo, Terms
 from torsh_runtime.backends.native.network import Network
-from torsh_runtime.backends.native.place import TOKEN_BYTES, Place, Terms
-from torsh_runtime.connections import conversations
+from torsh_runtime.connections import multiplexer
 from torsh_runtime.errors import CommError, CommTimeout, ConfigError, PeerLost
 from torsh_runtime.store.client import StoreClient
 from torsh_runtime.store.hosted import HostedStore
@@ -183,7 +183,7 @@ def test_a_rank_that_is_killed_on_the_way_is_named(store: HostedStore) -> None:
     """It has come, and its node's first rank waits for it to fetch the segment."""
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     with StoreClient.connect(store.endpoint, SECRET, GUARD) as client:
-        place = replace(Place.here("nobody", bytes(TOKEN_BYTES), Terms()), pid=child.pid)
+        place = replace(HostInfo.here("nobody", bytes(TOKEN_BYTES), Terms()), pid=child.pid)
         client.put("group/member/1", place.pack())
         first = start([], 0, 2, store.endpoint)
         soon(lambda: client.get("group/member/0") is not None, GUARD)
@@ -205,7 +205,7 @@ class World:
     def __init__(self, ranks: int) -> None:
         self._stack = ExitStack()
         network = Network(secret=SECRET, master="127.0.0.1")
-        opened = [self._stack.enter_context(Doors.opened(network)) for _ in range(ranks)]
+        opened = [self._stack.enter_context(Listeners.opened(network)) for _ in range(ranks)]
         self.doors = [replace(each, contact=only_loopback(each.contact)) for each in opened]
 
     def __enter__(self) -> World:
@@ -246,7 +246,7 @@ class World:
         return results
 
 
-def only_loopback(contact: links.Contact) -> links.Contact:
+def only_loopback(contact: connections.Endpoint) -> connections.Endpoint:
     return replace(contact, addresses=contact.addresses[-1:])
 
 
@@ -338,7 +338,7 @@ def test_strangers_are_cut_off_and_hurt_nobody() -> None:
 
 
 def test_a_silent_caller_is_cut_off_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conversations, "ADMISSION_SECONDS", 0.2)
+    monkeypatch.setattr(multiplexer, "ADMISSION_SECONDS", 0.2)
     with World(2) as world:
         results: dict[int, Any] = {}
         thread = threading.Thread(target=lambda: results.update(world.link([0])))
@@ -352,7 +352,7 @@ def test_a_silent_caller_is_cut_off_in_time(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_of_too_many_callers_the_oldest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conversations, "MAX_STRANGERS", 4)
+    monkeypatch.setattr(multiplexer, "MAX_STRANGERS", 4)
     with World(2) as world, ExitStack() as stack:
         for _ in range(40):
             stack.enter_context(socket.create_connection(world.address(0)))
@@ -361,7 +361,7 @@ def test_of_too_many_callers_the_oldest_goes(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_wrong_listener_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Something listens at rank 0's address that does not know the secret."""
-    monkeypatch.setattr(links, "_PATIENCE", 0.5)
+    monkeypatch.setattr(connections, "_PATIENCE", 0.5)
     with World(2) as world:
         results = world.link([0, 1], 3.0, lambda rank: KEYS if rank else Keys(b"guess", "group"))
     assert isinstance(results[0], CommTimeout)
@@ -371,7 +371,7 @@ def test_a_wrong_listener_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_peer_that_nobody_can_reach_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "_PATIENCE", 0.2)
+    monkeypatch.setattr(connections, "_PATIENCE", 0.2)
     with World(2) as world:
         for listener in world.doors[0].listeners:
             listener.close()

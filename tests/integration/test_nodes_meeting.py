@@ -18,15 +18,15 @@ from torsh_runtime.errors import RendezvousTimeout, StoreError
 from torsh_runtime.store.client import StoreClient
 from torsh_runtime.store.remote import RemoteStore
 from torshrun.config.job import Address, Backend, RendezvousConfig
-from torshrun.rendezvous.beats import Beat
+from torshrun.rendezvous.agent_server import AgentServer
 from torshrun.rendezvous.epoch import Epoch
-from torshrun.rendezvous.hub import Hub
-from torshrun.rendezvous.meeting import Meeting
+from torshrun.rendezvous.heartbeats import Heartbeat
+from torshrun.rendezvous.rendezvous_store import RendezvousStore
 from torshrun.rendezvous.served import ServedStore
 
 EPOCH = Epoch("job", "name", "", b"the job's secret")
 OWN = "a secret that is long enough"
-BEAT = Beat("a", 3, "token", 1, 0)
+BEAT = Heartbeat("a", 3, "token", 1, 0)
 GUARD = 30.0
 
 
@@ -48,12 +48,12 @@ def silent(text: str) -> None:
 
 
 @asynccontextmanager
-async def hubs(*nodes: str) -> AsyncIterator[list[Hub]]:
+async def hubs(*nodes: str) -> AsyncIterator[list[AgentServer]]:
     """Of these nodes of a job."""
     async with AsyncExitStack() as stack:
         opened = []
         for node in nodes:
-            opened.append(await Hub(EPOCH, node, silent).open("127.0.0.1"))
+            opened.append(await AgentServer(EPOCH, node, silent).open("127.0.0.1"))
             stack.push_async_callback(opened[-1].close)
         yield opened
 
@@ -64,15 +64,15 @@ async def hubs(*nodes: str) -> AsyncIterator[list[Hub]]:
 def test_the_leader_answers_beats_as_it_judges() -> None:
     async def scenario() -> None:
         async with hubs("a", "b") as (leader, member):
-            heard: list[Beat] = []
+            heard: list[Heartbeat] = []
 
-            def judge(beat: Beat) -> bool:
+            def judge(beat: Heartbeat) -> bool:
                 heard.append(beat)
                 return beat.round == 3
 
             leader.serve(judge)
             assert (await member.beat("a", leader.endpoint, 1, BEAT, GUARD)).answer == "granted"
-            other = Beat("a", 4, "token", 2, 1)
+            other = Heartbeat("a", 4, "token", 2, 1)
             assert (await member.beat("a", leader.endpoint, 1, other, GUARD)).answer == "refused"
             assert heard == [BEAT, other]
             leader.serve(None)
@@ -105,7 +105,7 @@ def test_an_answer_tells_when_the_leader_had_the_beat() -> None:
 def test_what_is_no_sign_of_life_reaches_no_judge(changes: dict[str, Any]) -> None:
     async def scenario() -> None:
         async with hubs("a", "b") as (leader, member):
-            heard: list[Beat] = []
+            heard: list[Heartbeat] = []
             leader.serve(lambda beat: not heard.append(beat))
             wrong = replace(BEAT, **changes)
             assert (await member.beat("a", leader.endpoint, 1, wrong, GUARD)).answer == "silent"
@@ -140,7 +140,7 @@ def test_nobody_gets_in_without_the_secret() -> None:
                 replace(EPOCH, run_id="another"),
             )
             for epoch in others:
-                stranger = await Hub(epoch, "b", silent).open("127.0.0.1")
+                stranger = await AgentServer(epoch, "b", silent).open("127.0.0.1")
                 reply = await stranger.beat("a", leader.endpoint, 1, BEAT, GUARD)
                 assert reply.answer == "silent"
                 await stranger.close()
@@ -217,7 +217,7 @@ def finds_nothing(served: ServedStore) -> None:
 def test_whoever_can_bind_the_address_serves_the_store() -> None:
     async def scenario() -> None:
         port = free_port()
-        meetings = [await Meeting.open(config(port), silent) for _ in range(3)]
+        meetings = [await RendezvousStore.open(config(port), silent) for _ in range(3)]
         await meetings[2].store.put("key", b"value")
         for meeting in meetings:
             entry = await meeting.store.get("key")
@@ -234,10 +234,10 @@ def test_with_static_only_node_rank_0_serves_and_others_wait_for_it() -> None:
         port = free_port()
         said: asyncio.Queue[str] = asyncio.Queue()
         second = asyncio.create_task(
-            Meeting.open(config(port, "static", node_rank=1), said.put_nowait)
+            RendezvousStore.open(config(port, "static", node_rank=1), said.put_nowait)
         )
         assert (await said.get()).startswith(f"waiting for the store at 127.0.0.1:{port}")
-        first = await Meeting.open(config(port, "static", node_rank=0), silent)
+        first = await RendezvousStore.open(config(port, "static", node_rank=0), silent)
         await (await second).close()
         await first.close()
 
@@ -248,8 +248,8 @@ def test_who_is_to_serve_the_store_does_so_though_the_address_is_no_ones_here() 
     async def scenario() -> None:
         port = free_port()
         elsewhere = {"endpoints": (Address("192.0.2.1", port),), "secret": OWN}
-        host = await Meeting.open(config(port, is_host=True, **elsewhere), silent)
-        guest = await Meeting.open(config(port, secret=OWN), silent)
+        host = await RendezvousStore.open(config(port, is_host=True, **elsewhere), silent)
+        guest = await RendezvousStore.open(config(port, secret=OWN), silent)
         assert (host.is_host, guest.is_host) == (True, False)
         await guest.close()
         await host.close()
@@ -261,7 +261,7 @@ def test_who_is_to_serve_the_store_does_so_though_the_address_is_no_ones_here() 
 def test_without_a_secret_localhost_is_this_host_alone(secret: str, is_reached: bool) -> None:
     async def scenario() -> None:
         port = free_port()
-        host = await Meeting.open(config(port, secret=secret), silent)
+        host = await RendezvousStore.open(config(port, secret=secret), silent)
         with socket.socket() as other:  # as from another address of this host
             other.settimeout(GUARD)
             assert (other.connect_ex(("127.0.0.2", port)) == 0) is is_reached
@@ -277,7 +277,7 @@ def test_a_store_that_nobody_serves_is_given_up_after_the_join_timeout() -> None
             backend="tcp", endpoints=(Address("192.0.2.1", 1),), join_timeout=0.2, ttl=1.0
         )
         with pytest.raises(RendezvousTimeout, match="served by the agent on the host of that name"):
-            await Meeting.open(nowhere, silent)
+            await RendezvousStore.open(nowhere, silent)
 
     run(scenario)
 
@@ -290,7 +290,7 @@ def test_who_holds_the_port_of_the_store_is_named() -> None:
             port = other.getsockname()[1]
             held = config(port, join_timeout=0.2, ttl=1.0)
             with pytest.raises(RendezvousTimeout, match=rf"held by .* \(pid {os.getpid()}\)"):
-                await Meeting.open(held, silent)
+                await RendezvousStore.open(held, silent)
 
     run(scenario)
 
@@ -298,9 +298,9 @@ def test_who_holds_the_port_of_the_store_is_named() -> None:
 def test_another_secret_is_refused_at_once() -> None:
     async def scenario() -> None:
         port = free_port()
-        meeting = await Meeting.open(config(port, secret="one"), silent)
+        meeting = await RendezvousStore.open(config(port, secret="one"), silent)
         with pytest.raises(StoreError, match="does not know this job's secret"):
-            await Meeting.open(config(port, secret="another"), silent)
+            await RendezvousStore.open(config(port, secret="another"), silent)
         await meeting.close()
 
     run(scenario)
@@ -309,7 +309,7 @@ def test_another_secret_is_refused_at_once() -> None:
 def test_the_host_lingers_until_no_node_is_registered() -> None:
     async def scenario() -> None:
         port = free_port()
-        host, guest = [await Meeting.open(config(port), silent) for _ in range(2)]
+        host, guest = [await RendezvousStore.open(config(port), silent) for _ in range(2)]
         await guest.store.put("torsh/job/nodes/a", b"")
         lingering = asyncio.create_task(host.linger(host.store, "job"))
         await guest.store.put("torsh/job/nodes/a", b"again")

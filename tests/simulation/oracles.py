@@ -18,7 +18,7 @@ from simulation.virtual_loop import VirtualLoop
 
 from torsh_runtime.store.base import Entry, Event
 from torshrun.rendezvous import rows
-from torshrun.rendezvous.base import Place, ReportOutcome, Verdict
+from torshrun.rendezvous.base import NodeAssignment, ReportOutcome, Verdict
 from torshrun.rendezvous.settings import Settings
 
 __all__ = ["Commit", "Oracles"]
@@ -68,7 +68,7 @@ class Oracles:
 
     # ---- what agents and workers do
 
-    def started(self, agent: str, place: Place) -> None:
+    def started(self, agent: str, place: NodeAssignment) -> None:
         """Workers of a round have been started."""
         row = self.record.inside.get(agent)
         known = row is not None and row.round == place.round

@@ -5,7 +5,7 @@ from __future__ import annotations
 from simulation.record import Commit, Record, check
 
 from torshrun.rendezvous import rows
-from torshrun.rendezvous.base import Place
+from torshrun.rendezvous.base import NodeAssignment
 from torshrun.rendezvous.rows import Header
 
 
@@ -14,7 +14,7 @@ class Rounds:
 
     def __init__(self, record: Record) -> None:
         self._record = record
-        self._places: dict[str, dict[int, tuple[str, Place]]] = {}
+        self._places: dict[str, dict[int, tuple[str, NodeAssignment]]] = {}
         self.count = 0
         """How many rounds followed another."""
 
@@ -68,7 +68,7 @@ class Rounds:
         most = header.max_restarts
         check(header.restarts <= most, f"{header.restarts} restarts, and {most} at most")
 
-    def started(self, agent: str, token: str, place: Place) -> None:
+    def started(self, agent: str, token: str, place: NodeAssignment) -> None:
         record = self._record
         if record.formed.get(token) == record.losses:
             others = record.rounds_running() - {token}

@@ -21,7 +21,7 @@ from torsh_runtime.store.base import Store
 from torshrun.rendezvous.base import (
     Granted,
     JobOver,
-    Place,
+    NodeAssignment,
     Rendezvous,
     RendezvousEvent,
     Report,
@@ -60,7 +60,7 @@ class VirtualAgent:
         self.alive = True
         """Whether the agent is."""
         self.over: JobOver | None = None
-        self.place: Place | None = None
+        self.place: NodeAssignment | None = None
         """Of the round whose workers run."""
         self.in_round = -1
         """The round that is not reported yet."""
@@ -170,7 +170,7 @@ class VirtualAgent:
         if left <= WARNED * self._settings.ttl:
             self._oracles.expired(self.name)
 
-    def _start(self, place: Place) -> None:
+    def _start(self, place: NodeAssignment) -> None:
         assert self.in_round < 0, f"{self.name} has not reported round {self.in_round}"
         self.in_round, self.told = place.round, ""
         self._token = self._oracles.record.inside[self.name].token

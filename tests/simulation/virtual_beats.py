@@ -9,10 +9,10 @@ from simulation.network import Network
 from simulation.oracles import Oracles
 
 from torshrun.health.clocks import Exchange
-from torshrun.rendezvous.beats import Answer, Beat, Beats, Judge, Reply
+from torshrun.rendezvous.heartbeats import Answer, Heartbeat, Heartbeats, Judge, Reply
 
 
-class VirtualBeats(Beats):
+class VirtualBeats(Heartbeats):
     """One agent's end."""
 
     def __init__(
@@ -35,7 +35,9 @@ class VirtualBeats(Beats):
     def serve(self, judge: Judge | None) -> None:
         self._judge = judge
 
-    async def beat(self, node: str, endpoint: str, fence: int, beat: Beat, timeout: float) -> Reply:
+    async def beat(
+        self, node: str, endpoint: str, fence: int, beat: Heartbeat, timeout: float
+    ) -> Reply:
         network = self._network
         answer: asyncio.Future[Reply] = network.loop.create_future()
         sent = network.loop.time()

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from torshrun.rendezvous.cluster_state import ClusterState
 from torshrun.rendezvous.rows import Header, NodeRow
 from torshrun.rendezvous.settings import Settings
 from torshrun.rendezvous.state import Decision
 from torshrun.rendezvous.state import decide as decide_purely
-from torshrun.rendezvous.view import View
 
 TTL = 10.0
 
@@ -34,14 +34,16 @@ def reported(name: str, rank: int, outcome: str, **changes: Any) -> NodeRow:
     return inside(name, rank, **({"state": "reported", "outcome": outcome} | changes))
 
 
-class Heard(View):
+class Heard(ClusterState):
     """By whose leader all nodes are heard."""
 
     def hears(self, node: str) -> bool:
         return True
 
 
-def view(*rows: NodeRow, header: Header | None = None, rules: Settings | None = None) -> View:
+def view(
+    *rows: NodeRow, header: Header | None = None, rules: Settings | None = None
+) -> ClusterState:
     seen = Heard(rules or settings(), "a", 0.0)
     seen.term = replace(seen.term, fence=7)
     seen.take_header(header, 0.0)
@@ -51,7 +53,7 @@ def view(*rows: NodeRow, header: Header | None = None, rules: Settings | None = 
     return seen
 
 
-def formed(*names: str, now: float = 0.0, rules: Settings | None = None) -> View:
+def formed(*names: str, now: float = 0.0, rules: Settings | None = None) -> ClusterState:
     """This leader has just formed a round of nodes that have not entered it yet."""
     seen = view(*map(node, names), rules=rules)
     seen.sight = seen.sight.with_places("t", names)
@@ -59,7 +61,7 @@ def formed(*names: str, now: float = 0.0, rules: Settings | None = None) -> View
     return seen
 
 
-def close(seen: View, closing: Header, now: float) -> None:
+def close(seen: ClusterState, closing: Header, now: float) -> None:
     """The round is closing, and the leader has seen who is inside."""
     seen.take_header(closing, now)
     seen.sight = replace(seen.sight, listed_since_close=True)
@@ -70,11 +72,11 @@ def header(size: int = 2, **changes: Any) -> Header:
     return Header(**(facts | {"min_nodes": 2, "max_nodes": 3} | changes))
 
 
-def decide(seen: View, now: float) -> Decision:
+def decide(seen: ClusterState, now: float) -> Decision:
     """What the leader decides, who remembers from then on what it has seen."""
     seen.sight, decision = decide_purely(seen, now)
     return decision
 
 
-def act(seen: View, now: float = 0.0) -> Any:
+def act(seen: ClusterState, now: float = 0.0) -> Any:
     return decide(seen, now).action

@@ -12,9 +12,9 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 
-from torsh_runtime.backends.native.meeting import Meeting, meet
+from torsh_runtime.backends.native.bootstrap import Bootstrap, bootstrap
+from torsh_runtime.backends.native.host_info import Terms
 from torsh_runtime.backends.native.network import Network
-from torsh_runtime.backends.native.place import Terms
 from torsh_runtime.errors import TorshError
 from torsh_runtime.store.base import Entry
 from torsh_runtime.store.client import StoreClient
@@ -45,7 +45,7 @@ def main(rank: int, ranks: int, endpoint: str, timeout: float) -> dict[str, obje
     network = Network.from_environ(os.environ)
     with StoreClient.connect(endpoint, network.secret, PATIENCE) as store:
         try:
-            with meet(
+            with bootstrap(
                 Stopping(store.scoped("group/")),
                 rank,
                 ranks,
@@ -63,7 +63,7 @@ def main(rank: int, ranks: int, endpoint: str, timeout: float) -> dict[str, obje
             return {"error": type(error).__name__, "text": str(error)}
 
 
-def account(meeting: Meeting) -> dict[str, object]:
+def account(meeting: Bootstrap) -> dict[str, object]:
     for peer, lanes in meeting.links.items():
         for number, lane in enumerate(lanes):
             os.write(lane, f"{meeting.rank} {peer} {number}".encode())

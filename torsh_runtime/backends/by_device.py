@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torsh_runtime.backends.base import Backend, ByDevice, Envelope, Facts, Reduce
-from torsh_runtime.backends.configuring import Refusing
-from torsh_runtime.backends.library.news import Cause
+from torsh_runtime.backends.library.failure_notifications import FailureCause
 from torsh_runtime.backends.library.operands import is_list
 from torsh_runtime.backends.nccl.backend import NcclBackend
 from torsh_runtime.backends.nccl.device import is_on_gpu
 from torsh_runtime.backends.operation import OBJECTS, Op
+from torsh_runtime.backends.reconfiguration import Refusing
 from torsh_runtime.backends.work import Work
 from torsh_runtime.errors import CommError
 
@@ -117,17 +117,17 @@ class ByDeviceBackend(Backend):
         finally:
             gpu.close()
 
-    def cause(self) -> Cause | None:
+    def cause(self) -> FailureCause | None:
         """Why the other backend than NCCL has failed, if it has."""
         host, _ = self._members
         try:
             if host.failed:
                 host.barrier(_PATIENCE)  # raises what the group has ended with
         except CommError as error:
-            return None if self._closing else Cause.of(error)
+            return None if self._closing else FailureCause.of(error)
         return None
 
-    def end(self, cause: Cause) -> None:
+    def end(self, cause: FailureCause) -> None:
         """NCCL has failed: what is under way in the other one ends, and nothing begins there."""
         host, _ = self._members
         self._host = cast(Backend, Refusing(host, cause.error))

@@ -7,9 +7,9 @@ from contextlib import nullcontext
 
 from torsh_runtime.backends.nccl.device import is_on_gpu
 from torsh_runtime.backends.work import Work
-from torsh_runtime.comm.apart import copy_into
 from torsh_runtime.comm.default import default_group
 from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.comm.out_of_place import copy_into
 from torsh_runtime.comm.roots import root_rank
 
 

@@ -8,8 +8,8 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from torsh_runtime.backends.base import Backend, BackendType, Envelope
-from torsh_runtime.backends.configuring import Configuring, check_plan
 from torsh_runtime.backends.intercepting import seen
+from torsh_runtime.backends.reconfiguration import Reconfiguration, check_plan
 from torsh_runtime.backends.recorder import GroupRecorder
 from torsh_runtime.backends.work import Work
 from torsh_runtime.comm.functional import Collectives
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from torsh_runtime.comm.session import Footing, Session
+    from torsh_runtime.comm.registry import GroupRegistry, GroupResources
     from torsh_runtime.store.user import Store
 
 
@@ -40,7 +40,7 @@ class ProcessGroup(Collectives):
         timeout: float,
         ranks: Sequence[int] | None = None,
         name: str = "",
-        session: Session | None = None,
+        session: GroupRegistry | None = None,
     ) -> None:
         """`timeout`: how long, in seconds, an operation may take before it is CommTimeout.
 
@@ -52,8 +52,8 @@ class ProcessGroup(Collectives):
         self._session = self._maker = session
         self._interceptor = 0
         self._observe: Callable[[Backend], Backend] | None = None
-        self._configuring = Configuring()
-        self._footing: Footing | None = None
+        self._configuring = Reconfiguration()
+        self._footing: GroupResources | None = None
         self.key = own_keys().key_for(self)
         self._be(backend, ranks, name)
         own_calls().add(self)
@@ -124,7 +124,7 @@ class ProcessGroup(Collectives):
         return self._name
 
     @property
-    def session(self) -> Session:
+    def session(self) -> GroupRegistry:
         """What further groups are made from. ConfigError if none can be."""
         if self._session is None:
             raise ConfigError("init_process_group() did not make this group: it has no job")
@@ -282,7 +282,7 @@ class ProcessGroup(Collectives):
         for groups without a job. RuntimeError within coalesce(). Any thread may call it, also in a
         callback; not a signal handler.
         """
-        from torsh_runtime.comm.session import Plan
+        from torsh_runtime.comm.registry import ReconfigurePlan
 
         self.check_not_held_back("configure()")
         connect = self.session.configure
@@ -291,7 +291,7 @@ class ProcessGroup(Collectives):
         check_plan(rank, world_size)
         kind = self._own_backend.type
         asked = None if kind is BackendType.SINGLE else kind
-        plan = Plan(store_addr, rank, world_size, quorum_id, asked)
+        plan = ReconfigurePlan(store_addr, rank, world_size, quorum_id, asked)
         self._configuring.change(
             lambda: self._own_backend,
             self._put,
@@ -310,7 +310,7 @@ class ProcessGroup(Collectives):
             footing.session.close()
             footing.leave()
 
-    def _stand_on(self, footing: Footing) -> None:
+    def _stand_on(self, footing: GroupResources) -> None:
         self._be(footing.backend, None, footing.name)
         self._session, self._footing = footing.session, footing
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, NoReturn, cast
 
 from torsh_runtime.backends.base import Backend, BackendType
-from torsh_runtime.backends.configuring import Refusing
+from torsh_runtime.backends.reconfiguration import Refusing
 from torsh_runtime.comm.default import default_group, has_default_group
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError

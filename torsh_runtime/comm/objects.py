@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from torsh_runtime.backends.work import Work
+from torsh_runtime.comm.authenticated_pickle import ALL, AuthenticatedMessage, Bytes
 from torsh_runtime.comm.default import default_group
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.comm.roots import root_rank
-from torsh_runtime.comm.seal import ALL, Bytes, Letter
 from torsh_runtime.errors import ConfigError
 
 
@@ -30,7 +30,10 @@ def all_gather_object(
     """Put rank r's `obj` into object_list[r], for each r; one element for each rank."""
     group = _for_objects(group)
     _check_length("object_list", object_list, group.world_size)
-    letters = [Letter(group.name, "all_gather_object", r, ALL) for r in range(group.world_size)]
+    letters = [
+        AuthenticatedMessage(group.name, "all_gather_object", r, ALL)
+        for r in range(group.world_size)
+    ]
     packed = group.session.seal.pack(obj, letters[group.rank])
 
     def exchange() -> None:
@@ -57,7 +60,9 @@ def gather_object(
     root = root_rank(group, dst, group_dst, "dst", 0)
     if group.rank == root:
         _check_length("object_gather_list", object_gather_list, group.world_size)
-    letters = [Letter(group.name, "gather_object", r, root) for r in range(group.world_size)]
+    letters = [
+        AuthenticatedMessage(group.name, "gather_object", r, root) for r in range(group.world_size)
+    ]
     packed = group.session.seal.pack(obj, letters[group.rank])
 
     def exchange() -> None:
@@ -85,7 +90,7 @@ def broadcast_object_list(
     """
     group = _for_objects(group)
     root = root_rank(group, src, group_src, "src", 0)
-    letter = Letter(group.name, "broadcast_object_list", root, ALL)
+    letter = AuthenticatedMessage(group.name, "broadcast_object_list", root, ALL)
     packed = group.session.seal.pack(object_list, letter) if group.rank == root else None
 
     def exchange() -> None:
@@ -197,12 +202,12 @@ def _in_order(group: ProcessGroup, exchange: Callable[[], None], async_op: bool)
     return work if async_op else None
 
 
-def _scattered(group: ProcessGroup, root: int, rank: int) -> Letter:
-    return Letter(group.name, "scatter_object_list", root, rank)
+def _scattered(group: ProcessGroup, root: int, rank: int) -> AuthenticatedMessage:
+    return AuthenticatedMessage(group.name, "scatter_object_list", root, rank)
 
 
-def _message(group: ProcessGroup, sender: int, receiver: int) -> Letter:
-    return Letter(group.name, "send_object_list", sender, receiver)
+def _message(group: ProcessGroup, sender: int, receiver: int) -> AuthenticatedMessage:
+    return AuthenticatedMessage(group.name, "send_object_list", sender, receiver)
 
 
 def _all_sizes(group: ProcessGroup, packed: Bytes) -> list[int]:

@@ -16,7 +16,7 @@ from torsh_runtime.backends.work import Work
 from torsh_runtime.comm.default import default_group
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.compression.arrays import Array, is_finite, on_host, working_dtype
-from torsh_runtime.compression.kept import Kept
+from torsh_runtime.compression.residuals import Residuals
 from torsh_runtime.compression.wire import Stats, Wire
 from torsh_runtime.numpy_or_cupy import array_module
 
@@ -101,7 +101,7 @@ class Compressor(ABC):
 
     def __init__(self, error_feedback: bool) -> None:
         self.error_feedback = error_feedback
-        self._residuals = Kept()
+        self._residuals = Residuals()
         self._stats = Stats()
         self._steps = 0
         self._place: tuple[int, int] | None = None
@@ -181,11 +181,11 @@ class Compressor(ABC):
         undefined. Returns as reduce().
         """
 
-    def _own(self) -> dict[str, Kept]:
+    def _own(self) -> dict[str, Residuals]:
         """Return what this rank keeps for itself."""
         return {"residuals": self._residuals}
 
-    def _shared(self) -> dict[str, Kept]:
+    def _shared(self) -> dict[str, Residuals]:
         """Return what all ranks keep with equal values."""
         return {}
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from torsh_runtime.compression.arrays import Array, is_finite
 from torsh_runtime.compression.base import Compressor, Turn
-from torsh_runtime.compression.kept import Kept
+from torsh_runtime.compression.residuals import Residuals
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.numpy_or_cupy import array_module
 
@@ -44,7 +44,7 @@ class MomentumCorrection(Compressor):
             raise ConfigError(f"{compressor!r} has no ratio to warm up: leave warmup_steps out")
         self.compressor, self.momentum = compressor, momentum
         self.clip_norm, self.warmup_steps = clip_norm, warmup_steps
-        self._velocity = Kept()
+        self._velocity = Residuals()
 
     def reduce(self, turn: Turn, dtype: np.dtype[Any]) -> Array | None:
         array = turn.bucket.array
@@ -77,8 +77,8 @@ class MomentumCorrection(Compressor):
     def _exchange(self, turn: Turn, pending: Array, out: Array) -> Array | None:
         raise NotImplementedError("reduce() has the compressor do it")
 
-    def _own(self) -> dict[str, Kept]:
+    def _own(self) -> dict[str, Residuals]:
         return {"velocity": self._velocity, **self.compressor._own()}
 
-    def _shared(self) -> dict[str, Kept]:
+    def _shared(self) -> dict[str, Residuals]:
         return self.compressor._shared()

@@ -11,7 +11,7 @@ import numpy as np
 
 from torsh_runtime.compression.arrays import Array, half_dtype, pieces, seed_of
 from torsh_runtime.compression.base import Compressor, Turn
-from torsh_runtime.compression.kept import Kept, spans
+from torsh_runtime.compression.residuals import Residuals, spans
 from torsh_runtime.compression.wire import Wire
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.numpy_or_cupy import array_module
@@ -57,9 +57,9 @@ class PowerSGD(Compressor):
         self.rank, self.warm_start, self.start_iteration = rank, warm_start, start_iteration
         self.min_compression_rate, self.values, self.seed = min_compression_rate, values, seed
         self._value_dtype = None if values is None else half_dtype(values)
-        self._q = Kept()
+        self._q = Residuals()
 
-    def _shared(self) -> dict[str, Kept]:
+    def _shared(self) -> dict[str, Residuals]:
         return {"q": self._q}
 
     def _exchange(self, turn: Turn, pending: Array, out: Array) -> None:

@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Callable
 
-from torsh_runtime.connections.conversations import Answer, Conversations, Outcome, is_lack
+from torsh_runtime.connections.multiplexer import Answer, ConnectionMultiplexer, Outcome, is_lack
 
 _AT_ONCE = 8
 """Strangers that are listened to before the loop turns to its other work."""
@@ -51,7 +51,7 @@ class Acceptor:
     def __init__(
         self,
         listener: socket.socket,
-        conversations: Conversations,
+        conversations: ConnectionMultiplexer,
         answer: Answer,
         ended: Callable[[Outcome], None],
         stuck: Callable[[str], None],

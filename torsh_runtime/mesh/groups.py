@@ -21,7 +21,7 @@ Strategies = Mapping[str, str] | str
 _log = logging.getLogger("torsh_runtime")
 
 
-class Way(NamedTuple):
+class AxisBackend(NamedTuple):
     """Describes how the ranks along an axis communicate."""
 
     kind: BackendKind
@@ -52,7 +52,7 @@ class Groups:
         if page is not None:
             page.note_place(self._where[self.root.rank])
 
-    def get(self, places: tuple[int, ...], way: Way, axis: str) -> ProcessGroup:
+    def get(self, places: tuple[int, ...], way: AxisBackend, axis: str) -> ProcessGroup:
         """Return the group of these places in this order, creating it if needed.
 
         axis: what errors call the group if it is created now.
@@ -110,7 +110,7 @@ class Groups:
         meter = (self._meters or {}).get(group)
         return {} if meter is None else meter.stats()
 
-    def found(self, places: tuple[int, ...], way: Way) -> ProcessGroup | None:
+    def found(self, places: tuple[int, ...], way: AxisBackend) -> ProcessGroup | None:
         """Return the group if it has been created."""
         if self._is_root(places, way):
             return self.root
@@ -122,11 +122,11 @@ class Groups:
         reconfigured."""
         return not self._session.is_closed or self.root.session is not self._session
 
-    def _is_root(self, places: tuple[int, ...], way: Way) -> bool:
-        own = Way(backend_type(self.root.backend), None)
+    def _is_root(self, places: tuple[int, ...], way: AxisBackend) -> bool:
+        own = AxisBackend(backend_type(self.root.backend), None)
         return places == tuple(range(self.root.world_size)) and way == own
 
-    def _make(self, places: tuple[int, ...], way: Way, axis: str) -> ProcessGroup:
+    def _make(self, places: tuple[int, ...], way: AxisBackend, axis: str) -> ProcessGroup:
         ranks, root = [self.ranks[place] for place in places], self.root
         try:
             group = self._session.group(self._name, ranks, way.kind, root.timeout, way.strategy)
@@ -168,7 +168,7 @@ def ways_of(
     root: ProcessGroup,
     overrides: Overrides,
     strategies: Strategies | None,
-) -> dict[str, Way]:
+) -> dict[str, AxisBackend]:
     """Return how each axis communicates. Raises ConfigError for unknown axes, backends or
     strategies."""
     own = backend_type(root.backend)
@@ -185,7 +185,7 @@ def ways_of(
         kinds[str(name)] = backend_type(backend)
     told = dict.fromkeys(names, strategies) if isinstance(strategies, str) else strategies or {}
     return {
-        name: Way(kinds[name], _strategy(name, told.get(name), kinds[name]))
+        name: AxisBackend(kinds[name], _strategy(name, told.get(name), kinds[name]))
         for name in _known(names, told)
     }
 

@@ -13,7 +13,7 @@ from torsh_runtime.comm.agreement import agree
 from torsh_runtime.comm.default import default_group
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.mesh.groups import Dim, Groups, Overrides, Strategies, Way, ways_of
+from torsh_runtime.mesh.groups import AxisBackend, Dim, Groups, Overrides, Strategies, ways_of
 from torsh_runtime.mesh.layout import Axis, Layout, resolved
 from torsh_runtime.mesh.stats import OperationStats
 
@@ -130,7 +130,7 @@ class DeviceMesh:
         layout: Layout,
         place: int,
         device_type: str,
-        ways: Mapping[str, Way],
+        ways: Mapping[str, AxisBackend],
         groups: Groups,
         further: tuple[Axis, ...] = (),
     ) -> None:
@@ -353,7 +353,7 @@ class DeviceMesh:
         return Layout((*self._layout.axes, *self._further))
 
     def _part(
-        self, layout: Layout, ways: Mapping[str, Way], further: tuple[Axis, ...] = ()
+        self, layout: Layout, ways: Mapping[str, AxisBackend], further: tuple[Axis, ...] = ()
     ) -> DeviceMesh:
         part = object.__new__(DeviceMesh)
         part._be(layout, self._place, self._device_type, ways, self._groups, further)

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 from torsh_runtime.backends.native.compiled import _native
 from torsh_runtime.backends.native.network import listen
 from torsh_runtime.errors import ConfigError, PeerLost, StoreError, TorshError
+from torsh_runtime.rpc.bootstrap import Bootstrap
+from torsh_runtime.rpc.connections import PeerConnection, PeerConnections
+from torsh_runtime.rpc.connector import Connector, PendingConnections, Unreachable
 from torsh_runtime.rpc.directory import Directory, Worker, worker_here
-from torsh_runtime.rpc.door import Door, Lobby, Unreachable
 from torsh_runtime.rpc.failures import Account, CallRefused, CallTimeout, lost, rebuilt
 from torsh_runtime.rpc.functions import name_of
 from torsh_runtime.rpc.futures import Begun, CallFuture
 from torsh_runtime.rpc.leaving import Roll
-from torsh_runtime.rpc.links import Link, Links
-from torsh_runtime.rpc.meeting import Meeting
 from torsh_runtime.rpc.options import UNSET_RPC_TIMEOUT, RpcBackendOptions, WorkerInfo, seconds
 from torsh_runtime.rpc.pickling import unpack
 from torsh_runtime.rpc.references import References
@@ -43,11 +43,11 @@ _FAREWELL = 1.0
 class Agent:
     """All that belongs together. Any thread."""
 
-    def __init__(self, name: str, meeting: Meeting, options: RpcBackendOptions) -> None:
+    def __init__(self, name: str, meeting: Bootstrap, options: RpcBackendOptions) -> None:
         self.options = options
         self._meeting = meeting
         info = WorkerInfo(name, meeting.rank)
-        self._lobby = Lobby(meeting.secret, meeting.rank)
+        self._lobby = PendingConnections(meeting.secret, meeting.rank)
         near, listeners = _near()
         far: list[tuple[str, int]] = []
         for address in meeting.network.addresses() if meeting.network else ():
@@ -56,7 +56,7 @@ class Agent:
         self.own: Worker = worker_here(info, [near], far, self._lobby.token)
         self.directory = Directory(meeting.client, self.own, meeting.world_size)
         self._hub = _native.Hub(options.num_worker_threads, UNDER_WAY_BYTES, _HEARTBEAT)
-        self.links = Links(self._hub, self.directory, self._lobby)
+        self.links = PeerConnections(self._hub, self.directory, self._lobby)
         self.references = References(self)
         self.servers = Servers(self, self._hub)
         self.roll = Roll(set(range(meeting.world_size or 0)))
@@ -70,7 +70,7 @@ class Agent:
         self._is_leaving = self._is_closed = False
         self._publishing = threading.Lock()
         self._publications: Publications | None = None
-        self._door = Door(listeners, self._lobby, self.links.enter)
+        self._door = Connector(listeners, self._lobby, self.links.enter)
         self.servers.start()
 
     def invoke(
@@ -286,7 +286,7 @@ class Agent:
         self,
         worker: Worker,
         function: Any,
-        link: Link,
+        link: PeerConnection,
         pickled: bytes,
         buffers: list[Any],
         began: float,

@@ -9,11 +9,11 @@ from typing import Any
 
 from torsh_runtime.backends.future import Future
 from torsh_runtime.rpc.agent import Agent
+from torsh_runtime.rpc.bootstrap import bootstrap
 from torsh_runtime.rpc.current import current_agent, has_agent, set_agent
 from torsh_runtime.rpc.directory import check_name
 from torsh_runtime.rpc.failures import CallRefused
 from torsh_runtime.rpc.leaving import leave
-from torsh_runtime.rpc.meeting import meet
 from torsh_runtime.rpc.options import (
     UNSET_RPC_TIMEOUT,
     BackendType,
@@ -50,7 +50,7 @@ def init_rpc(
         raise CallRefused("init_rpc() was called already: call shutdown() before")
     options = rpc_backend_options or RpcBackendOptions()
     check_name(name)
-    meeting = meet(options.init_method, rank, world_size, _MEETING_SECONDS)
+    meeting = bootstrap(options.init_method, rank, world_size, _MEETING_SECONDS)
     try:
         agent = Agent(name, meeting, options)
     except BaseException:

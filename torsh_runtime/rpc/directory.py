@@ -17,7 +17,7 @@ from ipaddress import ip_address
 
 import msgpack
 
-from torsh_runtime.backends.native.place import Node, node_here
+from torsh_runtime.backends.native.host_info import Node, node_here
 from torsh_runtime.errors import CommError, CommTimeout, ConfigError, StoreError, StoreTimeout
 from torsh_runtime.rpc.failures import CallRefused
 from torsh_runtime.rpc.options import WorkerInfo

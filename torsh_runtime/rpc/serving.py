@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from torsh_runtime.backends.future import around_waits
 from torsh_runtime.backends.native.compiled import _native
+from torsh_runtime.rpc.connections import PeerConnection
 from torsh_runtime.rpc.failures import account
 from torsh_runtime.rpc.functions import is_async, name_of, registry, when_done
-from torsh_runtime.rpc.links import Link
 from torsh_runtime.rpc.pickling import pack, unpack
 
 if TYPE_CHECKING:
@@ -115,7 +115,9 @@ class Servers:
         except Exception:
             _log.exception("a thread that serves calls failed")
 
-    def _carry_out(self, link: Link, call: int, deadline: float | None, message: Any) -> None:
+    def _carry_out(
+        self, link: PeerConnection, call: int, deadline: float | None, message: Any
+    ) -> None:
         self.context.deadline = deadline
         try:
             _, pickled, buffers = message
@@ -139,7 +141,7 @@ class Servers:
 
     def _reply_later(
         self,
-        link: Link,
+        link: PeerConnection,
         call: int,
         deadline: float | None,
         function: object,
@@ -153,7 +155,12 @@ class Servers:
         self._reply(link, call, deadline, value, function)
 
     def _reply(
-        self, link: Link, call: int, deadline: float | None, value: object, function: object
+        self,
+        link: PeerConnection,
+        call: int,
+        deadline: float | None,
+        value: object,
+        function: object,
     ) -> None:
         try:
             pickled, buffers = self._agent.references.packed_for(link.peer, value, None)
@@ -165,13 +172,13 @@ class Servers:
             return
         self._send(link, False, call, pickled, buffers, deadline)
 
-    def _fail(self, link: Link, call: int, error: BaseException) -> None:
+    def _fail(self, link: PeerConnection, call: int, error: BaseException) -> None:
         told = account(error, self._agent.own.info, self._agent.own.host)
         self._send(link, True, call, pack(tuple(told))[0], [], None)
 
     def _send(
         self,
-        link: Link,
+        link: PeerConnection,
         is_error: bool,
         call: int,
         pickled: bytes,

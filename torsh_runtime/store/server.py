@@ -11,11 +11,11 @@ from functools import partial
 from pathlib import Path
 
 from torsh_runtime.connections.acceptor import Acceptor
-from torsh_runtime.connections.conversations import (
+from torsh_runtime.connections.multiplexer import (
     MAX_STRANGERS,
-    Conversation,
-    Conversations,
+    ConnectionMultiplexer,
     Outcome,
+    ProtocolCoroutine,
     Refused,
     check_user,
     receive_some,
@@ -46,7 +46,7 @@ def _log_refusal(reason: str) -> None:
     _log.warning("a store here turned away: %s", reason)
 
 
-def handshake(secret: bytes, sock: socket.socket) -> Conversation:
+def handshake(secret: bytes, sock: socket.socket) -> ProtocolCoroutine:
     """The server's side: both sides prove that they know the secret; the result is the session."""
     try:
         check_user(sock, secret)
@@ -113,7 +113,7 @@ class StoreServer:
             raise StoreError("this store server is already started; make another one")
         listener, endpoint = await listen_on(listen)
         self._is_private = is_private_address(listener)
-        conversations = Conversations(self._handshake_timeout, self._max_strangers)
+        conversations = ConnectionMultiplexer(self._handshake_timeout, self._max_strangers)
         answer = partial(handshake, self._secret)
         self._acceptor = Acceptor(
             listener, conversations, answer, self._welcome, self._refusals.note

@@ -42,7 +42,7 @@ from torshrun.workers.refused_start import why_refused
 from torshrun.workers.spec import WorkerSpec, assign
 
 if TYPE_CHECKING:
-    from torshrun.failure.finding import Finding
+    from torshrun.failure.root_cause import RootCause
 
 KEEPER_BOUND = 5.0
 """Seconds that the keeper, or what it left, may take to go."""
@@ -207,9 +207,9 @@ class Agent:
         self._tell.say(f"{self._time_limit.left:.0f} s of the job's time are left: leaving it")
         self._on_stop_signal(signal.SIGTERM)
 
-    def _keep_finding(self, finding: Finding) -> None:
+    def _keep_finding(self, finding: RootCause) -> None:
         """Beside the output, for torshctl explain."""
-        from torshrun.failure.testimony import encode_finding
+        from torshrun.failure.exported_reports import encode_finding
         from torshrun.health.accounts import save_finding
 
         if self.folder:
@@ -359,7 +359,7 @@ class Agent:
         reason = f"{os.uname().nodename} got {signal_name(leave.signo)}"
         self.rendezvous.leave(leave.outcome, leave.code, reason)
 
-    async def _start_or_restart_workers(self, place: base.Place) -> None:
+    async def _start_or_restart_workers(self, place: base.NodeAssignment) -> None:
         config = self.config
         self._group.begin()
         self._tell.found_by_all(place.finding)

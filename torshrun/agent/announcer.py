@@ -15,7 +15,7 @@ from torshrun import exit_codes
 from torshrun.agent import machine, protocol
 from torshrun.agent.diagnosis import Findings
 from torshrun.config.job import LaunchConfig
-from torshrun.rendezvous.base import JobOver, Place, RoundClosing, Verdict
+from torshrun.rendezvous.base import JobOver, NodeAssignment, RoundClosing, Verdict
 from torshrun.signals import exit_code, signal_name
 from torshrun.text import printable
 from torshrun.workers.group import Worker
@@ -23,8 +23,8 @@ from torshrun.workers.keeper import Keeper
 
 if TYPE_CHECKING:
     from torshrun.failure.exits import Exit
-    from torshrun.failure.finding import Certainty, Finding
     from torshrun.failure.kinds import Kind
+    from torshrun.failure.root_cause import Certainty, RootCause
     from torshrun.health.detector import Hang
     from torshrun.health.stacks import Stacks
 
@@ -44,7 +44,7 @@ class Announcer:
         config: LaunchConfig,
         say: Callable[[str], None],
         record: Callable[[Event], object] | None,
-        keep: Callable[[Finding], None] = lambda _: None,
+        keep: Callable[[RootCause], None] = lambda _: None,
     ) -> None:
         """Without `record` programs are told nothing. `keep` takes root causes of whole rounds."""
         self._config = config
@@ -58,7 +58,7 @@ class Announcer:
         self._complained = -COMPLAINTS
         self._was_in_round = self._has_found = False
         self._no_start = ""
-        self._own_finding: Finding | None = None
+        self._own_finding: RootCause | None = None
         self.round = 0
 
     def emit(self, name: str, **facts: object) -> Event:
@@ -113,7 +113,7 @@ class Announcer:
 
     # ---- the other nodes
 
-    def begin_round(self, place: Place) -> None:
+    def begin_round(self, place: NodeAssignment) -> None:
         self.round, self._was_in_round, self._has_found = place.round, True, False
         self._own_finding = None
         self._node_rank, self._num_nodes = place.node_rank, place.num_nodes
@@ -149,7 +149,7 @@ class Announcer:
 
     # ---- what goes on
 
-    def round_started(self, place: Place) -> None:
+    def round_started(self, place: NodeAssignment) -> None:
         self.emit(
             "round_started",
             restarts=place.restarts,
@@ -198,7 +198,7 @@ class Announcer:
         self._hang_detected(hang, text)
         return summary(hang)
 
-    def where_they_stood(self, finding: Finding | None) -> None:
+    def where_they_stood(self, finding: RootCause | None) -> None:
         """They have been stopped since."""
         if finding:
             from torshrun.failure.report import describe_standing
@@ -341,8 +341,8 @@ class Announcer:
         """The root cause that the leader found, from what all nodes told; "" is none."""
         if not text:
             return
+        from torshrun.failure.exported_reports import decode_finding
         from torshrun.failure.report import describe_finding
-        from torshrun.failure.testimony import decode_finding
 
         finding = decode_finding(text)
         if finding is not None:
@@ -367,7 +367,7 @@ class Announcer:
         elif verdict.code == exit_codes.RENDEZVOUS:
             self.found_of_job(reason, Kind.MISSING)
 
-    def _conclude_alone(self, finding: Finding) -> None:
+    def _conclude_alone(self, finding: RootCause) -> None:
         """Nothing came of what others know, so what is seen here is all there is."""
         from torshrun.failure.report import describe_finding
 
@@ -379,17 +379,17 @@ class Announcer:
 
     def found_of_job(self, reason: str, kind: Kind) -> None:
         """Nobody's failure but that of the job itself, or of what it stands on, is its end."""
-        from torshrun.failure.finding import Finding
+        from torshrun.failure.root_cause import RootCause
         from torshrun.failure.signs import of_job
 
         # What a node that was in a round is cut off from, others may know better.
         certainty: Certainty = "likely" if self._was_in_round else "certain"
-        finding = Finding(certainty=certainty, reading=of_job(printable(reason), kind))
+        finding = RootCause(certainty=certainty, reading=of_job(printable(reason), kind))
         if finding.reading.advice:
             self.say(f"what to do: {finding.reading.advice}")
         self.found(finding)
 
-    def found(self, finding: Finding) -> None:
+    def found(self, finding: RootCause) -> None:
         """The root cause of the whole job's round."""
         self._has_found = True
         self._keep(finding)

@@ -30,8 +30,8 @@ if TYPE_CHECKING:  # at the start it would take time
     from torshrun.failure.cause import Explanation
     from torshrun.failure.ending import Ending
     from torshrun.failure.exits import Exit, OomEvidence
-    from torshrun.failure.finding import Finding
     from torshrun.failure.kinds import Kind
+    from torshrun.failure.root_cause import RootCause
     from torshrun.health.clocks import CommonClock
 
 Result = TypeVar("Result")
@@ -74,7 +74,7 @@ class Findings:
         return self.explained.cause if self.explained else None
 
     @property
-    def finding(self) -> Finding | None:
+    def finding(self) -> RootCause | None:
         """Who is to blame."""
         return self.explained.finding if self.explained else None
 
@@ -129,7 +129,7 @@ class Diagnosis:
     def prepare(self) -> None:
         """Load what a diagnosis takes, which would hold up a restart for a tenth of a second."""
         import torshrun.failure.cause
-        import torshrun.failure.testimony  # noqa: F401
+        import torshrun.failure.exported_reports  # noqa: F401
 
     def begin(self, node_rank: int = 0) -> None:
         """A round begins."""
@@ -223,11 +223,11 @@ class Diagnosis:
         """Where it stood when it was stopped, or hung."""
         return self.stacks.get(ending.assignment.worker.rank, "") or _left_stack(ending)
 
-    async def standing(self, endings: Sequence[Worker]) -> Finding | None:
+    async def standing(self, endings: Sequence[Worker]) -> RootCause | None:
         """For whom workers waited that somebody stopped while they hung; None if nobody did."""
         return await in_thread(partial(self._find_standing, endings)) if self.stood_still else None
 
-    def _find_standing(self, endings: Sequence[Worker]) -> Finding | None:
+    def _find_standing(self, endings: Sequence[Worker]) -> RootCause | None:
         from torshrun.failure.cause import explain
 
         exits = [replace(self._exit(ending, None), stopped=True) for ending in endings]
@@ -270,7 +270,7 @@ class Diagnosis:
         recorded: Recorded | None,
     ) -> Findings:
         from torshrun.failure.cause import diagnose, explain
-        from torshrun.failure.testimony import encode
+        from torshrun.failure.exported_reports import encode
         from torshrun.failure.trails import NOTHING, Node, conclude
         from torshrun.failure.trails import encode as as_text
         from torshrun.health.recordings import read_trails

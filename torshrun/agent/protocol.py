@@ -96,7 +96,7 @@ Event = OfRound | StopRequested | Noticed | Decided | KeeperLost | InternalError
 class StartWorkers(NamedTuple):
     """Begin a round with all workers of this node."""
 
-    place: base.Place
+    place: base.NodeAssignment
 
 
 class Settle(NamedTuple):

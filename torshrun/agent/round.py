@@ -13,13 +13,13 @@ from torshrun.config.job import Address, LaunchConfig
 from torshrun.failure.memory import MemoryWatch
 from torshrun.health.pages import StatusPages
 from torshrun.health.recordings import Recordings
-from torshrun.rendezvous.base import Place
+from torshrun.rendezvous.base import NodeAssignment
 from torshrun.rendezvous.served import ServedStore
 
 STORE_BOUND = 2.0
 """Seconds that a round's store may take to close."""
 
-ServeStore = Callable[[Place], Awaitable[ServedStore]]
+ServeStore = Callable[[NodeAssignment], Awaitable[ServedStore]]
 """Gives the workers of a round here the round's store."""
 
 
@@ -33,7 +33,9 @@ class Round(NamedTuple):
     memory: MemoryWatch
 
     @classmethod
-    async def open(cls, serve_store: ServeStore, scratch: str, place: Place, workers: int) -> Round:
+    async def open(
+        cls, serve_store: ServeStore, scratch: str, place: NodeAssignment, workers: int
+    ) -> Round:
         """Make what a round needs. Raises OSError or a TorshError when that cannot be done."""
         try:
             pages = StatusPages(_status_file(scratch, place), workers)
@@ -59,7 +61,7 @@ class Round(NamedTuple):
 
 def first_worker(
     config: LaunchConfig,
-    place: Place,
+    place: NodeAssignment,
     scratch: str,
     endpoint: str,
     secret: str,
@@ -102,5 +104,5 @@ def _metrics_at(config: LaunchConfig) -> str:
     return f"http://{Address(host or '127.0.0.1', port)}/metrics"
 
 
-def _status_file(scratch: str, place: Place) -> str:
+def _status_file(scratch: str, place: NodeAssignment) -> str:
     return f"{scratch}/status_{place.round}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torshrun.agent.announcer import Announcer
 from torshrun.agent.round import Round
 from torshrun.config.job import LaunchConfig
-from torshrun.rendezvous.base import Place, Rendezvous, Summaries
+from torshrun.rendezvous.base import NodeAssignment, Rendezvous, Summaries
 from torshrun.workers.group import WorkerGroup
 
 if TYPE_CHECKING:  # at the start it would take time
@@ -32,7 +32,7 @@ class Slowness:
 
     def __post_init__(self) -> None:
         self._round: Round | None = None
-        self._place: Place | None = None
+        self._place: NodeAssignment | None = None
         self._monitor: StragglerMonitor | None = None
         self._notifier: Notifier | None = None
         self._wish: Wish | None = None
@@ -40,7 +40,7 @@ class Slowness:
         self._found_file = ""
         self._told: Mapping[str, bytes] = {}
 
-    def place(self, place: Place) -> None:
+    def place(self, place: NodeAssignment) -> None:
         """A round begins, in which this node has that place."""
         self._place = place
 

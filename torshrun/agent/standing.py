@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from torshrun.failure.standing import Standing
+from torshrun.failure.blocked_at import BlockedAt
 from torshrun.health.pages import WorkerStatus
 from torshrun.health.report import numbered
 
 
-def standing(status: WorkerStatus) -> Standing | None:
+def standing(status: WorkerStatus) -> BlockedAt | None:
     """Where the worker stood; None if it has noted no collective."""
     last, awaited = status.collective, status.awaited
     if last is None:
@@ -17,7 +17,7 @@ def standing(status: WorkerStatus) -> Standing | None:
         call, full = "recv", f"recv ({awaited.what})"
         if awaited.call:
             call, full = awaited.call.partition("(")[0], awaited.call
-    return Standing(
+    return BlockedAt(
         call=call,
         full=full,
         instead=awaited.instead if awaited and not last.active else -1,

@@ -19,7 +19,7 @@ from torshrun.health.pages import StatusPages
 from torshrun.live.pace import PaceReader
 from torshrun.live.snapshot import JobState, Noted, Snapshot
 from torshrun.live.status_line import render
-from torshrun.rendezvous.base import Place
+from torshrun.rendezvous.base import NodeAssignment
 from torshrun.workers.group import WorkerGroup
 from torshrun.workers.logs.lines import is_coloured
 
@@ -118,7 +118,7 @@ class Telemetry:
         if before != self.latest:  # what follows costs time for each worker
             self._refresh()
 
-    def begin_round(self, place: Place) -> None:
+    def begin_round(self, place: NodeAssignment) -> None:
         self._show(
             first_rank=place.first_rank, node_rank=place.node_rank, num_nodes=place.num_nodes
         )

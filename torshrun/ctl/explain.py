@@ -20,12 +20,12 @@ from torshrun.ctl.places import Asking, Unfit, jobs_here
 from torshrun.ctl.recorded import Recorded
 from torshrun.ctl.stacks import Stands
 from torshrun.failure import trails
-from torshrun.failure.finding import Finding
+from torshrun.failure.blocked_at import from_stack
+from torshrun.failure.exported_reports import decode, decode_finding, decode_hang
 from torshrun.failure.graph import find as judge
-from torshrun.failure.standing import from_stack
-from torshrun.failure.testimony import decode, decode_finding, decode_hang
+from torshrun.failure.rank_report import RankReport
+from torshrun.failure.root_cause import RootCause
 from torshrun.failure.trails import Concluded, Node, conclude
-from torshrun.failure.witness import Witness
 from torshrun.health.accounts import Account, Kept, load_newest
 from torshrun.health.recordings import trails_of
 from torshrun.text import format_ranks
@@ -283,7 +283,7 @@ def _unlike(lines: Sequence[str], more: Sequence[str]) -> Iterator[str]:
 _SECONDS = re.compile(r"[0-9.]+ s\b")
 
 
-def _judged(accounts: Sequence[Account], proved: Concluded) -> Finding | None:
+def _judged(accounts: Sequence[Account], proved: Concluded) -> RootCause | None:
     """Judge from each node's testimony, if no node kept a finding about all of them."""
     witnesses = [
         replace(witness, turn=turn)
@@ -294,7 +294,7 @@ def _judged(accounts: Sequence[Account], proved: Concluded) -> Finding | None:
     return judge(_once(witnesses), (), next(filter(None, hangs), ""), proved)
 
 
-def _once(witnesses: Sequence[Witness]) -> list[Witness]:
+def _once(witnesses: Sequence[RankReport]) -> list[RankReport]:
     return [*{each.rank: each for each in reversed(witnesses)}.values()][::-1]
 
 

@@ -20,7 +20,7 @@ from torshrun.ctl.picture import NotDone, Picture, read
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.asking import BATCH, REQUEST_TIMEOUT
 from torshrun.rendezvous.epoch import Epoch, read_epoch
-from torshrun.rendezvous.meeting import Meeting, join
+from torshrun.rendezvous.rendezvous_store import RendezvousStore, join
 
 ALL_RUNS = rows.base("").removesuffix("/")
 """The prefix of the keys of all runs."""
@@ -42,14 +42,14 @@ async def reach(config: RendezvousConfig) -> AsyncGenerator[Store, None]:
     Raises StoreError if the store cannot be reached.
     """
     is_etcd = config.backend == "etcd"
-    meeting = await (Meeting.open(config, lambda _: None) if is_etcd else _visit(config))
+    meeting = await (RendezvousStore.open(config, lambda _: None) if is_etcd else _visit(config))
     try:
         yield meeting.store
     finally:
         await meeting.close()
 
 
-async def _visit(config: RendezvousConfig) -> Meeting:
+async def _visit(config: RendezvousConfig) -> RendezvousStore:
     """Connect to the store that an agent serves.
 
     Raises StoreError with the reason if it cannot be reached.

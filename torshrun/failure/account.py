@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from torshrun.failure.blame import Blame, from_account
-from torshrun.failure.standing import Standing
+from torshrun.failure.blocked_at import BlockedAt
+from torshrun.failure.suspect import Suspect, from_account
 from torshrun.text import printable
 
 ACCOUNT_BYTES = 1 << 20
@@ -31,11 +31,11 @@ class Account:
 
     text: str = ""
     """Its traceback, or else its message; "" is none."""
-    blame: Blame | None = None
+    blame: Suspect | None = None
     """Whom its error blames, if that is an error of torsh_runtime."""
     call: str = ""
     """The collective that failed, with its arguments; "" is unknown."""
-    recorded: Standing | None = None
+    recorded: BlockedAt | None = None
     """The last one that torch's recorder knows of; None is unknown."""
     at: float = 0.0
     """When it was written, on the node's monotonic clock, in seconds; 0 is unknown."""
@@ -85,14 +85,14 @@ def _short(value: object) -> str:
     return printable(value[:_CALL_CHARS]) if isinstance(value, str) else ""
 
 
-def _recorded(value: object) -> Standing | None:
+def _recorded(value: object) -> BlockedAt | None:
     if not isinstance(value, dict):
         return None
     number, group, call = value.get("number"), value.get("group"), _short(value.get("call"))
     if type(number) is not int or not 0 < number < 1 << 53 or not isinstance(group, str):
         return None
     name = zlib.crc32(group[:_CALL_CHARS].encode(errors="replace"))
-    return Standing(last=call, group=name, sequence=number, entered={name: number})
+    return BlockedAt(last=call, group=name, sequence=number, entered={name: number})
 
 
 def _versions(value: object) -> Mapping[str, str]:

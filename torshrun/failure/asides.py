@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-from torshrun.failure.blame import Blame, from_words
 from torshrun.failure.exits import Exit
 from torshrun.failure.last_words import (
     before_trace,
@@ -15,6 +14,7 @@ from torshrun.failure.last_words import (
     stderr_lines,
 )
 from torshrun.failure.numbers import Numbers, numbers_in
+from torshrun.failure.suspect import Suspect, from_words
 from torshrun.text import printable_lines
 
 MOST_LINES = 200
@@ -52,7 +52,7 @@ def numbers(exit_: Exit) -> Numbers | None:
     return numbers_in(outside_traces(stderr_lines(exit_)))
 
 
-def muttered(exit_: Exit) -> Blame | None:
+def muttered(exit_: Exit) -> Suspect | None:
     """Whom one that was stopped had complained about in vain, as torch's store does."""
     if not _COMPLAINS.search(exit_.stderr):  # which is fast
         return None

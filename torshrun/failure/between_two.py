@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torshrun.failure.case import MESSAGES, Case, call_of
-from torshrun.failure.kinds import Kind, Reading
-from torshrun.failure.witness import Witness
+from torshrun.failure.incident import MESSAGES, Incident, call_of
+from torshrun.failure.kinds import Diagnosis, Kind
+from torshrun.failure.rank_report import RankReport
 from torshrun.failure.wording import Verdict, where_it_waits
 from torshrun.text import format_ranks
 
 
-def unmet(case: Case) -> Verdict | None:
+def unmet(case: Incident) -> Verdict | None:
     """Messages that one rank waits for, while the rank at their other end waits for something else,
     if all that are known to wait stand in a call.
     """
@@ -25,7 +25,7 @@ def unmet(case: Case) -> Verdict | None:
     if behind:
         lines.append(f"Others ({format_ranks(behind)}) only wait for them.")
     kind = Kind.MISMATCH if all(map(_has_another, case.of(pairs.keys()))) else Kind.DEADLOCK
-    return Verdict(ranks, "undecided", Reading(kind, " ".join(lines), NO_COUNTERPART))
+    return Verdict(ranks, "undecided", Diagnosis(kind, " ".join(lines), NO_COUNTERPART))
 
 
 _MOST_PAIRS = 4
@@ -35,7 +35,7 @@ NO_COUNTERPART = (
 )
 
 
-def holding(case: Case) -> Verdict | None:
+def holding(case: Incident) -> Verdict | None:
     """Who holds what another one waits for, while it waits for others itself."""
     for each in case.away:
         holder = case.by_rank.get(each.holder)
@@ -43,7 +43,7 @@ def holding(case: Case) -> Verdict | None:
             continue
         why = f"A deadlock: rank {each.rank} waited for {each.awaits}: that is rank {holder.rank}, "
         why += f"which waited in {where_it_waits(holder)}."
-        return Verdict({holder.rank}, "likely", Reading(Kind.DEADLOCK, why, _LOCKS))
+        return Verdict({holder.rank}, "likely", Diagnosis(Kind.DEADLOCK, why, _LOCKS))
     return None
 
 
@@ -53,13 +53,13 @@ _LOCKS = (
 )
 
 
-def _awaited(case: Case) -> Mapping[int, int]:
+def _awaited(case: Incident) -> Mapping[int, int]:
     """The rank that each rank waits for in a message."""
     found = ((each.rank, each.standing) for each in case.waiting)
     return {rank: at.awaited for rank, at in found if at and at.awaited >= 0 and not at.doing}
 
 
-def _is_unmet(case: Case, waits: Mapping[int, int], rank: int, peer: int) -> bool:
+def _is_unmet(case: Incident, waits: Mapping[int, int], rank: int, peer: int) -> bool:
     other = case.by_rank.get(peer)
     if other is None or other.end == "done" or not call_of(other):
         return False
@@ -69,7 +69,7 @@ def _is_unmet(case: Case, waits: Mapping[int, int], rank: int, peer: int) -> boo
     return waits[peer] == rank and ends == {"send", "recv"}
 
 
-def _told(case: Case, rank: int, peer: int) -> str:
+def _told(case: Incident, rank: int, peer: int) -> str:
     own, other = case.by_rank[rank], case.by_rank[peer]
     instead = own.standing.instead if own.standing else -1
     sent = f"had sent a message with tag={instead}, and " if instead >= 0 else ""
@@ -79,6 +79,6 @@ def _told(case: Case, rank: int, peer: int) -> str:
     )
 
 
-def _has_another(witness: Witness) -> bool:
+def _has_another(witness: RankReport) -> bool:
     """Whether a message with another tag has come instead."""
     return bool(witness.standing and witness.standing.instead >= 0)

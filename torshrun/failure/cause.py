@@ -17,13 +17,12 @@ from torshrun.failure.asides import (
     unmade,
     warning,
 )
-from torshrun.failure.blame import Blame, from_words
+from torshrun.failure.blocked_at import BlockedAt, from_stack, from_trace
 from torshrun.failure.by_signal import SIGNALS
 from torshrun.failure.exits import Exit, OomEvidence, how, where
-from torshrun.failure.finding import Finding
 from torshrun.failure.graph import find
 from torshrun.failure.held import of_lock
-from torshrun.failure.kinds import Kind, Reading, of_ranks
+from torshrun.failure.kinds import Diagnosis, Kind, of_ranks
 from torshrun.failure.last_words import (
     CRASHES,
     Words,
@@ -35,12 +34,13 @@ from torshrun.failure.last_words import (
 )
 from torshrun.failure.likeness import likeness
 from torshrun.failure.patterns import USAGE
+from torshrun.failure.rank_report import End, RankReport
+from torshrun.failure.root_cause import RootCause
 from torshrun.failure.signs import by_frames, by_words, crash_in, of_child
-from torshrun.failure.standing import Standing, from_stack, from_trace
+from torshrun.failure.suspect import Suspect, from_words
 from torshrun.failure.tables import in_a_line
 from torshrun.failure.trails import NOTHING as NOTHING_RECORDED
 from torshrun.failure.trails import Concluded
-from torshrun.failure.witness import End, Witness
 from torshrun.signals import signal_name
 from torshrun.text import printable_lines, size
 
@@ -57,7 +57,7 @@ _WITHIN_LIBRARIES = re.compile(
     r"^(?:torsh_runtime|torch\.distributed)\.|^(?:TimeoutError|OSError|\w*Connection\w*Error)\b"
 )
 """Errors that libraries raise theirs from."""
-_LOST_PEER = Reading(
+_LOST_PEER = Diagnosis(
     Kind.PEER_LOST,
     "It lost a peer, or waited for one in vain, and no cause is seen here.",
     "See how the other ranks ended, and whether the network between them broke.",
@@ -73,9 +73,9 @@ class Explanation(NamedTuple):
     """How they ended, in the order in which they did; who hung is marked so."""
     cause: Exit | None
     """The one whose end counts as the round's; None if none failed."""
-    finding: Finding | None
+    finding: RootCause | None
     """Who is to blame, as far as that is seen here; None if none failed."""
-    witnesses: tuple[Witness, ...]
+    witnesses: tuple[RankReport, ...]
 
 
 NOTHING = Explanation((), None, None, ())
@@ -96,11 +96,11 @@ def explain(
     return Explanation(tuple(exits), counting(exits, finding), finding, witnesses)
 
 
-def _mark(exit_: Exit, finding: Finding, hang: str) -> Exit:
+def _mark(exit_: Exit, finding: RootCause, hang: str) -> Exit:
     return replace(exit_, hung=hang) if exit_.rank in finding.ranks else exit_
 
 
-def counting(exits: Sequence[Exit], finding: Finding) -> Exit | None:
+def counting(exits: Sequence[Exit], finding: RootCause) -> Exit | None:
     """Whose end counts as the round's: the first of those to blame, else of those that failed."""
     failed = [exit_ for exit_ in exits if exit_.failed]
     unasked = [exit_ for exit_ in failed if not exit_.stopped or exit_.raised or exit_.hung]
@@ -124,7 +124,7 @@ def _moment(exit_: Exit) -> float:
     return (noted if exit_.raised else 0.0) or exit_.at
 
 
-def witness(exit_: Exit, node: int = 0) -> Witness:
+def witness(exit_: Exit, node: int = 0) -> RankReport:
     """What is known of a worker's end."""
     end = _end(exit_)
     words = last_words(exit_)
@@ -132,7 +132,7 @@ def witness(exit_: Exit, node: int = 0) -> Witness:
     standing = _standing(exit_, words, end)
     reading = diagnose(exit_)
     is_away = end == "stopped" and not (standing and standing.call)
-    return Witness(
+    return RankReport(
         rank=exit_.rank,
         node=node,
         end=end,
@@ -168,7 +168,7 @@ def witness(exit_: Exit, node: int = 0) -> Witness:
     )
 
 
-def _within(blame: Blame | None, ranks: int) -> Blame | None:
+def _within(blame: Suspect | None, ranks: int) -> Suspect | None:
     """Without ranks that the job does not have: a worker may write anything."""
     if blame is None or not ranks:
         return blame
@@ -183,7 +183,7 @@ def _handled(exit_: Exit) -> str:
     return errors[-1].split("\n")[0][:_TOLD_CHARS] if errors else ""
 
 
-def _pauses(exit_: Exit, standing: Standing | None) -> bool:
+def _pauses(exit_: Exit, standing: BlockedAt | None) -> bool:
     """Whether it only sleeps, again and again, although it had a processor just then."""
     return bool(standing and standing.pauses) or bool(_IS_IDLE.search(exit_.spied))
 
@@ -197,7 +197,7 @@ def _end(exit_: Exit) -> End:
     return "stopped" if exit_.stopped else "done"
 
 
-def blamed(exit_: Exit) -> Blame | None:
+def blamed(exit_: Exit) -> Suspect | None:
     """Whom it blames, if its first error does, or a library's that was raised from others."""
     if exit_.hung or (exit_.signo and exit_.signo != signal.SIGABRT and not exit_.raised):
         return None
@@ -207,7 +207,7 @@ def blamed(exit_: Exit) -> Blame | None:
     if exit_.signo and not exit_.raised:  # before it aborts, a library says why
         return from_words(words.lines)
     if words.errors and any(map(_UNPICKLES.search, words.lines)):
-        return Blame(
+        return Suspect(
             how="unread", text=f"cannot read what a rank sent: {words.errors[-1]}"[:_TOLD_CHARS]
         )
     for error in words.errors:
@@ -223,7 +223,7 @@ def blamed(exit_: Exit) -> Blame | None:
     return from_words(reversed(_last_lines(words))) or _blamed_before(exit_)
 
 
-def _blamed_before(exit_: Exit) -> Blame | None:
+def _blamed_before(exit_: Exit) -> Suspect | None:
     """Whom an exception blames that it handled, and after which it ended by itself."""
     trace = find_trace(stderr_lines(exit_)) if not exit_.signo else None
     blames = [from_words([error]) for error in trace.errors] if trace else []
@@ -235,7 +235,7 @@ def _last_lines(words: Words) -> tuple[str, ...]:
     return (words.complaints or words.lines)[-_LAST:]
 
 
-def _standing(exit_: Exit, words: Words, end: End) -> Standing | None:
+def _standing(exit_: Exit, words: Words, end: End) -> BlockedAt | None:
     noted = exit_.standing or exit_.account.recorded
     if end == "failed":
         seen = from_trace(words.lines) if not words.innermost_first else None
@@ -262,19 +262,19 @@ def _standing(exit_: Exit, words: Words, end: End) -> Standing | None:
     )
 
 
-def diagnose(exit_: Exit) -> Reading:
+def diagnose(exit_: Exit) -> Diagnosis:
     """What a worker's end shows."""
     reading = _diagnose(exit_)
     return reading._replace(why=f"{reading.why} {exit_.facts}") if exit_.facts else reading
 
 
-def _diagnose(exit_: Exit) -> Reading:
+def _diagnose(exit_: Exit) -> Diagnosis:
     if exit_.hung:
-        return Reading(Kind.HUNG, exit_.hung)
+        return Diagnosis(Kind.HUNG, exit_.hung)
     words = last_words(exit_)
     said = "\n".join(words.errors[-1:] or said_last(words)[-_LAST:])
     if exit_.stopped and not exit_.raised:
-        return Reading(Kind.STOPPED)
+        return Diagnosis(Kind.STOPPED)
     killed = not exit_.raised and (exit_.signo == 9 or exit_.code == 137)
     if exit_.oom and (killed or _LOST_CHILD.search(said)):
         return _out_of_memory(exit_, exit_.oom)
@@ -291,7 +291,7 @@ def _diagnose(exit_: Exit) -> Reading:
     trace = "\n".join(words.lines)
     whole = f"{exit_.stderr.decode(errors='replace')}\n{trace}"
     if impostor > 0 and _SERVES_STORE.search(trace) and not _OF_CHILD.search(whole):
-        return Reading(Kind.USAGE, _TWICE_RANK_0.format(rank=impostor), _LEAVE_RANK)
+        return Diagnosis(Kind.USAGE, _TWICE_RANK_0.format(rank=impostor), _LEAVE_RANK)
     known = of_lock(said, words.lines) if words.errors else None
     known = known or by_words(_texts(words), exit_.program) or by_frames(words.errors, words.lines)
     return known or _of_child(exit_, words) or _by_code(exit_, words)
@@ -332,22 +332,22 @@ def _is_unsure(exit_: Exit) -> bool:
     return known is not None and not by_words(_texts(words)[:1], exit_.program)
 
 
-def _of_child(exit_: Exit, words: Words) -> Reading | None:
+def _of_child(exit_: Exit, words: Words) -> Diagnosis | None:
     """A process that it had started, and spoke with, was gone; its crash may show in its words."""
     if not any(map(_TO_CHILD.search, words.lines)):
         return None
     return of_child(crash_in(exit_.stderr.decode("utf-8", "backslashreplace")))
 
 
-def _by_signal(exit_: Exit, words: Words) -> Reading:
+def _by_signal(exit_: Exit, words: Words) -> Diagnosis:
     if exit_.signo == signal.SIGABRT:
         if _AT_ITS_END.search("\n".join(words.lines)) and not words.frame:
-            return Reading(Kind.EARLY_EXIT, *_ENDED)
+            return Diagnosis(Kind.EARLY_EXIT, *_ENDED)
         said = by_words(["\n".join(words.lines)], exit_.program)
         if said and said.kind in (Kind.ALLOCATION, Kind.GPU_MEMORY, Kind.SHARED_MEMORY):
             return said
     kind = Kind.CRASHED if exit_.signo in CRASHES else Kind.KILLED
-    return Reading(*SIGNALS.get(signal_name(exit_.signo), (kind,)))
+    return Diagnosis(*SIGNALS.get(signal_name(exit_.signo), (kind,)))
 
 
 _AT_ITS_END = re.compile(r"^terminate called without an active exception", re.MULTILINE)
@@ -360,14 +360,14 @@ _ENDED = (
 )
 
 
-def _by_code(exit_: Exit, words: Words) -> Reading:
+def _by_code(exit_: Exit, words: Words) -> Diagnosis:
     if shows_usage(exit_) and not words.errors:
-        return Reading(Kind.USAGE, *USAGE)
+        return Diagnosis(Kind.USAGE, *USAGE)
     if words.errors:
-        return Reading(Kind.EXCEPTION)
+        return Diagnosis(Kind.EXCEPTION)
     name = signal_name(exit_.code - 128) if exit_.code > 128 else ""
     told = f"A shell gives that code when {name} killed what it ran." if name[:3] == "SIG" else ""
-    return Reading(Kind.EXIT_CODE, told or _in_which_way(exit_))
+    return Diagnosis(Kind.EXIT_CODE, told or _in_which_way(exit_))
 
 
 def _in_which_way(exit_: Exit) -> str:
@@ -382,7 +382,7 @@ def _in_which_way(exit_: Exit) -> str:
     return ""
 
 
-def _out_of_memory(exit_: Exit, oom: OomEvidence) -> Reading:
+def _out_of_memory(exit_: Exit, oom: OomEvidence) -> Diagnosis:
     limit, where = "the whole machine's", ""
     if oom.cgroup:
         limit = f"cgroup limit {size(oom.limit)}" if oom.limit else "a cgroup's limit"
@@ -390,7 +390,7 @@ def _out_of_memory(exit_: Exit, oom: OomEvidence) -> Reading:
     peak = f", its peak was {size(exit_.peak_rss_kib << 10)}" if exit_.peak_rss_kib else ""
     who = "it" if exit_.signo else "one of its processes"
     surely = "" if oom.ours else _UNSURE
-    return Reading(
+    return Diagnosis(
         Kind.OUT_OF_MEMORY,
         f"The kernel killed {who}{surely}: out of memory ({limit}{where}{peak}).",
         "Give the job more memory or a higher limit, or need less: smaller batches, fewer "

@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from torshrun.failure.case import Case
-from torshrun.failure.kinds import Kind, Reading
-from torshrun.failure.standing import ALL_RANKS
-from torshrun.failure.witness import Witness
+from torshrun.failure.blocked_at import ALL_RANKS
+from torshrun.failure.incident import Incident
+from torshrun.failure.kinds import Diagnosis, Kind
+from torshrun.failure.rank_report import RankReport
 from torshrun.failure.wording import Verdict, does
 from torshrun.text import format_ranks
 
 
-def gave_up(case: Case) -> Verdict | None:
+def gave_up(case: Incident) -> Verdict | None:
     """Who did not come where others failed because only so many ranks came as they are, with those
     that still counted.
     """
@@ -25,20 +25,20 @@ def gave_up(case: Case) -> Verdict | None:
     )
 
 
-def still_count(case: Case) -> Verdict | None:
+def still_count(case: Incident) -> Verdict | None:
     """Who did not come where others still counted ranks when they were stopped."""
     there = _counting(case)
     at = there[0].standing if there else None
     return _absent(case, there, f"{at.line}, at {at.place}") if at else None
 
 
-def _counting(case: Case) -> list[Witness]:
+def _counting(case: Incident) -> list[RankReport]:
     """Those that stood in such a loop when they were stopped."""
     there = [each for each in case.witnesses if each.end == "stopped" and each.standing]
     return [each for each in there if each.standing and each.standing.waits_for == ALL_RANKS]
 
 
-def _absent(case: Case, came: Sequence[Witness], where: str) -> Verdict | None:
+def _absent(case: Incident, came: Sequence[RankReport], where: str) -> Verdict | None:
     absent = [each for each in case.witnesses if each not in came]
     if not absent:
         return None
@@ -48,7 +48,7 @@ def _absent(case: Case, came: Sequence[Witness], where: str) -> Verdict | None:
     why += f"{'; '.join(map(does, absent[:_MOST_SHOWN]))}."
     has_ended = all(each.end == "done" for each in absent)
     kind = Kind.EARLY_EXIT if has_ended else Kind.MISSING
-    return Verdict(ranks, "likely", Reading(kind, why, _MEET))
+    return Verdict(ranks, "likely", Diagnosis(kind, why, _MEET))
 
 
 _MOST_SHOWN = 4

@@ -6,17 +6,17 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
-from torshrun.failure.case import Case, call_of, comparable
-from torshrun.failure.finding import Certainty
-from torshrun.failure.kinds import Kind, Reading, of_ranks
+from torshrun.failure.incident import Incident, call_of, comparable
+from torshrun.failure.kinds import Diagnosis, Kind, of_ranks
+from torshrun.failure.rank_report import RankReport
+from torshrun.failure.root_cause import Certainty
 from torshrun.failure.signs import by_words
 from torshrun.failure.sizes import what_it_called
-from torshrun.failure.witness import Witness
 from torshrun.failure.wording import Verdict, differ
 from torshrun.text import format_ranks
 
 
-def disagreement(case: Case) -> Verdict | None:
+def disagreement(case: Incident) -> Verdict | None:
     """Ranks that called different things."""
     claims = case.claims("mismatch")
     if not claims:
@@ -41,16 +41,16 @@ def disagreement(case: Case) -> Verdict | None:
     return Verdict(named or everybody, certainty, differ(named, said))
 
 
-def _unlike_reference(claims: Sequence[Witness]) -> Reading:
+def _unlike_reference(claims: Sequence[RankReport]) -> Diagnosis:
     """What is said of ranks that found others to have something else than they."""
     found = next(each for each in claims if each.blame and each.blame.ranks)
     assert found.blame
     what = f"rank {found.rank} has something else than {format_ranks(found.blame.ranks)}"
     reading = differ((), {})
-    return Reading(reading.kind, f"{what}: {found.blame.text}.", reading.advice)
+    return Diagnosis(reading.kind, f"{what}: {found.blame.text}.", reading.advice)
 
 
-def _noted(case: Case, claims: Sequence[Witness]) -> Mapping[int, str]:
+def _noted(case: Incident, claims: Sequence[RankReport]) -> Mapping[int, str]:
     """What each rank called by its own account; of one that could not say, if it was what another
     one did.
     """
@@ -61,15 +61,15 @@ def _noted(case: Case, claims: Sequence[Witness]) -> Mapping[int, str]:
     return {rank: call for rank, call in calls.items() if call}
 
 
-def _fault(calls: Mapping[int, str]) -> Reading:
+def _fault(calls: Mapping[int, str]) -> Diagnosis:
     """What is said of the only rank that all say did something wrong."""
     ((rank, what),) = calls.items()
     known = by_words([what], "")
     kind, advice = (known.kind, known.advice) if known else (Kind.MISMATCH, "")
-    return Reading(kind, f"rank {rank}: {what}.", advice)
+    return Diagnosis(kind, f"rank {rank}: {what}.", advice)
 
 
-def _apart_from_reference(case: Case, claims: Sequence[Witness]) -> set[int]:
+def _apart_from_reference(case: Incident, claims: Sequence[RankReport]) -> set[int]:
     """Of ranks that compare themselves with one: those that found a difference, or that one if all
     others did; both if nobody else is known to be the same. Empty if they do not say with whom.
     """
@@ -83,14 +83,14 @@ def _apart_from_reference(case: Case, claims: Sequence[Witness]) -> set[int]:
     return reference | differing
 
 
-def _last_calls(case: Case, ranks: Collection[int]) -> Mapping[int, str]:
+def _last_calls(case: Incident, ranks: Collection[int]) -> Mapping[int, str]:
     """What ranks noted of the collective that these ranks had entered last."""
     stands = {each.rank: each.standing for each in case.witnesses if each.standing}
     places = {(at.group, at.sequence) for rank, at in stands.items() if rank in ranks and at.last}
     return {rank: at.last for rank, at in stands.items() if (at.group, at.sequence) in places}
 
 
-def _numbered_calls(case: Case, calls: Mapping[int, str]) -> Mapping[int, str]:
+def _numbered_calls(case: Incident, calls: Mapping[int, str]) -> Mapping[int, str]:
     """The same with their numbers, where ranks that disagree called the same, but not before."""
     if len(calls) < 2 or len({*calls.values()}) > 1:
         return {}
@@ -108,7 +108,7 @@ def odd_one(calls: Mapping[int, str]) -> int | None:
     return odd[0] if len(calls) >= 3 and len(counts) == 2 and len(odd) == 1 else None
 
 
-def unread(case: Case) -> Verdict | None:
+def unread(case: Incident) -> Verdict | None:
     """Who alone sent what others could not read, or who alone could not: they have different code,
     and most have the same.
     """

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torshrun.failure.account import NO_ACCOUNT, Account
+from torshrun.failure.blocked_at import BlockedAt
 from torshrun.failure.ending import NO_ENDING, Ending
-from torshrun.failure.standing import Standing
 from torshrun.signals import exit_code, signal_name
 
 
@@ -45,7 +45,7 @@ class Exit:
     """What it left in its error file."""
     ending: Ending = NO_ENDING
     """How its Python ended."""
-    standing: Standing | None = None
+    standing: BlockedAt | None = None
     """What it had noted of its collectives when it ended or was asked to stop; None is nothing."""
     stack: str = ""
     """Where it stood when it was asked to stop, as faulthandler or py-spy shows it."""

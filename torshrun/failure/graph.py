@@ -26,11 +26,11 @@ from torshrun.failure import (
     unmade,
     waiting,
 )
-from torshrun.failure.case import Case, call_of
-from torshrun.failure.finding import MOST_EVIDENCE, Certainty, Finding
+from torshrun.failure.incident import Incident, call_of
 from torshrun.failure.kinds import Kind, of_ranks
+from torshrun.failure.rank_report import RankReport, Silent
+from torshrun.failure.root_cause import MOST_EVIDENCE, Certainty, RootCause
 from torshrun.failure.trails import NOTHING, Concluded
-from torshrun.failure.witness import Silent, Witness
 from torshrun.failure.wording import (
     Verdict,
     differ,
@@ -44,19 +44,19 @@ from torshrun.text import format_ranks
 
 
 def find(
-    witnesses: Sequence[Witness],
+    witnesses: Sequence[RankReport],
     silent: Sequence[Silent] = (),
     hang: str = "",
     recorded: Concluded = NOTHING,
-) -> Finding | None:
+) -> RootCause | None:
     """The root cause; None if nothing failed. `hang`: in a line, if there was no progress;
     `recorded`: what the recordings of the ranks' operations prove.
     """
-    case = Case(tuple(witnesses), tuple(silent), hang, recorded)
+    case = Incident(tuple(witnesses), tuple(silent), hang, recorded)
     if not case.failed and not silent and not hang:
         return None
     verdict = next(filter(None, (judge(case) for judge in _JUDGES)))
-    return Finding(
+    return RootCause(
         ranks=tuple(sorted(verdict.ranks)),
         nodes=tuple(sorted(verdict.nodes)),
         certainty=verdict.certainty,
@@ -69,7 +69,7 @@ def find(
 # ---- judges: each gives a verdict, or leaves it to the next
 
 
-def _frozen(case: Case) -> Verdict | None:
+def _frozen(case: Incident) -> Verdict | None:
     """Whose process stood still."""
     frozen = {each.rank for each in case.witnesses if each.is_frozen}
     if not frozen:
@@ -79,7 +79,7 @@ def _frozen(case: Case) -> Verdict | None:
     return Verdict(frozen, "certain" if waited else "likely", told(case, Kind.FROZEN, frozen))
 
 
-def _astray(case: Case) -> Verdict | None:
+def _astray(case: Incident) -> Verdict | None:
     """Who has made another call than most others, by the recordings."""
     found = case.recorded.culprit
     if found is None or not found.is_by_most or not {*found.ranks} <= case.by_rank.keys():
@@ -94,7 +94,7 @@ def _astray(case: Case) -> Verdict | None:
     return Verdict(found.ranks, "likely", reading)
 
 
-def _left(case: Case) -> Verdict | None:
+def _left(case: Incident) -> Verdict | None:
     """Who ended well while others still needed it."""
     lost = case.claims("lost")
     done = {each.rank for each in case.witnesses if each.end == "done"}
@@ -103,19 +103,19 @@ def _left(case: Case) -> Verdict | None:
     return waiting.ended_too_early(case, done)
 
 
-def _weak(case: Case) -> Verdict | None:
+def _weak(case: Incident) -> Verdict | None:
     """Whose failure may well be its own, although it speaks of others."""
     weak = [each for each in case.followers if each.blame and each.blame.weak]
     muttering = [each for each in case.witnesses if each.end == "stopped" and each.mutters]
     return _suspected(case, weak or muttering)
 
 
-def _alone(case: Case) -> Verdict | None:
+def _alone(case: Incident) -> Verdict | None:
     """Who failed while the others did well."""
     return _suspected(case, case.followers)
 
 
-def _suspected(case: Case, suspects: Sequence[Witness]) -> Verdict | None:
+def _suspected(case: Incident, suspects: Sequence[RankReport]) -> Verdict | None:
     if not suspects or len(suspects) == len(case.witnesses) > 1:
         return None
     certainty: Certainty = "likely" if len(suspects) == 1 else "undecided"
@@ -127,7 +127,7 @@ def _suspected(case: Case, suspects: Sequence[Witness]) -> Verdict | None:
     return Verdict(ranks, certainty, reading)
 
 
-def _unexplained(case: Case) -> Verdict:
+def _unexplained(case: Incident) -> Verdict:
     """Nothing tells more."""
     if case.hang:
         return _no_progress(case)
@@ -136,7 +136,7 @@ def _unexplained(case: Case) -> Verdict:
     return Verdict(ranks, certainty, min(case.failed, key=lambda each: each.at).reading)
 
 
-def _no_progress(case: Case) -> Verdict:
+def _no_progress(case: Incident) -> Verdict:
     """Ranks that hang, each by itself: if all do the same it is no rank's fault."""
     ranks = [each.rank for each in case.witnesses if each.end != "done"]
     reading = of_ranks(Kind.HUNG, format_ranks(ranks), "", "", f"something unknown ({case.hang})")
@@ -147,7 +147,7 @@ def _no_progress(case: Case) -> Verdict:
     return Verdict(() if alike else ranks, "likely" if alike else "undecided", reading)
 
 
-_JUDGES: Sequence[Callable[[Case], Verdict | None]] = (
+_JUDGES: Sequence[Callable[[Incident], Verdict | None]] = (
     unmade.not_made,
     unmade.taken_away,
     unmade.given_up,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from torshrun.failure.case import Case, call_of
-from torshrun.failure.kinds import Kind, Reading
+from torshrun.failure.incident import Incident, call_of
+from torshrun.failure.kinds import Diagnosis, Kind
 from torshrun.failure.wording import Verdict, where_it_waits
 
 _CANNOT = r"(?:could not|cannot|can't|couldn't|unable to|failed to|failure to) "
@@ -33,10 +33,10 @@ def is_held(said: str) -> bool:
     return bool(_OF_LOCK.search(said) or _HELD.search(said))
 
 
-def of_lock(said: str, lines: Sequence[str]) -> Reading | None:
+def of_lock(said: str, lines: Sequence[str]) -> Diagnosis | None:
     """What is shown by an error, with the lines of its traceback, if it is about a lock."""
     by_call = _HELD.search(said) and any(map(_LOCKS.search, lines[-_LAST:]))
-    return Reading(Kind.EXCEPTION, _WHY, _LET_GO) if by_call or _OF_LOCK.search(said) else None
+    return Diagnosis(Kind.EXCEPTION, _WHY, _LET_GO) if by_call or _OF_LOCK.search(said) else None
 
 
 _WHY = "It wanted a lock that somebody else held, and did not get it."
@@ -47,7 +47,7 @@ _LET_GO = (
 )
 
 
-def held(case: Case) -> Verdict | None:
+def held(case: Incident) -> Verdict | None:
     """Ranks that could not have what a rank held: it may have held that for too long, or they did
     not wait for long enough.
     """

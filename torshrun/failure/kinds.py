@@ -49,7 +49,7 @@ class Kind(StrEnum):
     EXIT_CODE = "exit code"
 
 
-class Reading(NamedTuple):
+class Diagnosis(NamedTuple):
     """What the end of a worker shows."""
 
     kind: Kind
@@ -74,16 +74,16 @@ class Pattern(NamedTuple):
     groups by their names, and of the {program}."""
 
 
-NO_READING = Reading(Kind.EXIT_CODE)
+NO_READING = Diagnosis(Kind.EXIT_CODE)
 """What says nothing."""
 
 
-def of_ranks(kind: Kind, who: str, call: str, others: str, what: str = "") -> Reading:
+def of_ranks(kind: Kind, who: str, call: str, others: str, what: str = "") -> Diagnosis:
     """What is to be said of a kind that shows in what several ranks did: of whose fault it is, in
     which collective others waited or what was called, who they are, and what is known of the cause.
     """
     why, advice = _OF_RANKS[kind]
-    return Reading(kind, why.format(who=who, call=call, others=others, what=what), advice)
+    return Diagnosis(kind, why.format(who=who, call=call, others=others, what=what), advice)
 
 
 _OF_RANKS: Mapping[Kind, tuple[str, str]] = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 
-from torshrun.failure.case import Case, call_of
-from torshrun.failure.kinds import Kind, Reading, of_ranks
+from torshrun.failure.incident import Incident, call_of
+from torshrun.failure.kinds import Diagnosis, Kind, of_ranks
 from torshrun.failure.wording import Verdict, full_call, listed
 from torshrun.text import format_ranks
 
@@ -14,7 +14,7 @@ NOT_MET = "they do not reach the store at the port that MASTER_ADDR and MASTER_P
 _MEETING = frozenset({"init_process_group", "new_group"})
 
 
-def meeting(case: Case) -> Verdict | None:
+def meeting(case: Incident) -> Verdict | None:
     """All ranks came, and their group did not come about."""
     there = {each.rank: call_of(each) for each in case.waiting}
     calls = {*there.values()}
@@ -36,7 +36,7 @@ def meeting(case: Case) -> Verdict | None:
     return None
 
 
-def different_groups(case: Case) -> Verdict:
+def different_groups(case: Incident) -> Verdict:
     """Of ranks of which some stand in new_group, and others nowhere else than in a collective."""
     groups = {each.rank: full_call(each) for each in case.waiting}
     inside = {rank: call for rank, call in groups.items() if call.startswith("new_group")}
@@ -80,8 +80,8 @@ def _at_odds(calls: Mapping[int, str], members: Mapping[int, frozenset[int]]) ->
     }
 
 
-def _of_address(said: str) -> Reading:
-    return Reading(
+def _of_address(said: str) -> Diagnosis:
+    return Diagnosis(
         Kind.NETWORK,
         "No rank reached the store where all are to meet, not even the one that may serve it"
         f"{': ' * bool(said)}{said or '.'}",
@@ -90,8 +90,8 @@ def _of_address(said: str) -> Reading:
     )
 
 
-def _of_groups(ranks: Collection[int], calls: str) -> Reading:
-    return Reading(
+def _of_groups(ranks: Collection[int], calls: str) -> Diagnosis:
+    return Diagnosis(
         Kind.MISSING,
         f"{format_ranks(ranks)} waited for each other in new_group: they have not all made the "
         f"same groups before{': ' * bool(calls)}{calls}.",
@@ -100,9 +100,9 @@ def _of_groups(ranks: Collection[int], calls: str) -> Reading:
     )
 
 
-def _of_world_size(ranks: Collection[int], wanted: int) -> Reading:
+def _of_world_size(ranks: Collection[int], wanted: int) -> Diagnosis:
     more = f"{wanted} ranks" if wanted else "more than those, or at another address"
-    return Reading(
+    return Diagnosis(
         Kind.USAGE,
         f"All ranks of the job ({len(ranks)}) came to init_process_group, and waited for {more}.",
         "Leave world_size, rank and init_method out, so that WORLD_SIZE, RANK, MASTER_ADDR and "

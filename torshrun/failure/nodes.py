@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from torshrun.failure.case import Case
-from torshrun.failure.finding import Certainty
+from torshrun.failure.incident import Incident
 from torshrun.failure.kinds import Kind, of_ranks
+from torshrun.failure.rank_report import Silent
+from torshrun.failure.root_cause import Certainty
 from torshrun.failure.signs import of_job
-from torshrun.failure.witness import Silent
 from torshrun.failure.wording import Verdict
 
 
-def silent(case: Case) -> Verdict | None:
+def silent(case: Incident) -> Verdict | None:
     """Nodes that were lost, if nothing else explains it."""
     if not case.silent:
         return None
     return lost(case, case.silent, "certain" if len(case.silent) == 1 else "likely")
 
 
-def lost(case: Case, silent: Sequence[Silent], certainty: Certainty) -> Verdict:
+def lost(case: Incident, silent: Sequence[Silent], certainty: Certainty) -> Verdict:
     names = " and ".join(each.name for each in silent)
     why = "; ".join(filter(None, (each.why for each in silent[:1])))
     nodes = [each.node for each in silent if each.node >= 0]

@@ -6,17 +6,17 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
-from torshrun.failure.case import Case
 from torshrun.failure.held import is_held
-from torshrun.failure.kinds import Kind, Reading
+from torshrun.failure.incident import Incident
+from torshrun.failure.kinds import Diagnosis, Kind
 from torshrun.failure.numbers import first_of
+from torshrun.failure.rank_report import RankReport
 from torshrun.failure.tables import table_in
-from torshrun.failure.witness import Witness
 from torshrun.failure.wording import Verdict
 from torshrun.text import size
 
 
-def own_failure(case: Case) -> Verdict | None:
+def own_failure(case: Incident) -> Verdict | None:
     """Who failed and blames nobody."""
     if not case.own:
         return None
@@ -33,7 +33,7 @@ def own_failure(case: Case) -> Verdict | None:
     return _of_chosen(case, chosen, is_only=len(classes) == 1)
 
 
-def _of_chosen(case: Case, alike: list[Witness], is_only: bool) -> Verdict:
+def _of_chosen(case: Incident, alike: list[RankReport], is_only: bool) -> Verdict:
     """Of the failures that others may follow from; `is_only`: there are no failures unlike them."""
     chosen = _hogs(alike)
     first = chosen[0]
@@ -50,7 +50,7 @@ def _of_chosen(case: Case, alike: list[Witness], is_only: bool) -> Verdict:
     return Verdict([each.rank for each in chosen], "likely" if doubts else "certain", first.reading)
 
 
-def _compared(case: Case) -> Verdict | None:
+def _compared(case: Incident) -> Verdict | None:
     """Who has something else than the others, by what ranks say that have compared all of them; of
     two, or of several, any may be the wrong one.
     """
@@ -66,7 +66,7 @@ def _compared(case: Case) -> Verdict | None:
     return Verdict(odd or {*table}, "likely" if odd else "undecided", reading)
 
 
-def _hogs(chosen: list[Witness]) -> list[Witness]:
+def _hogs(chosen: list[RankReport]) -> list[RankReport]:
     """Of ranks that the kernel killed for want of memory, those that had taken it: one that has
     little may be killed as well.
     """
@@ -76,7 +76,7 @@ def _hogs(chosen: list[Witness]) -> list[Witness]:
     return [each for each in chosen if each.peak * _MUCH_MORE >= max(peaks)]
 
 
-def _as_large(case: Case, chosen: Sequence[Witness]) -> list[Witness]:
+def _as_large(case: Incident, chosen: Sequence[RankReport]) -> list[RankReport]:
     """Ranks of the same node that had about as much memory as those that the kernel killed for want
     of it: that it chose these may be chance. None if somebody had much more.
     """
@@ -89,12 +89,12 @@ def _as_large(case: Case, chosen: Sequence[Witness]) -> list[Witness]:
     return others
 
 
-def _tells_peak(killed: Witness) -> bool:
+def _tells_peak(killed: RankReport) -> bool:
     """Whether the memory that it had is known, and not only a process of its own was killed."""
     return killed.peak > 0 and "exit code 137" in killed.how
 
 
-def _of_several(killed: Witness, others: Sequence[Witness]) -> Reading:
+def _of_several(killed: RankReport, others: Sequence[RankReport]) -> Diagnosis:
     """What is said of a kill for want of memory that others had taken as well."""
     had = ", ".join(f"rank {each.rank} {size(each.peak << 10)}" for each in others[:_MOST_SHOWN])
     why = f"{killed.reading.why} Others had about as much at a time, or more: {had}."
@@ -104,13 +104,13 @@ def _of_several(killed: Witness, others: Sequence[Witness]) -> Reading:
 _MOST_SHOWN = 4
 
 
-def _beside(case: Case, chosen: Sequence[Witness]) -> list[Witness]:
+def _beside(case: Incident, chosen: Sequence[RankReport]) -> list[RankReport]:
     """The other ranks of the nodes that these are of."""
     nodes = {each.node for each in chosen}
     return [each for each in case.witnesses if each.node in nodes and each not in chosen]
 
 
-def _takes_most(case: Case, chosen: Sequence[Witness]) -> bool:
+def _takes_most(case: Incident, chosen: Sequence[RankReport]) -> bool:
     """Whether, as far as is known, no other rank of the node has taken more memory, or, where the
     kernel chose whom to kill, not even nearly as much.
     """
@@ -122,12 +122,12 @@ def _takes_most(case: Case, chosen: Sequence[Witness]) -> bool:
     return not any(each.peak > _MUCH_MORE * least > 0 for each in others)
 
 
-def _is_unsure(chosen: Sequence[Witness]) -> bool:
+def _is_unsure(chosen: Sequence[RankReport]) -> bool:
     """Whether what is told of them may be of something else than their ends."""
     return any(each.is_unsure for each in chosen) and chosen[0].reading.kind is not Kind.EXIT_CODE
 
 
-def _may_be_anothers(case: Case, chosen: Sequence[Witness]) -> bool:
+def _may_be_anothers(case: Incident, chosen: Sequence[RankReport]) -> bool:
     """Whether another rank may be behind a failure that blames nobody: one that all others met,
     that is told of another rank, of waiting or of what somebody else holds, of what ranks share, as
     files and memory are, or that came from outside; or exit codes of several ranks, without a word.
@@ -164,7 +164,7 @@ _NOT_ITS_OWN = "killed by SIGBUS"
 _MUCH_MORE = 1.5
 
 
-def _spread(case: Case, alike: Sequence[Witness]) -> Verdict:
+def _spread(case: Incident, alike: Sequence[RankReport]) -> Verdict:
     """Of ranks that have numbers which are none: a sum brings them from one to all, and who looks
     first finds them, which may be the only one that does. Whose arithmetic has warned is where they
     came from, and of several, whose numbers were finite before.
@@ -182,7 +182,7 @@ def _spread(case: Case, alike: Sequence[Witness]) -> Verdict:
     return Verdict(first, "likely" if len(first) == 1 else "undecided", alike[0].reading)
 
 
-def _first_to_write(case: Case) -> list[int]:
+def _first_to_write(case: Incident) -> list[int]:
     """Who wrote such a number where all others still wrote finite ones; [] if that is not known."""
     found = first_of({each.rank: each.numbers for each in case.witnesses})
     return [] if found is None else [found]
@@ -192,15 +192,15 @@ _DIVERGED = "Before that it had grown many times over from step to step on all r
 _MAY_COME_OF_OTHERS = re.compile("invalid value")  # as the difference of two that are infinite
 
 
-def _alike(witnesses: Iterable[Witness]) -> list[list[Witness]]:
+def _alike(witnesses: Iterable[RankReport]) -> list[list[RankReport]]:
     """Those that failed alike together, in the order in which they did."""
-    classes: dict[str, list[Witness]] = defaultdict(list)
+    classes: dict[str, list[RankReport]] = defaultdict(list)
     for each in sorted(witnesses, key=lambda each: (each.turn, each.node, each.at)):
         classes[each.alike or f"rank {each.rank}"].append(each)
     return list(classes.values())
 
 
-def _outstanding(case: Case, classes: list[list[Witness]]) -> list[Witness] | None:
+def _outstanding(case: Incident, classes: list[list[RankReport]]) -> list[RankReport] | None:
     """The failures among others that those may follow from; None if several are as likely."""
     if len(classes) == 1:
         return classes[0]
@@ -216,9 +216,9 @@ def _outstanding(case: Case, classes: list[list[Witness]]) -> list[Witness] | No
     return None if any(came_before) else strongest
 
 
-def _strength(alike: Sequence[Witness]) -> int:
+def _strength(alike: Sequence[RankReport]) -> int:
     return max(each.strength for each in alike)
 
 
-def _others_are_pointed_at(case: Case) -> bool:
+def _others_are_pointed_at(case: Incident) -> bool:
     return bool(case.ends - {each.rank for each in case.own})

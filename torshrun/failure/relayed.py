@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 
-from torshrun.failure.case import Case
-from torshrun.failure.witness import Witness
+from torshrun.failure.incident import Incident
+from torshrun.failure.rank_report import RankReport
 from torshrun.failure.wording import Verdict
 from torshrun.text import format_ranks
 
 
-def relayed(case: Case) -> Verdict | None:
+def relayed(case: Incident) -> Verdict | None:
     """Ranks of which all errors say that they failed, if those are errors of others, too."""
     own = case.own
     failed = [_failed_in(each.said) for each in own]
@@ -30,7 +30,7 @@ def relayed(case: Case) -> Verdict | None:
     return Verdict(named, "likely", reading)
 
 
-def _nearest(own: list[Witness], silent: list[int], named: frozenset[int]) -> Witness | None:
+def _nearest(own: list[RankReport], silent: list[int], named: frozenset[int]) -> RankReport | None:
     """Whose account is nearest to the failure: one of its own that no rank has handed to it."""
     found = [each for each in own if each.rank in named]
     return next((each for each in found if each.rank in silent), next(iter(found), None))

@@ -7,10 +7,10 @@ from itertools import pairwise
 
 from torshrun.failure.cause import NOTHING, Explanation, blamed
 from torshrun.failure.exits import Exit, how, where
-from torshrun.failure.finding import Finding
-from torshrun.failure.kinds import NO_READING, Reading
+from torshrun.failure.kinds import NO_READING, Diagnosis
 from torshrun.failure.last_words import Words, beside, last_words
 from torshrun.failure.likeness import fingerprint
+from torshrun.failure.root_cause import RootCause
 from torshrun.text import format_ranks
 
 SHOWN_LINES = 40
@@ -55,11 +55,11 @@ def _indented(text: str) -> list[str]:
     return [f"  {text}"] if text else []
 
 
-def _to_do(reading: Reading) -> list[str]:
+def _to_do(reading: Diagnosis) -> list[str]:
     return _indented(f"what to do: {reading.advice}" if reading.advice else "")
 
 
-def describe_finding(finding: Finding, whole: bool) -> str:
+def describe_finding(finding: RootCause, whole: bool) -> str:
     """The report about all nodes. Without the `whole` of it, it says where that stands."""
     lines = [f"torshrun: {finding.headline}"]
     if not whole:
@@ -68,7 +68,7 @@ def describe_finding(finding: Finding, whole: bool) -> str:
     return "\n".join([*lines, *_to_do(finding.reading)])
 
 
-def describe_standing(finding: Finding) -> str:
+def describe_standing(finding: RootCause) -> str:
     """Where workers stood that hung when somebody stopped them, which is no failure of theirs."""
     lines = ["torshrun: before they were stopped:", *_indented(finding.reading.why)]
     lines += [f"  {line}" for line in finding.evidence]
@@ -80,7 +80,7 @@ def partial_line(cause: Exit) -> str:
     return f"rank {cause.rank} failed first on this node: {how(cause)}, {where(cause)}"
 
 
-def _words(cause: Exit, finding: Finding) -> list[str]:
+def _words(cause: Exit, finding: RootCause) -> list[str]:
     """What it said last; of one that only followed no more than its error."""
     words = last_words(cause)
     follows = cause.rank not in finding.ranks and bool(words.errors)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import PurePath
 
-from torshrun.failure.kinds import Kind, Reading
+from torshrun.failure.kinds import Diagnosis, Kind
 from torshrun.failure.patterns import DAMAGED, PATTERNS
 
 SEARCHED_CHARS = 8192
@@ -36,7 +36,7 @@ _CRASH = re.compile(
 _CRASHES = ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGILL", "SIGFPE")
 
 
-def by_words(said: Iterable[str], program: str) -> Reading | None:
+def by_words(said: Iterable[str], program: str) -> Diagnosis | None:
     """What these texts show, of which the first that shows anything counts; None if none does.
     `program` is the path of what said it.
     """
@@ -45,7 +45,7 @@ def by_words(said: Iterable[str], program: str) -> Reading | None:
     return next(readings, None) or by_child("\n".join(reversed(texts)))
 
 
-def by_frames(errors: Sequence[str], lines: Sequence[str]) -> Reading | None:
+def by_frames(errors: Sequence[str], lines: Sequence[str]) -> Diagnosis | None:
     """What is shown by where exceptions were raised whose words say nothing, by the lines of their
     tracebacks: in a library that reads files, or, of sizes that do not fit, in a line that does.
     """
@@ -56,9 +56,9 @@ def by_frames(errors: Sequence[str], lines: Sequence[str]) -> Reading | None:
         is_of_size = _SIZES.search(error)
         is_read = _READERS.search(place) and not _WRITES.search(f"{place}\n{source}")
         if is_read and (is_of_size or not (number or _OF_NO_DAMAGE.search(error))):
-            return Reading(Kind.DAMAGED_FILE, *DAMAGED)
+            return Diagnosis(Kind.DAMAGED_FILE, *DAMAGED)
         if is_of_size and _READS.search(source):
-            return Reading(Kind.DAMAGED_FILE, *DAMAGED)
+            return Diagnosis(Kind.DAMAGED_FILE, *DAMAGED)
     return None
 
 
@@ -88,7 +88,7 @@ _SIZES = re.compile(r"cannot reshape array of size \d+|buffer is smaller than re
 _READS = re.compile(r"\b(?:fromfile|memmap|load|loadtxt|open)\(|\.(?:read|read_bytes)\(")
 
 
-def _by_pattern(said: str, program: str) -> Reading | None:
+def _by_pattern(said: str, program: str) -> Diagnosis | None:
     for kind, pattern, why, advice in PATTERNS:
         found = re.search(pattern, said, re.MULTILINE)
         if found:
@@ -100,7 +100,7 @@ def _by_pattern(said: str, program: str) -> Reading | None:
                 "program": program if is_python else "The Python it ran in",
                 "name": f"'{name}'" if name else _UNNAMED.get(kind, "what it needs"),
             }
-            return Reading(kind, why.format(**told), advice)
+            return Diagnosis(kind, why.format(**told), advice)
     return None
 
 
@@ -111,7 +111,7 @@ _UNNAMED = {
 }
 
 
-def by_child(said: str) -> Reading | None:
+def by_child(said: str) -> Diagnosis | None:
     """What is shown by words about the end of a process that the worker had started; None if they
     are none.
     """
@@ -125,7 +125,7 @@ def by_child(said: str) -> Reading | None:
     return of_child(name)
 
 
-def of_child(name: str) -> Reading:
+def of_child(name: str) -> Diagnosis:
     """What is said of a process that a worker had started and that a signal of this name ended; ""
     is unknown.
     """
@@ -133,7 +133,7 @@ def of_child(name: str) -> Reading:
     how = f"was ended by {name}" if name else "died: a signal killed it, or it ended by itself"
     kind = Kind.CRASHED if name in _CRASHES else Kind.KILLED if name else Kind.EXCEPTION
     more = " in compiled code" if name in _CRASHES else ""
-    return Reading(
+    return Diagnosis(
         kind,
         f"{who} {how}{more}.",
         "Its own words come before; with num_workers=0 what fails shows in the rank itself.",
@@ -149,13 +149,13 @@ def crash_in(text: str) -> str:
 _NUMBERS = {11: "SIGSEGV", 7: "SIGBUS", 6: "SIGABRT", 4: "SIGILL", 8: "SIGFPE", 9: "SIGKILL"}
 
 
-def of_job(reason: str, kind: Kind) -> Reading:
+def of_job(reason: str, kind: Kind) -> Diagnosis:
     """What is to be said of a job that ended for a reason that is no worker's; its words may tell
     more of the kind.
     """
     known = by_words([reason], "")
     advice = known.advice if known else _OF_JOBS.get(kind, "")
-    return Reading(known.kind if known else kind, reason, advice)
+    return Diagnosis(known.kind if known else kind, reason, advice)
 
 
 _OF_JOBS = {

@@ -6,17 +6,17 @@ import re
 from collections.abc import Sequence
 
 from torshrun.failure.asides import PATH_IN_WORDS
-from torshrun.failure.case import Case, call_of
-from torshrun.failure.finding import Certainty
-from torshrun.failure.kinds import Kind, Reading
+from torshrun.failure.blocked_at import A_FILE, KEYS
+from torshrun.failure.incident import Incident, call_of
+from torshrun.failure.kinds import Diagnosis, Kind
+from torshrun.failure.rank_report import RankReport
+from torshrun.failure.root_cause import Certainty
 from torshrun.failure.signs import by_words
-from torshrun.failure.standing import A_FILE, KEYS
-from torshrun.failure.witness import Witness
 from torshrun.failure.wording import Verdict, does, where_it_waits
 from torshrun.text import format_ranks
 
 
-def unmade(case: Case) -> Verdict | None:
+def unmade(case: Incident) -> Verdict | None:
     """Ranks that wait for a file to appear, or for keys of the store, while others are to make it:
     a file those that are not in a collective.
     """
@@ -30,7 +30,7 @@ def unmade(case: Case) -> Verdict | None:
     what = where_it_waits(waiting[0]) if is_key else f"{A_FILE} ({at.line}, at {at.place})"
     why = f"{who} waited {'in' if is_key else 'for'} {what}, which no rank had made."
     if not others:
-        return Verdict((), "likely", Reading(Kind.HUNG, why, _MAKE))
+        return Verdict((), "likely", Diagnosis(Kind.HUNG, why, _MAKE))
     apart = [each for each in others if not call_of(each)] or others * is_key
     if not apart:
         makers = [each for each in others if each.unmade]
@@ -39,7 +39,7 @@ def unmade(case: Case) -> Verdict | None:
     return Verdict([each.rank for each in apart], "likely", _absent(apart, why, _MAKE))
 
 
-def _kept_from_it(others: Sequence[Witness], lack: str) -> Verdict | None:
+def _kept_from_it(others: Sequence[RankReport], lack: str) -> Verdict | None:
     """Who alone had handled an exception, of ranks that went on without what the others lack."""
     handled = [each for each in others if each.logged]
     if len(handled) != 1:
@@ -49,7 +49,7 @@ def _kept_from_it(others: Sequence[Witness], lack: str) -> Verdict | None:
     why = f"{lack} Before, rank {first.rank} had handled an exception ({first.logged}), and went "
     why += f"on: {does(first)}. Most likely that kept it from making it."
     kind = known.kind if known else Kind.EXCEPTION
-    return Verdict({first.rank}, "likely", Reading(kind, why, _TELL))
+    return Verdict({first.rank}, "likely", Diagnosis(kind, why, _TELL))
 
 
 _MOST_SHOWN = 4
@@ -60,30 +60,30 @@ _MAKE = (
 )
 
 
-def _waits(witness: Witness) -> bool:
+def _waits(witness: RankReport) -> bool:
     at = witness.standing
     return bool(at and at.waits_for == A_FILE) or _asks(witness)
 
 
-def _asks(witness: Witness) -> bool:
+def _asks(witness: RankReport) -> bool:
     """Whether it waits for keys of the store."""
     return bool(witness.standing and witness.standing.call == KEYS)
 
 
-def _ranks(witnesses: Sequence[Witness]) -> str:
+def _ranks(witnesses: Sequence[RankReport]) -> str:
     return format_ranks([each.rank for each in witnesses])
 
 
-def _absent(apart: Sequence[Witness], why: str, advice: str) -> Reading:
+def _absent(apart: Sequence[RankReport], why: str, advice: str) -> Diagnosis:
     """What is said of ranks that have not made what others wait for: in a clean-up most likely an
     exception has kept them from it.
     """
     if not all(each.standing and each.standing.cleans for each in apart):
-        return Reading(Kind.MISSING, why, advice)
+        return Diagnosis(Kind.MISSING, why, advice)
     handled = next((each.handles for each in apart if each.handles), "")
     what = f"{_ranks(apart)} stood in a clean-up (finally or except): most likely an exception"
     what += f" ({handled})" if handled else ""
-    return Reading(Kind.EXCEPTION, f"{why} {what} had ended the work there.", _LET_IT_OUT)
+    return Diagnosis(Kind.EXCEPTION, f"{why} {what} had ended the work there.", _LET_IT_OUT)
 
 
 _LET_IT_OUT = (
@@ -92,7 +92,7 @@ _LET_IT_OUT = (
 )
 
 
-def unset(case: Case) -> Verdict | None:
+def unset(case: Incident) -> Verdict | None:
     """Ranks whose store did not have keys of the program's own in time: if all others were in
     collectives, whoever asks may have asked for the wrong ones.
     """
@@ -106,12 +106,12 @@ def unset(case: Case) -> Verdict | None:
     )
     why += f"set. Meanwhile {'; '.join(map(does, (apart or others)[:_MOST_SHOWN]))}."
     if apart:
-        return Verdict([each.rank for each in apart], "likely", Reading(Kind.MISSING, why, _MAKE))
+        return Verdict([each.rank for each in apart], "likely", Diagnosis(Kind.MISSING, why, _MAKE))
     handled = _kept_from_it(others, why)
     if handled:
         return handled
     ranks = [each.rank for each in case.witnesses]
-    return Verdict(ranks, "undecided", Reading(Kind.STORE, why, f"{_SAME_KEY} {_MAKE}"))
+    return Verdict(ranks, "undecided", Diagnosis(Kind.STORE, why, f"{_SAME_KEY} {_MAKE}"))
 
 
 _UNSET = re.compile(
@@ -122,7 +122,7 @@ _UNSET = re.compile(
 _SAME_KEY = "Compare the names of keys that ranks set and ask for, with their prefixes."
 
 
-def not_made(case: Case) -> Verdict | None:
+def not_made(case: Incident) -> Verdict | None:
     """Who said that it could not make the file that others then did not find, and went on."""
     own = case.own
     missing = [_names(each) for each in own]
@@ -137,7 +137,7 @@ def not_made(case: Case) -> Verdict | None:
     return _of_makers(makers, f"Meanwhile {_ranks(own)} did not find it.") if makers else None
 
 
-def taken_away(case: Case) -> Verdict | None:
+def taken_away(case: Incident) -> Verdict | None:
     """Who said that it removes what others then did not find: it may have been too early, or they
     too late.
     """
@@ -155,7 +155,7 @@ def taken_away(case: Case) -> Verdict | None:
     first = removers[0]
     why = f"{missing[0].reading.why} Before, rank {first.rank} had said: {first.removed}."
     ranks = {each.rank for each in (*missing, *removers)}
-    return Verdict(ranks, "undecided", Reading(Kind.NO_FILE, why, _AGREE))
+    return Verdict(ranks, "undecided", Diagnosis(Kind.NO_FILE, why, _AGREE))
 
 
 _PATH = re.compile(r"(?<=')[^'\n]*[./][^'\n]*(?=')")
@@ -171,14 +171,14 @@ def _takes(said: str, path: str) -> bool:
     return any(f"/{path}/".find(f"/{each.strip('./~')}/") >= 0 for each in named)
 
 
-def _of_makers(makers: Sequence[Witness], lack: str) -> Verdict:
+def _of_makers(makers: Sequence[RankReport], lack: str) -> Verdict:
     """Of ranks that said they could not make a file, which others lack."""
     first = makers[0]
     known = by_words([first.unmade], "")
     why = f"{_ranks(makers)} could not make a file, and went on ({first.unmade}). {lack}"
     kind = known.kind if known else Kind.NO_FILE
     certainty: Certainty = "likely" if len(makers) == 1 else "undecided"
-    return Verdict([each.rank for each in makers], certainty, Reading(kind, why, _TELL))
+    return Verdict([each.rank for each in makers], certainty, Diagnosis(kind, why, _TELL))
 
 
 _TELL = (
@@ -187,7 +187,7 @@ _TELL = (
 )
 
 
-def _names(witness: Witness) -> set[str]:
+def _names(witness: RankReport) -> set[str]:
     """The files that it did not find, or for which it gave up waiting, without their folders."""
     if witness.reading.kind is not Kind.NO_FILE and not _GAVE_UP.search(witness.said):
         return set()
@@ -201,7 +201,7 @@ def _is_named(name: str, said: str) -> bool:
     return bool(name) and re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", said) is not None
 
 
-def given_up(case: Case) -> Verdict | None:
+def given_up(case: Incident) -> Verdict | None:
     """Most ranks gave up waiting for something of their own, in the same way, while the others were
     at work elsewhere, outside of collectives.
     """
@@ -223,5 +223,5 @@ _LONGER = (
 )
 
 
-def _place(witness: Witness) -> str:
+def _place(witness: RankReport) -> str:
     return witness.standing.place if witness.standing else ""

@@ -7,21 +7,21 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 
 from torshrun.failure.between_two import NO_COUNTERPART, unmet
-from torshrun.failure.case import MESSAGES, Case, call_of, comparable
+from torshrun.failure.blocked_at import IN_RETRY
 from torshrun.failure.disagreement import odd_one
-from torshrun.failure.finding import Certainty
-from torshrun.failure.kinds import Kind, Reading, of_ranks
+from torshrun.failure.incident import MESSAGES, Incident, call_of, comparable
+from torshrun.failure.kinds import Diagnosis, Kind, of_ranks
 from torshrun.failure.meeting import different_groups
 from torshrun.failure.nodes import lost, ranks_of
+from torshrun.failure.rank_report import RankReport
+from torshrun.failure.root_cause import Certainty
 from torshrun.failure.signs import by_words
-from torshrun.failure.standing import IN_RETRY
-from torshrun.failure.witness import Witness
 from torshrun.failure.wording import Verdict, differ, full_call, listed, told, where_it_waits
 from torshrun.procfs import UNREAD
 from torshrun.text import format_ranks
 
 
-def pointed_at(case: Case) -> Verdict | None:
+def pointed_at(case: Incident) -> Verdict | None:
     """Who is pointed at, and points at nobody."""
     ends = case.ends
     if not ends:
@@ -43,7 +43,7 @@ def pointed_at(case: Case) -> Verdict | None:
     return Verdict(ends, "likely", _why_absent(case, ends))
 
 
-def ended_too_early(case: Case, done: Collection[int]) -> Verdict:
+def ended_too_early(case: Incident, done: Collection[int]) -> Verdict:
     """Of ranks that ended well while others still needed them; one that alone goes on after that
     has most likely made a call too many.
     """
@@ -53,11 +53,11 @@ def ended_too_early(case: Case, done: Collection[int]) -> Verdict:
     return Verdict(done, "likely", told(case, Kind.EARLY_EXIT, done))
 
 
-def _alone_in(witness: Witness, done: Collection[int]) -> Reading:
+def _alone_in(witness: RankReport, done: Collection[int]) -> Diagnosis:
     """What is said of a rank that makes a call after all others have ended well."""
     why = f"rank {witness.rank} alone went on, and waited in {where_it_waits(witness)} for others, "
     why += f"but {format_ranks(done)} had come to the end of the program, with exit code 0."
-    return Reading(Kind.MISSING, why, _TO_ALL)
+    return Diagnosis(Kind.MISSING, why, _TO_ALL)
 
 
 _TO_ALL = (
@@ -67,7 +67,7 @@ _TO_ALL = (
 )
 
 
-def cleaning(case: Case) -> Verdict | None:
+def cleaning(case: Incident) -> Verdict | None:
     """Who stood in a clean-up while the others still waited in what comes before it."""
     there = {each.rank for each in case.witnesses if each.standing and each.standing.cleans}
     ranks = {rank for rank in there if case.by_rank[rank].end == "stopped"}
@@ -77,7 +77,7 @@ def cleaning(case: Case) -> Verdict | None:
     who, (call, *_) = format_ranks(ranks), [call_of(case.by_rank[rank]) for rank in waiting]
     why = f"{who} stood in a clean-up (finally or except), while {format_ranks(waiting)} waited in "
     why += f"{call}: most likely an exception ended its work there, which it could not report yet."
-    return Verdict(ranks, "likely", Reading(Kind.EXCEPTION, why, _LET_IT_OUT))
+    return Verdict(ranks, "likely", Diagnosis(Kind.EXCEPTION, why, _LET_IT_OUT))
 
 
 _LET_IT_OUT = (
@@ -87,7 +87,7 @@ _LET_IT_OUT = (
 )
 
 
-def _in_another(case: Case, ends: Mapping[int, str]) -> Verdict:
+def _in_another(case: Incident, ends: Mapping[int, str]) -> Verdict:
     """Of ranks that others wait for, and that were in a collective themselves."""
     pointing = {each.rank: call_of(each) for each in case.of(case.edges.keys())}
     calls = {**pointing, **ends}
@@ -106,7 +106,7 @@ def _in_another(case: Case, ends: Mapping[int, str]) -> Verdict:
 _UNHEARD = "others lost it, and nothing is known of its node"
 
 
-def circle(case: Case) -> Verdict | None:
+def circle(case: Incident) -> Verdict | None:
     """Ranks that point at each other."""
     ranks = case.circles
     if not ranks:
@@ -122,7 +122,7 @@ def circle(case: Case) -> Verdict | None:
     return _mutual(case, ranks, calls)
 
 
-def _mutual(case: Case, ranks: Collection[int], calls: Mapping[int, str]) -> Verdict:
+def _mutual(case: Incident, ranks: Collection[int], calls: Mapping[int, str]) -> Verdict:
     """Of ranks that wait for each other, in these calls."""
     names = set(calls.values())
     who, what = format_ranks(ranks), listed(calls)
@@ -147,20 +147,20 @@ def _mutual(case: Case, ranks: Collection[int], calls: Mapping[int, str]) -> Ver
     return Verdict(ranks, "likely" if alike else "undecided", deadlock)
 
 
-def _seen(case: Case, ranks: Collection[int]) -> Mapping[int, str]:
+def _seen(case: Incident, ranks: Collection[int]) -> Mapping[int, str]:
     """Their calls, as their stacks show them; {} if one does not."""
     found = {each.rank: full_call(each) for each in case.of(ranks) if _is_seen(each)}
     return found if found.keys() == {*ranks} else {}
 
 
-def _in_groups(case: Case, ranks: Collection[int]) -> Mapping[int, str]:
+def _in_groups(case: Incident, ranks: Collection[int]) -> Mapping[int, str]:
     """Their calls with the groups that their lines give to them; {} if one does not show it."""
     stands = [(each.rank, each.standing) for each in case.of(ranks)]
     found = {rank: at.in_group for rank, at in stands if at and at.group < 0 and at.in_group}
     return found if found.keys() == {*ranks} else {}
 
 
-def _is_seen(witness: Witness) -> bool:
+def _is_seen(witness: RankReport) -> bool:
     """Whether its call is known with what all ranks give to it alike, by its stack."""
     standing = witness.standing
     return bool(standing and standing.group < 0 and comparable(standing.full) == standing.full)
@@ -169,7 +169,7 @@ def _is_seen(witness: Witness) -> bool:
 _IN_VAIN = "they were in the same collective, and what they send does not arrive, or too slowly"
 
 
-def absent(case: Case) -> Verdict | None:
+def absent(case: Incident) -> Verdict | None:
     """Who stood outside of the collectives that others waited in."""
     away = {each.rank for each in case.away}
     if not away or not (case.waiting or case.claims("late")):
@@ -177,7 +177,7 @@ def absent(case: Case) -> Verdict | None:
     return Verdict(away, "likely", _why_absent(case, away))
 
 
-def _why_absent(case: Case, ranks: Collection[int]) -> Reading:
+def _why_absent(case: Incident, ranks: Collection[int]) -> Diagnosis:
     """What kept ranks from a collective that others waited in."""
     found = case.of(ranks)
     thread = next((each.thread for each in found if each.thread), "")
@@ -195,7 +195,7 @@ def _why_absent(case: Case, ranks: Collection[int]) -> Reading:
     if awaited == "a lock" and not thing:
         what = f"{_LOCKS}: {locks}" if locks else awaited
         told_of = told(case, Kind.HUNG, ranks, what)
-        return Reading(Kind.DEADLOCK, told_of.why, _LOCK_ORDER)
+        return Diagnosis(Kind.DEADLOCK, told_of.why, _LOCK_ORDER)
     thing = thing or awaited
     child = next((each.child for each in found if each.child), "")
     if child:
@@ -207,7 +207,7 @@ def _why_absent(case: Case, ranks: Collection[int]) -> Reading:
     return told(case, Kind.HUNG if thing else Kind.MISSING, ranks, thing)
 
 
-def _in_the_way(witness: Witness) -> str:
+def _in_the_way(witness: RankReport) -> str:
     """The file that it tries to make again and again, and that is there already; "" is none."""
     tries = witness.standing and witness.standing.cleanup == IN_RETRY
     found = _IS_THERE.search(witness.handles) if tries else None
@@ -224,7 +224,7 @@ _LOCK_ORDER = (
 _LEFT_BEHIND = "which a process that was killed may have left behind"
 
 
-def elsewhere(case: Case) -> Verdict | None:
+def elsewhere(case: Incident) -> Verdict | None:
     """Ranks that waited in different collectives, or for each other."""
     # Who is ahead of others is not the one who keeps them waiting.
     behind = [each for each in case.waiting if each.rank not in case.edges] or case.waiting
@@ -247,7 +247,7 @@ def elsewhere(case: Case) -> Verdict | None:
     return _mutual(case, calls, calls) if waits else None
 
 
-def _is_root(witness: Witness) -> bool:
+def _is_root(witness: RankReport) -> bool:
     """Whether it is the root of what it waits in, so that it may well be there in time."""
     root = _ROOT.search(witness.standing.full if witness.standing else "")
     return root is not None and int(root[1]) == witness.rank
@@ -256,7 +256,7 @@ def _is_root(witness: Witness) -> bool:
 _ROOT = re.compile(r"^(?!i?send|i?recv)\w+\((?:src|dst)=([0-9]{1,7})\b")
 
 
-def _besides_root(case: Case, ranks: Collection[int]) -> Verdict:
+def _besides_root(case: Incident, ranks: Collection[int]) -> Verdict:
     """Of ranks in one collective, while a root waits for one of them in another: who stands at
     another place than the rest.
     """
@@ -268,13 +268,13 @@ def _besides_root(case: Case, ranks: Collection[int]) -> Verdict:
     return Verdict({odd}, "likely", differ({odd}, calls))
 
 
-def _without_counterpart(case: Case, ranks: Collection[int]) -> Reading:
+def _without_counterpart(case: Incident, ranks: Collection[int]) -> Diagnosis:
     """Of messages, it is not known between whom, that others do not wait in."""
     lines = [f"rank {each.rank} in {where_it_waits(each)}" for each in case.of(ranks)[:_MOST_SHOWN]]
     others = [each for each in case.waiting if each.rank not in ranks]
     calls = {each.rank: call_of(each) for each in others}
     why = f"Messages had no counterpart: {', '.join(lines)}. Meanwhile {listed(calls)}."
-    return Reading(Kind.DEADLOCK, why, NO_COUNTERPART)
+    return Diagnosis(Kind.DEADLOCK, why, NO_COUNTERPART)
 
 
 _MOST_SHOWN = 4

@@ -7,10 +7,10 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from torshrun.failure.case import Case, call_of
-from torshrun.failure.finding import MOST_EVIDENCE, Certainty
-from torshrun.failure.kinds import Kind, Reading, of_ranks
-from torshrun.failure.witness import Witness
+from torshrun.failure.incident import Incident, call_of
+from torshrun.failure.kinds import Diagnosis, Kind, of_ranks
+from torshrun.failure.rank_report import RankReport
+from torshrun.failure.root_cause import MOST_EVIDENCE, Certainty
 from torshrun.text import format_ranks
 
 
@@ -19,11 +19,11 @@ class Verdict(NamedTuple):
 
     ranks: Collection[int]
     certainty: Certainty
-    reading: Reading
+    reading: Diagnosis
     nodes: Collection[int] = ()
 
 
-def manner_of(case: Case, verdict: Verdict) -> str:
+def manner_of(case: Incident, verdict: Verdict) -> str:
     """How who is to blame ended: of several the first."""
     if verdict.certainty == "undecided":
         return str(verdict.reading.kind)
@@ -41,7 +41,7 @@ def manner_of(case: Case, verdict: Verdict) -> str:
     return ", ".join(filter(None, (ended, where)))
 
 
-def told(case: Case, kind: Kind, ranks: Collection[int], what: str = "") -> Reading:
+def told(case: Incident, kind: Kind, ranks: Collection[int], what: str = "") -> Diagnosis:
     """What is said of ranks to blame by what others did; `what` they did themselves."""
     others = {each.rank: each for each in [*case.followers, *case.waiting]}
     waiting = [each for rank, each in sorted(others.items()) if rank not in ranks]
@@ -55,12 +55,12 @@ def told(case: Case, kind: Kind, ranks: Collection[int], what: str = "") -> Read
     return reading
 
 
-def differ(ranks: Collection[int], calls: Mapping[int, str]) -> Reading:
+def differ(ranks: Collection[int], calls: Mapping[int, str]) -> Diagnosis:
     """What is said of ranks that called different things."""
     return of_ranks(Kind.MISMATCH, format_ranks(ranks) if ranks else "", listed(calls), "")
 
 
-def with_debugging(case: Case, reading: Reading) -> Reading:
+def with_debugging(case: Incident, reading: Diagnosis) -> Diagnosis:
     """With how torch's groups tell more, where those have found a mismatch and name no calls."""
     claims = case.claims("mismatch")
     is_torchs = any("torch " in f" {each.versions}" for each in claims)
@@ -72,7 +72,7 @@ def with_debugging(case: Case, reading: Reading) -> Reading:
 _DEBUGGING = "TORCH_DISTRIBUTED_DEBUG=DETAIL has torch name both calls."
 
 
-def with_backward(reading: Reading) -> Reading:
+def with_backward(reading: Diagnosis) -> Diagnosis:
     """With what ranks wait for in backward(), where that is a call that it tells of."""
     if not _IN_BACKWARD.search(reading.why):
         return reading
@@ -86,23 +86,23 @@ _BACKWARD = (
 )
 
 
-def _calls(witness: Witness) -> Mapping[int, str]:
+def _calls(witness: RankReport) -> Mapping[int, str]:
     return witness.blame.calls if witness.blame else {}
 
 
-def where_it_waits(witness: Witness) -> str:
+def where_it_waits(witness: RankReport) -> str:
     """ "recv(src=1, tag=7) at load (train.py:12)"."""
     place = witness.standing.place if witness.standing else ""
     return f"{full_call(witness)} at {place}" if place else full_call(witness)
 
 
-def full_call(witness: Witness) -> str:
+def full_call(witness: RankReport) -> str:
     """The call that it waited in, with its arguments as far as they are known."""
     standing = witness.standing
     return (standing.full if standing else "") or call_of(witness)
 
 
-def does(witness: Witness) -> str:
+def does(witness: RankReport) -> str:
     """Tell where it stood, or how it ended: "rank 0 stood in barrier, at train.py:6"."""
     if witness.end == "done":
         return f"rank {witness.rank} had ended with {witness.how}"
@@ -120,7 +120,7 @@ def listed(calls: Mapping[int, str]) -> str:
     return ", ".join(called)
 
 
-def evidence(case: Case, verdict: Verdict) -> tuple[str, ...]:
+def evidence(case: Incident, verdict: Verdict) -> tuple[str, ...]:
     """What others said, and where everybody stood; who is alike together, culprits first."""
     lines: dict[str, list[int]] = defaultdict(list)
     order = sorted(case.witnesses, key=lambda each: (each.rank not in verdict.ranks, each.rank))
@@ -133,7 +133,7 @@ def evidence(case: Case, verdict: Verdict) -> tuple[str, ...]:
     return tuple(found[:MOST_EVIDENCE])
 
 
-def _versions(case: Case) -> Iterable[str]:
+def _versions(case: Incident) -> Iterable[str]:
     """Who runs what, if that differs between ranks that failed."""
     found: dict[str, list[int]] = defaultdict(list)
     for each in case.failed:
@@ -143,7 +143,7 @@ def _versions(case: Case) -> Iterable[str]:
         yield from (f"{format_ranks(ranks)}: runs {what}" for what, ranks in found.items())
 
 
-def _testimony(witness: Witness, verdict: Verdict) -> Iterable[str]:
+def _testimony(witness: RankReport, verdict: Verdict) -> Iterable[str]:
     yield from _place(witness)
     yield from filter(None, (witness.mutters.text if witness.mutters else "", witness.child))
     if witness.handles:
@@ -164,7 +164,7 @@ def _testimony(witness: Witness, verdict: Verdict) -> Iterable[str]:
         yield f"last called {witness.call}"
 
 
-def _place(witness: Witness) -> Iterable[str]:
+def _place(witness: RankReport) -> Iterable[str]:
     if witness.is_frozen:
         yield "the process was stopped (state T)"
     elif witness.end == "done":
@@ -173,6 +173,6 @@ def _place(witness: Witness) -> Iterable[str]:
         yield f"stood {witness.standing}"
 
 
-def _is_of_mesh(witness: Witness) -> bool:
+def _is_of_mesh(witness: RankReport) -> bool:
     """Whether it stands somewhere in a mesh that its own words do not tell."""
     return bool(witness.standing and witness.standing.mesh not in witness.said)

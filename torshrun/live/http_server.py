@@ -13,12 +13,17 @@ from contextlib import suppress
 from typing import Any
 
 from torsh_runtime.connections.acceptor import CpuBudget
-from torsh_runtime.connections.conversations import Conversation, Conversations, receive_some, send
+from torsh_runtime.connections.multiplexer import (
+    ConnectionMultiplexer,
+    ProtocolCoroutine,
+    receive_some,
+    send,
+)
 from torsh_runtime.errors import ConfigError
 from torshrun.config.job import Address
 
 MOST_VISITS = 64
-"""Connections from this host that are open at a time, and those from others (see Conversations)."""
+"""Connections from this host that are open at a time, and from others."""
 VISIT_SECONDS = 5.0
 """How long a connection may take in all."""
 LONGEST_REQUEST = 16384
@@ -45,7 +50,7 @@ class HttpServer:
         """
         self._listener = listen(host.removeprefix("[").removesuffix("]"), port)
         self._respond = respond
-        self._visits = Conversations(VISIT_SECONDS, MOST_VISITS)
+        self._visits = ConnectionMultiplexer(VISIT_SECONDS, MOST_VISITS)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="torsh-http", daemon=True)
 
@@ -82,7 +87,7 @@ class HttpServer:
                 spent = time.thread_time() - began
                 self._closing.wait(max(pause, budget.pause(spent, time.monotonic())))
 
-    def _serve(self, connection: socket.socket) -> Conversation:
+    def _serve(self, connection: socket.socket) -> ProtocolCoroutine:
         request = b""
         while not (blank := _BLANK.search(request)) and len(request) < LONGEST_REQUEST:
             request += yield from receive_some(connection, LONGEST_REQUEST)

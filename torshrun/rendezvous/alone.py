@@ -69,8 +69,8 @@ class Alone(base.Rendezvous):
         self._in_round = True
         self._post(base.RoundFormed(place))
 
-    def _place(self) -> base.Place:
-        return base.Place(
+    def _place(self) -> base.NodeAssignment:
+        return base.NodeAssignment(
             round=self._round,
             restarts=self._history.restarts,
             node_rank=0,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # at the start it would take time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class NodeAssignment:
     """This node's place in a round, and what its workers have to know of the round."""
 
     round: int
@@ -113,7 +113,7 @@ class Verdict:
 class RoundFormed:
     """Start the workers of a round."""
 
-    place: Place
+    place: NodeAssignment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

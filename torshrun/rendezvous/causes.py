@@ -7,21 +7,21 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from torshrun.rendezvous.roster import FAILURES
+from torshrun.rendezvous.cluster_state import ClusterState
+from torshrun.rendezvous.membership import FAILURES
 from torshrun.rendezvous.rows import NodeRow
-from torshrun.rendezvous.view import View
 from torshrun.text import printable
 
 if TYPE_CHECKING:  # few rounds fail
-    from torshrun.failure.finding import Finding
+    from torshrun.failure.rank_report import RankReport, Silent
+    from torshrun.failure.root_cause import RootCause
     from torshrun.failure.trails import Node
-    from torshrun.failure.witness import Silent, Witness
 
 _LOST = "its agent and its workers gave no sign of life any more, and its lease has ended"
 _OUT_OF_TOUCH = "it reached neither the store nor the job's leader for too long"
 
 
-def found(view: View) -> Finding | None:
+def found(view: ClusterState) -> RootCause | None:
     """The root cause of the round's failure, from what is known now; None if nothing failed. It is
     the same until a row changes, and found once for each change.
     """
@@ -31,23 +31,23 @@ def found(view: View) -> Finding | None:
     return roster.finding[0]
 
 
-def told(view: View) -> str:
+def told(view: ClusterState) -> str:
     """The same as text, for all nodes; "" is none."""
     finding = found(view)
     if finding is None:
         return ""
-    from torshrun.failure.testimony import encode_finding
+    from torshrun.failure.exported_reports import encode_finding
 
     return encode_finding(finding)
 
 
-def _found(view: View) -> Finding | None:
+def _found(view: ClusterState) -> RootCause | None:
     roster = view.roster
     silent = [*_silent(view)]
     if not roster.failures and not silent:
         return None
+    from torshrun.failure.exported_reports import decode_hang
     from torshrun.failure.graph import find
-    from torshrun.failure.testimony import decode_hang
     from torshrun.failure.trails import conclude
 
     rows = roster.reports.values()
@@ -56,9 +56,9 @@ def _found(view: View) -> Finding | None:
     return find([*_witnesses(view)], silent, hang, conclude([*_trails(view)]))
 
 
-def _trails(view: View) -> Iterator[Node]:
+def _trails(view: ClusterState) -> Iterator[Node]:
     """The last operations of the ranks of each node, as far as they are told."""
-    from torshrun.failure.testimony import decode_trails
+    from torshrun.failure.exported_reports import decode_trails
     from torshrun.failure.trails import Node
 
     for row in view.roster.reports.values():
@@ -66,9 +66,9 @@ def _trails(view: View) -> Iterator[Node]:
             yield Node(view.host(row.node), trails)
 
 
-def _witnesses(view: View) -> Iterator[Witness]:
-    from torshrun.failure.testimony import decode
-    from torshrun.failure.witness import Witness
+def _witnesses(view: ClusterState) -> Iterator[RankReport]:
+    from torshrun.failure.exported_reports import decode
+    from torshrun.failure.rank_report import RankReport
 
     hosts = Counter(view.host(node) for node in view.roster.reports)
     for turn, row in enumerate(view.roster.reports.values()):
@@ -76,7 +76,7 @@ def _witnesses(view: View) -> Iterator[Witness]:
         names_more = hosts[host] > 1
         if row.outcome == "succeeded":
             for rank in ranks:
-                yield Witness(rank=rank, node=row.node_rank, end="done", how="exit code 0")
+                yield RankReport(rank=rank, node=row.node_rank, end="done", how="exit code 0")
             continue
         told = decode(row.testimony, ranks, row.node_rank, host)
         for each in told or _in_brief(row, ranks, host):
@@ -84,28 +84,28 @@ def _witnesses(view: View) -> Iterator[Witness]:
             yield replace(each, turn=turn, where=where)
 
 
-def _in_brief(row: NodeRow, ranks: range, host: str) -> Iterator[Witness]:
+def _in_brief(row: NodeRow, ranks: range, host: str) -> Iterator[RankReport]:
     """A failure of which its node tells no more than that it was one of its ranks."""
-    from torshrun.failure.blame import Blame
-    from torshrun.failure.kinds import Kind, Reading
-    from torshrun.failure.witness import Witness
+    from torshrun.failure.kinds import Diagnosis, Kind
+    from torshrun.failure.rank_report import RankReport
+    from torshrun.failure.suspect import Suspect
 
     if row.outcome in FAILURES and ranks:
-        yield Witness(
+        yield RankReport(
             rank=ranks[0],
             node=row.node_rank,
             end="failed",
             how=printable(row.cause) or f"exit code {row.code}",
             where=f"host {host}",
-            reading=Reading(Kind.EXCEPTION),
+            reading=Diagnosis(Kind.EXCEPTION),
             alike=row.node,
-            blame=Blame(how="lost") if row.follows else None,
+            blame=Suspect(how="lost") if row.follows else None,
         )
 
 
-def _silent(view: View) -> Iterator[Silent]:
+def _silent(view: ClusterState) -> Iterator[Silent]:
     """Nodes that were lost, that lost touch, or that cannot run workers."""
-    from torshrun.failure.witness import Silent
+    from torshrun.failure.rank_report import Silent
 
     facts: dict[str, Any]
     roster = view.roster

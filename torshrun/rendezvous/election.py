@@ -12,14 +12,14 @@ from torsh_runtime.store.base import Compare, Delete, Put
 from torsh_runtime.transitions import Machine
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.asking import Asking
-from torshrun.rendezvous.beats import Beat, Beats
-from torshrun.rendezvous.grant import inherited_until, leader_until
+from torshrun.rendezvous.cluster_state import ClusterState
+from torshrun.rendezvous.heartbeats import Heartbeat, Heartbeats
 from torshrun.rendezvous.lead import Lead
+from torshrun.rendezvous.lease import inherited_until, leader_until
 from torshrun.rendezvous.member import Member
 from torshrun.rendezvous.registration import Registration
 from torshrun.rendezvous.rows import Header, LeaderRow
 from torshrun.rendezvous.settings import GRANT, misfit
-from torshrun.rendezvous.view import View
 
 _NEVER = 0, -math.inf
 
@@ -33,7 +33,7 @@ class Election:
     registration: Registration
     answers: Mapping[int, float]
     """When the leader of each fence last answered this node."""
-    beats: Beats
+    beats: Heartbeats
     spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
     """Starts a task that ends with the node's part in the job at the latest."""
 
@@ -143,7 +143,7 @@ class Election:
 
     def _begin(self) -> None:
         now, node = self.asking.clock(), self.member.row.node
-        view = View(self.asking.settings, node, now, self.fence)
+        view = ClusterState(self.asking.settings, node, now, self.fence)
         self._lead = Lead(self.asking, view, self._on_first_listing)
         revision = self.member.header_revision
         self._lead.take_header(self.member.header, revision, revision)
@@ -199,7 +199,7 @@ class Election:
             blind, inherited = inherited_until(view, self.answers, self._last_fence, now)
             view.sight = replace(view.sight, blind_until=blind, inherited_until=inherited)
 
-    def _judge(self, beat: Beat) -> bool:
+    def _judge(self, beat: Heartbeat) -> bool:
         lead = self._lead
         if lead is None:
             return False

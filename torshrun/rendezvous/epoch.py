@@ -88,7 +88,7 @@ def read_epoch(run_id: str, own: bytes, entry: Entry) -> Epoch | None:
     return epoch if is_sound else None
 
 
-class Entrance:
+class EpochJoin:
     """The way into the present epoch, for one agent's life."""
 
     def __init__(self, asking: Asking, own: bytes, say: Callable[[str], None]) -> None:

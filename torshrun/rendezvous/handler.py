@@ -27,14 +27,14 @@ from torshrun.rendezvous.base import (
     Summaries,
     check_summary,
 )
-from torshrun.rendezvous.beats import Beats
 from torshrun.rendezvous.election import Election
+from torshrun.rendezvous.heartbeat_sender import HeartbeatSender
+from torshrun.rendezvous.heartbeats import Heartbeats
 from torshrun.rendezvous.member import Member
-from torshrun.rendezvous.mirror import Items, Mirror
-from torshrun.rendezvous.pulse import Pulse
 from torshrun.rendezvous.registration import Registration
 from torshrun.rendezvous.rows import Header, LeaderRow, NodeRow, PlaceRow, VerdictRow, WaitRow
 from torshrun.rendezvous.settings import NodeFacts
+from torshrun.rendezvous.watch_cache import Items, WatchCache
 
 CLOSE_TIMEOUT = 3.0
 """Seconds that giving everything back may take."""
@@ -49,7 +49,7 @@ class NodeRendezvous(Rendezvous):
     asking: Asking
     """Of a store that signs, and reads only what is signed, with the clock of the loop's timers."""
     facts: NodeFacts
-    beats: Beats
+    beats: Heartbeats
     listing: Listing | None = field(default=None, repr=False)  # it may hold the job's secret
     """What all nodes watch, as it was read there."""
     before: NodeRow | None = None
@@ -84,8 +84,8 @@ class NodeRendezvous(Rendezvous):
         asking, member, beats = self.asking, self._member, self.beats
         self._registration = Registration(asking, member, self._lease_lost)
         self._answers = Answers(asking, self.facts.node)
-        self._control = Mirror(asking, rows.CONTROL, self._take_change, self._take_control)
-        self._pulse = Pulse(
+        self._control = WatchCache(asking, rows.CONTROL, self._take_change, self._take_control)
+        self._pulse = HeartbeatSender(
             beats,
             asking,
             member,

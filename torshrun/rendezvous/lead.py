@@ -14,11 +14,11 @@ from torsh_runtime.store.base import Compare, Delete, Put, Write
 from torsh_runtime.transitions import Machine
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.asking import BATCH, Asking
-from torshrun.rendezvous.mirror import Mirror
+from torshrun.rendezvous.cluster_state import ClusterState
 from torshrun.rendezvous.restart import following, pause
 from torshrun.rendezvous.rows import Header, NodeRow, PlaceRow, SizeWanted, StopWanted, WaitRow
 from torshrun.rendezvous.state import Action, Adopt, Close, Conclude, Form, ListNodes, decide
-from torshrun.rendezvous.view import View
+from torshrun.rendezvous.watch_cache import WatchCache
 
 A_WHILE = 1.0
 """Seconds after which people are told what is waited for."""
@@ -38,15 +38,15 @@ class Lead:
     """One term as the leader. `run` ends when the job has ended, or by being cancelled."""
 
     asking: Asking
-    view: View
+    view: ClusterState
     on_first_listing: Callable[[], None]
 
     def __post_init__(self) -> None:
         self._header_revision = self._header_as_of = 0
         self.news = asyncio.Event()
         """Set when there is something new to decide on."""
-        self._nodes = Mirror(self.asking, rows.NODES, self._take_node)
-        self._wants = Mirror(self.asking, rows.WANTS, self._take_want)
+        self._nodes = WatchCache(self.asking, rows.NODES, self._take_node)
+        self._wants = WatchCache(self.asking, rows.WANTS, self._take_want)
         self._rest = 0.0  # seconds to wait for more news once there is some
         self._wait = ""  # what is waited for, without figures
         self._tell_at = math.inf  # when people are told of it

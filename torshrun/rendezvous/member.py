@@ -221,7 +221,7 @@ class Member:
         if self.status != "entering" or header is None or told is None:
             return ()
         self.status, self.dropped, self._told = "inside", False, ""
-        place = base.Place(
+        place = base.NodeAssignment(
             round=header.number,
             num_nodes=header.size,
             **_fields(header, (*_FOR_WORKERS, *_FOR_PEOPLE)),

@@ -16,13 +16,13 @@ from torshrun import exit_codes
 from torshrun.health.clocks import CommonClock
 from torshrun.rendezvous import base
 from torshrun.rendezvous.asking import Asking
-from torshrun.rendezvous.beats import Beats
-from torshrun.rendezvous.epoch import Entrance, Epoch, JobUnknown
+from torshrun.rendezvous.epoch import Epoch, EpochJoin, JobUnknown
 from torshrun.rendezvous.handler import NodeRendezvous
+from torshrun.rendezvous.heartbeats import Heartbeats
 from torshrun.rendezvous.rows import NodeRow
 from torshrun.rendezvous.settings import NodeFacts, Settings
 
-Prepare = Callable[[Store, Epoch], Awaitable[tuple[NodeFacts, Beats]]]
+Prepare = Callable[[Store, Epoch], Awaitable[tuple[NodeFacts, Heartbeats]]]
 """Makes what this node is reached by in an epoch, whose store signs; the beats are closed later."""
 
 
@@ -43,7 +43,7 @@ class EpochRendezvous(base.Rendezvous):
         self._post: base.Post = lambda event: None
         self._task: asyncio.Task[None] | None = None
         self._node: NodeRendezvous | None = None
-        self._beats: Beats | None = None
+        self._beats: Heartbeats | None = None
         self._leaving: base.JobOver | None = None  # how it ends, once this node has been told to go
         self._over = False
         self._standbys = 0
@@ -113,7 +113,7 @@ class EpochRendezvous(base.Rendezvous):
             self.end(exit_codes.LOST, f"internal error; please report this: {error!r}")
 
     async def _live(self, store: Store) -> None:
-        entrance = Entrance(self._ask_of(store), self.secret, self.say)
+        entrance = EpochJoin(self._ask_of(store), self.secret, self.say)
         last, was_away, past = None, False, None
         while not self._over:
             epoch, listing = await entrance.enter(last, may_begin=not was_away)

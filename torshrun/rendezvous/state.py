@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 from torshrun import exit_codes
 from torshrun.rendezvous import causes
 from torshrun.rendezvous.base import Outcome, Sequel
+from torshrun.rendezvous.cluster_state import ClusterState
 from torshrun.rendezvous.restart import History, following, judge
 from torshrun.rendezvous.rows import Header, NodeRow, VerdictRow
-from torshrun.rendezvous.seats import Seating, candidates, seat
+from torshrun.rendezvous.selection import Selection, candidates, seat
 from torshrun.rendezvous.sight import Sight
-from torshrun.rendezvous.view import View
 from torshrun.signals import FIRST_CAUSES
 
 if TYPE_CHECKING:  # few rounds fail
-    from torshrun.failure.finding import Finding
+    from torshrun.failure.root_cause import RootCause
 
 ON_PURPOSE = ("preempted", "stopped")
 """How a node leaves that somebody told to."""
@@ -47,7 +47,7 @@ class Form:
     """Write the next round."""
 
     number: int
-    seating: Seating
+    seating: Selection
     history: History
     finding: str = ""
     """The root cause of the failure of the round before, as text."""
@@ -83,7 +83,7 @@ class Decision(NamedTuple):
     nothing, but that the round ends."""
 
 
-def decide(view: View, now: float) -> tuple[Sight, Decision]:
+def decide(view: ClusterState, now: float) -> tuple[Sight, Decision]:
     """What the leader remembers from now on, and what it is to do."""
     _ = view.roster  # derived once for all that follows
     seen = view.with_sight(view.sight)
@@ -91,7 +91,7 @@ def decide(view: View, now: float) -> tuple[Sight, Decision]:
     return seen.sight, decision
 
 
-def _decide(view: View, now: float) -> Decision:
+def _decide(view: ClusterState, now: float) -> Decision:
     """What to do now. `view` is this decision's own: it gets another sight on the way."""
     stop, header = view.wishes.stop, view.header
     if stop:
@@ -110,7 +110,7 @@ def _wait(what: str, until: float, now: float) -> Decision:
     return Decision(None, until, f"for {what}, at most {math.ceil(until - now)} s more")
 
 
-def _wait_to_stop(view: View, nodes: set[str]) -> Decision:
+def _wait_to_stop(view: ClusterState, nodes: set[str]) -> Decision:
     """Their agents have to, within the time that workers get; they are lost if they do not live."""
     others = f" and {len(nodes) - 1} more" if len(nodes) > 1 else ""
     return Decision(None, why=f"for {view.name(min(nodes))}{others} to stop the workers there")
@@ -124,7 +124,7 @@ def _grants_of(count: int) -> str:
 # ---- no round yet
 
 
-def _gather(view: View, now: float) -> Decision:
+def _gather(view: ClusterState, now: float) -> Decision:
     """The first round is formed when all are there, or some time after enough are. It is not the
     first of the job if the store has lost what it held: some may still run workers then.
     """
@@ -145,13 +145,13 @@ def _gather(view: View, now: float) -> Decision:
     return formed
 
 
-def _last_call(view: View, now: float) -> float:
+def _last_call(view: ClusterState, now: float) -> float:
     """Until when more nodes are waited for, now that there are enough."""
     view.sight = view.sight.with_enough(now)
     return view.sight.enough_since + view.settings.last_call_timeout
 
 
-def _missing_of(earlier: list[NodeRow], view: View, now: float) -> tuple[int, float]:
+def _missing_of(earlier: list[NodeRow], view: ClusterState, now: float) -> tuple[int, float]:
     """How many nodes of the last round told of are not here, and until when they may run workers.
     Its leader could not go on for longer than a ttl without the first of its nodes that is here and
     beats to it no more, nor after it has come here itself; what it granted ends a ttl later.
@@ -169,7 +169,7 @@ def _missing_of(earlier: list[NodeRow], view: View, now: float) -> tuple[int, fl
     return last.round_size - len(inside), fenced
 
 
-def _form(view: View, now: float, history: History) -> Decision:
+def _form(view: ClusterState, now: float, history: History) -> Decision:
     """The next round, if enough nodes are there."""
     seating = seat(view, now)
     if len(seating.nodes) < view.limits[0]:
@@ -178,7 +178,7 @@ def _form(view: View, now: float, history: History) -> Decision:
     return Decision(Form(view.sight.claimed + 1, seating, history, finding))
 
 
-def _too_few(view: View, now: float, seating: Seating) -> Decision:
+def _too_few(view: ClusterState, now: float, seating: Selection) -> Decision:
     least, count, timeout = view.limits[0], len(seating.nodes), view.settings.join_timeout
     deadline = view.sight.idle_since + timeout
     whys = "".join(f" {view.name(node)}: {why}." for node, why in seating.waiting[:8])
@@ -209,7 +209,7 @@ def _conclude(
 # ---- a round is open
 
 
-def _keep_open(view: View, header: Header, now: float) -> Decision:
+def _keep_open(view: ClusterState, header: Header, now: float) -> Decision:
     roster = view.roster
     if roster.failures:
         return Decision(Close(_describe(view, _root_cause(view)), failed=True))
@@ -227,7 +227,7 @@ def _keep_open(view: View, header: Header, now: float) -> Decision:
     return growth if growth.action else min(growth, wait, key=lambda decision: decision.wake)
 
 
-def _awaited(view: View) -> Iterator[tuple[float, str, str]]:
+def _awaited(view: ClusterState) -> Iterator[tuple[float, str, str]]:
     """Until when something is waited for, what, and what to say if it was in vain."""
     roster = view.roster
     for node in roster.apart:
@@ -241,12 +241,12 @@ def _awaited(view: View) -> Iterator[tuple[float, str, str]]:
         yield _enter_by(view), f"{name} to enter the round", f"{name} did not enter it"
 
 
-def _enter_by(view: View) -> float:
+def _enter_by(view: ClusterState) -> float:
     """A read and a write of a store that nodes do reach take so long; thousands take turns."""
     return view.sight.opened_at + max(2 * view.settings.ttl, 10.0) + len(view.sight.seated) / 100
 
 
-def _departure(view: View) -> str:
+def _departure(view: ClusterState) -> str:
     """Who goes, or lost touch, and why; "" if nobody."""
     roster = view.roster
     if not roster.going:
@@ -258,7 +258,7 @@ def _departure(view: View) -> str:
     return f"{view.name(node)} leaves: {row.leaving_reason or row.leaving}"
 
 
-def _growth(view: View, header: Header, now: float) -> Decision:
+def _growth(view: ClusterState, header: Header, now: float) -> Decision:
     """Close the round for newcomers: at once if they fill the job, else after the last call."""
     roster, (least, most) = view.roster, view.limits
     room = most - header.size
@@ -283,7 +283,7 @@ def _growth(view: View, header: Header, now: float) -> Decision:
 # ---- a round is closing
 
 
-def _change(view: View, header: Header, now: float) -> Decision:
+def _change(view: ClusterState, header: Header, now: float) -> Decision:
     roster = view.roster
     if view.misses_untold:
         return Decision(Adopt())
@@ -296,7 +296,7 @@ def _change(view: View, header: Header, now: float) -> Decision:
     return _after_failure(view, header, now)
 
 
-def _unfenced(view: View, now: float) -> Decision | None:
+def _unfenced(view: ClusterState, now: float) -> Decision | None:
     """What is waited for as long as workers of the round may run, as far as is known."""
     roster = view.roster
     if roster.inside:
@@ -309,7 +309,7 @@ def _unfenced(view: View, now: float) -> Decision | None:
     return None
 
 
-def _after_departures(view: View, now: float) -> Decision:
+def _after_departures(view: ClusterState, now: float) -> Decision:
     roster, least = view.roster, view.limits[0]
     if sum(map(view.stays, view.rows)) < least:
         for node in sorted(roster.going & roster.reports.keys()):
@@ -320,7 +320,7 @@ def _after_departures(view: View, now: float) -> Decision:
     return _form(view, now, view.history)
 
 
-def _after_failure(view: View, header: Header, now: float) -> Decision:
+def _after_failure(view: ClusterState, header: Header, now: float) -> Decision:
     cause = _cause_on_all_nodes(view)
     sequel = judge(header.max_restarts, view.history, cause.startup)
     if sequel != "restart":
@@ -331,7 +331,7 @@ def _after_failure(view: View, header: Header, now: float) -> Decision:
     return _form(view, now, following(view.history, cause.startup, cause.seconds))
 
 
-def _failed(view: View, cause: NodeRow, sequel: Sequel) -> Decision:
+def _failed(view: ClusterState, cause: NodeRow, sequel: Sequel) -> Decision:
     code = exit_codes.HUNG if cause.outcome == "hung" else cause.code
     if sequel == "budget spent":
         code = exit_codes.BUDGET_SPENT
@@ -339,7 +339,7 @@ def _failed(view: View, cause: NodeRow, sequel: Sequel) -> Decision:
     return _conclude(cast(Outcome, cause.outcome), code, reason, sequel, finding)
 
 
-def _cause_on_all_nodes(view: View) -> NodeRow:
+def _cause_on_all_nodes(view: ClusterState) -> NodeRow:
     """The report of the node where the root cause is, if one of its workers failed by itself."""
     finding = causes.found(view)
     blamed = finding.ranks[:1] if finding and finding.certainty != "undecided" else ()
@@ -350,7 +350,7 @@ def _cause_on_all_nodes(view: View) -> NodeRow:
     return _root_cause(view)
 
 
-def _root_cause(view: View) -> NodeRow:
+def _root_cause(view: ClusterState) -> NodeRow:
     """The report that the others most likely follow from; of equal ones the first."""
     reports = [view.roster.reports[node] for node in view.roster.failures]
     return min(reports, key=_remoteness)
@@ -361,7 +361,7 @@ def _remoteness(row: NodeRow) -> tuple[bool, bool, bool]:
     return row.follows, row.signo not in FIRST_CAUSES, row.outcome == "hung"
 
 
-def _describe(view: View, cause: NodeRow) -> str:
+def _describe(view: ClusterState, cause: NodeRow) -> str:
     """Whose fault it was, as the root cause has it: what the node whose exit code counts has seen
     is not all, and it may be another's fault.
     """
@@ -372,7 +372,7 @@ def _describe(view: View, cause: NodeRow) -> str:
     return f"{view.name(cause.node)}: {what}"
 
 
-def _tells_of(row: NodeRow, finding: Finding) -> bool:
+def _tells_of(row: NodeRow, finding: RootCause) -> bool:
     """Whether the node says how a rank that is to blame ended, and takes it for the same."""
     found = _MANNER.match(row.cause)
     if not found:
@@ -387,7 +387,7 @@ _MANNER = re.compile(r"rank (\d{1,7}): (?:exit code|killed by|hung)\b")
 # ---- hosts that lose their nodes
 
 
-def _blame(view: View, header: Header, now: float) -> None:
+def _blame(view: ClusterState, header: Header, now: float) -> None:
     """Count against their hosts the nodes that were lost, lost touch, did not enter, left, or were
     gone when the round had been closed for them, but for those that were told to go.
     """

@@ -20,11 +20,12 @@ from torshrun.config.job import RendezvousConfig
 from torshrun.health.clocks import CommonClock
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.address import detach, is_loopback, routable
+from torshrun.rendezvous.agent_server import AgentServer
 from torshrun.rendezvous.base import (
     Answer,
     Asked,
     JobOver,
-    Place,
+    NodeAssignment,
     Post,
     Rendezvous,
     RendezvousEvent,
@@ -32,10 +33,9 @@ from torshrun.rendezvous.base import (
 )
 from torshrun.rendezvous.epoch import Epoch
 from torshrun.rendezvous.growth import Growth
-from torshrun.rendezvous.hub import Hub
-from torshrun.rendezvous.meeting import Meeting, patiently
 from torshrun.rendezvous.ports import HeldPorts
 from torshrun.rendezvous.rejoin import EpochRendezvous
+from torshrun.rendezvous.rendezvous_store import RendezvousStore, patiently
 from torshrun.rendezvous.served import ServedStore
 from torshrun.rendezvous.settings import NodeFacts, Settings
 
@@ -55,8 +55,8 @@ class Together(Rendezvous):
     def __post_init__(self) -> None:
         self._ports = HeldPorts()
         self._post: Post = lambda event: None
-        self._meeting: Meeting | None = None
-        self._hub: Hub | None = None
+        self._meeting: RendezvousStore | None = None
+        self._hub: AgentServer | None = None
         self._store: Store | None = None
         """The one where nodes meet, as one epoch's nodes write and read there."""
         self._node = f"{re.sub(r'[^a-zA-Z0-9.-]', '_', os.uname().nodename)}-{secrets.token_hex(4)}"
@@ -129,7 +129,7 @@ class Together(Rendezvous):
             await self._meeting.close()
         self._ports.release()
 
-    async def serve_store(self, place: Place) -> ServedStore:
+    async def serve_store(self, place: NodeAssignment) -> ServedStore:
         """The round's store for this node's workers. StoreError when it cannot be served."""
         assert self._hub is not None  # it is there before any place is
         self._ports.release()
@@ -143,7 +143,7 @@ class Together(Rendezvous):
         config, say = self.config, self._part.say
         if config.access.password and not config.access.tls:
             say(_IN_CLEAR)
-        meeting = self._meeting = await Meeting.open(config, say, self._on_refused)
+        meeting = self._meeting = await RendezvousStore.open(config, say, self._on_refused)
         key = rows.base(self.settings.run_id) + rows.EPOCH
         ask = partial(meeting.store.get, key)
         await patiently(meeting.name, ask, config.join_timeout, say)
@@ -154,12 +154,12 @@ class Together(Rendezvous):
             self._watching = asyncio.get_running_loop().create_task(watching)
         return meeting.store
 
-    async def _prepare(self, store: Store, epoch: Epoch) -> tuple[NodeFacts, Hub]:
+    async def _prepare(self, store: Store, epoch: Epoch) -> tuple[NodeFacts, AgentServer]:
         """What this node is reached by in an epoch, in which `store` signs."""
         config = self.config
         address = config.local_addr or await self._own_address()
         self._store = store
-        self._hub = await Hub(epoch, self._node, self._on_refused).open(address)
+        self._hub = await AgentServer(epoch, self._node, self._on_refused).open(address)
         facts = NodeFacts(
             node=self._node,
             host=os.uname().nodename,
@@ -188,7 +188,7 @@ class Together(Rendezvous):
         names = " or ".join(host for host, _ in config.endpoints)
         return await patiently(names, attempt, config.join_timeout, self._part.say)
 
-    async def _watch_host(self, meeting: Meeting) -> None:
+    async def _watch_host(self, meeting: RendezvousStore) -> None:
         """End when the store's host says that nobody serves it any more: it does not come back."""
         ttl, refusals = self.settings.ttl, 0
         while refusals < _REFUSALS:
@@ -209,7 +209,7 @@ class Together(Rendezvous):
         self._part.say(f"turned somebody away: {why}")
 
 
-def remarks(config: RendezvousConfig, meeting: Meeting) -> Iterator[str]:
+def remarks(config: RendezvousConfig, meeting: RendezvousStore) -> Iterator[str]:
     """What people are to know of the store, and of who can do what to the job."""
     is_private = not config.secret and all(is_loopback(place.host) for place in config.endpoints)
     if meeting.is_host:

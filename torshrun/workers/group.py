@@ -23,8 +23,8 @@ from torshrun.workers.processes import named
 from torshrun.workers.spec import Assignment
 
 if TYPE_CHECKING:
-    from torshrun.workers.importer import Surroundings
     from torshrun.workers.standbys import Standbys
+    from torshrun.workers.zygote import ZygoteServices
 
 STACK_SIGNAL = 62
 """Upon it the Python of a worker leaves its stack: startup/torsh_start.py."""
@@ -162,12 +162,12 @@ class WorkerGroup:
         self._settle()
 
     def prepare(
-        self, make: Callable[[Surroundings], Standbys], complain: Callable[[str], None]
+        self, make: Callable[[ZygoteServices], Standbys], complain: Callable[[str], None]
     ) -> None:
         """Have standbys be workers where they can. Raises OSError."""
-        from torshrun.workers.importer import Surroundings
+        from torshrun.workers.zygote import ZygoteServices
 
-        around = Surroundings(
+        around = ZygoteServices(
             loop=self.loop,
             keeper=self.keeper,
             pump=self.pump,
@@ -446,7 +446,7 @@ def _stack_size(worker: Worker) -> int:
 
 def _runs_python(worker: Worker) -> bool:
     """Whether it may be outside of any collective, as far as its stack tells."""
-    from torshrun.failure.standing import from_stack
+    from torshrun.failure.blocked_at import from_stack
 
     found = from_stack(read_text(worker.assignment.worker.stack_file, STACK_BYTES))
     return found is None or not found.call

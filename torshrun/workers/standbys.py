@@ -11,10 +11,10 @@ from pathlib import Path
 from torsh_runtime.contract import ALL_VARIABLES, WorkerEnv
 from torsh_runtime.transitions import Machine
 from torshrun.config.job import LaunchConfig
-from torshrun.workers.importer import Importer, Surroundings
 from torshrun.workers.keeper import Report
-from torshrun.workers.parked import Parked
 from torshrun.workers.spec import SLURM_PLACE, Assignment, WorkerSpec
+from torshrun.workers.standby_process import StandbyProcess
+from torshrun.workers.zygote import Zygote, ZygoteServices
 
 AHEAD = 1.0
 """Seconds after a start before standbys for the next one are made: workers that start need the
@@ -33,13 +33,13 @@ class Standbys:
         config: LaunchConfig,
         spec: WorkerSpec,
         on_ready: Callable[[int, Sequence[str]], None],
-        around: Surroundings,
+        around: ZygoteServices,
     ) -> None:
         """`on_ready` gets how many wait for a restart, and what they have imported."""
         self._loop, self._take_id = around.loop, around.new_id
         self._ids: set[int] = set()
         around = replace(around, new_id=self._new_id)
-        kinds: dict[object, Importer] = {}
+        kinds: dict[object, Zygote] = {}
         told = {
             "kind": config.kind,
             "target": config.target,
@@ -85,7 +85,7 @@ class Standbys:
 
     def take(
         self, assignment: Assignment, environ: Mapping[str, str], ends: Sequence[int]
-    ) -> Parked | None:
+    ) -> StandbyProcess | None:
         """Make one this worker, with the descriptors 0, 1, 2, ..; None if there is none now."""
         importer = self._importers[assignment.worker.local_rank]
         parked = importer.take(environ, sorted(assignment.cpus), ends)
@@ -142,7 +142,7 @@ class Standbys:
         self._fill(self._ahead, ROOM)
         self._tell_ready()
 
-    def _fill(self, wanted: Counter[Importer], room: int) -> None:
+    def _fill(self, wanted: Counter[Zygote], room: int) -> None:
         """`room` is asked for those ahead only: a worker that is not forked takes more memory."""
         for importer in set(self._importers):
             importer.fill(wanted[importer], room)
@@ -190,12 +190,12 @@ def _kind(spec: WorkerSpec, local_rank: int) -> object:
 
 
 def _importer(
-    spec: WorkerSpec, local_rank: int, told: Mapping[str, object], around: Surroundings
-) -> Importer:
+    spec: WorkerSpec, local_rank: int, told: Mapping[str, object], around: ZygoteServices
+) -> Zygote:
     own = spec.own_environ[local_rank]
     place = [name for name in (*ALL_VARIABLES, *SLURM_PLACE) if name not in own]
     inherited = {name: value for name, value in spec.environ.items() if name not in place}
-    return Importer(
+    return Zygote(
         argv=spec.command(local_rank),
         environ={**inherited, **own},
         told={**told, "place_variables": place},

@@ -16,12 +16,12 @@ import torsh_runtime as tr
 from torsh_runtime.backends.base import Backend, BackendType
 from torsh_runtime.backends.single import SingleBackend
 from torsh_runtime.backends.work import CompletedWork, Work
+from torsh_runtime.comm.authenticated_pickle import ALL, AuthenticatedMessage, AuthenticatedPickle
 from torsh_runtime.comm.default import default_group, set_default_group
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.comm.non_member import NonMember
+from torsh_runtime.comm.registry import GroupRegistry
 from torsh_runtime.comm.roots import root_rank
-from torsh_runtime.comm.seal import ALL, Letter, Seal
-from torsh_runtime.comm.session import Session
 from torsh_runtime.comm.splitting import cut
 from torsh_runtime.comm.timeouts import seconds
 
@@ -307,12 +307,12 @@ def test_coalescing_cannot_be_nested(spy: Spy) -> None:
 # --- groups ---
 
 
-def made(rank: int, kinds: list[tuple[Any, ...]]) -> Session:
+def made(rank: int, kinds: list[tuple[Any, ...]]) -> GroupRegistry:
     def connect(*arguments: Any) -> Backend:
         kinds.append(arguments)
         return SingleBackend()
 
-    return Session(rank, 4, connect, Seal(b"secret"))
+    return GroupRegistry(rank, 4, connect, AuthenticatedPickle(b"secret"))
 
 
 def test_groups_of_the_same_ranks_have_the_same_names_everywhere() -> None:
@@ -420,7 +420,7 @@ class Bomb:
         return pytest.fail, ("it was unpickled",)
 
 
-LETTER = Letter("g", "send_object_list", 0, 1)
+LETTER = AuthenticatedMessage("g", "send_object_list", 0, 1)
 
 
 @pytest.mark.parametrize(
@@ -434,14 +434,16 @@ LETTER = Letter("g", "send_object_list", 0, 1)
         (b"secret", LETTER._replace(sender=1, receiver=0)),  # reflected
     ],
 )
-def test_a_pickle_without_the_proof_is_not_looked_at(secret: bytes, letter: Letter) -> None:
-    packed = Seal(secret).pack(Bomb(), letter)
+def test_a_pickle_without_the_proof_is_not_looked_at(
+    secret: bytes, letter: AuthenticatedMessage
+) -> None:
+    packed = AuthenticatedPickle(secret).pack(Bomb(), letter)
     with pytest.raises(tr.CommError, match="thrown away unread"):
-        Seal(b"secret").unpack(packed, LETTER)
+        AuthenticatedPickle(b"secret").unpack(packed, LETTER)
 
 
 def test_a_pickle_is_not_taken_a_second_time() -> None:
-    sender, receiver = Seal(b"secret"), Seal(b"secret")
+    sender, receiver = AuthenticatedPickle(b"secret"), AuthenticatedPickle(b"secret")
     first, second = sender.pack(1, LETTER), sender.pack(2, LETTER)
     assert receiver.unpack(first, LETTER) == 1
     assert receiver.unpack(second, LETTER) == 2
@@ -450,7 +452,7 @@ def test_a_pickle_is_not_taken_a_second_time() -> None:
 
 
 def test_what_is_known_of_a_group_goes_with_it() -> None:
-    seal = Seal(b"secret")
+    seal = AuthenticatedPickle(b"secret")
     for group in ("a", "b"):
         letter = LETTER._replace(group=group)
         assert seal.unpack(seal.pack(1, letter), letter) == 1
@@ -459,7 +461,7 @@ def test_what_is_known_of_a_group_goes_with_it() -> None:
 
 
 def test_pickles_may_be_opened_in_any_order() -> None:
-    sender, receiver = Seal(b"secret"), Seal(b"secret")
+    sender, receiver = AuthenticatedPickle(b"secret"), AuthenticatedPickle(b"secret")
     packed = [sender.pack(number, LETTER) for number in range(4)]
     assert [receiver.unpack(packed[number], LETTER) for number in (2, 0, 3, 1)] == [2, 0, 3, 1]
     for again in packed:
@@ -468,25 +470,28 @@ def test_pickles_may_be_opened_in_any_order() -> None:
 
 
 def test_of_several_none_is_looked_at_if_one_is_wrong() -> None:
-    packed = [Seal(b"secret").pack(Bomb(), LETTER), Seal(b"guess").pack(1, LETTER)]
+    packed = [
+        AuthenticatedPickle(b"secret").pack(Bomb(), LETTER),
+        AuthenticatedPickle(b"guess").pack(1, LETTER),
+    ]
     letters = [LETTER, LETTER._replace(sender=1)]
     with pytest.raises(tr.CommError, match="thrown away unread"):
-        Seal(b"secret").unpack_all(packed, letters)
+        AuthenticatedPickle(b"secret").unpack_all(packed, letters)
 
 
 def test_what_cannot_be_pickled_counts_for_nothing() -> None:
-    sender = Seal(b"secret")
+    sender = AuthenticatedPickle(b"secret")
     with pytest.raises((TypeError, AttributeError, pickle.PicklingError)):
         sender.pack(lambda: None, LETTER)
-    assert Seal(b"secret").unpack(sender.pack(1, LETTER), LETTER) == 1
+    assert AuthenticatedPickle(b"secret").unpack(sender.pack(1, LETTER), LETTER) == 1
 
 
 def test_a_bare_pickle_is_not_looked_at() -> None:
     packed = np.frombuffer(pickle.dumps(Bomb()), np.uint8)
     with pytest.raises(tr.CommError, match="thrown away unread"):
-        Seal(b"secret").unpack(packed, LETTER)
+        AuthenticatedPickle(b"secret").unpack(packed, LETTER)
 
 
 def test_without_a_secret_no_objects_are_exchanged() -> None:
     with pytest.raises(tr.ConfigError, match="TORSH_SECRET"):
-        Seal(b"").pack(1, LETTER)
+        AuthenticatedPickle(b"").pack(1, LETTER)

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from torsh_runtime.backends.base import BackendType
+from torsh_runtime.backends.library.coroutine_work import Request, Steps
+from torsh_runtime.backends.library.failure_notifications import FailureNotifications
 from torsh_runtime.backends.library.host import HostBackend
-from torsh_runtime.backends.library.news import News
 from torsh_runtime.backends.library.operands import (
     Array,
     FlatParts,
@@ -26,7 +27,6 @@ from torsh_runtime.backends.library.operands import (
     room_for,
 )
 from torsh_runtime.backends.library.reductions import Encoding, combine, encoding, narrowed
-from torsh_runtime.backends.library.steps import Request, Steps
 from torsh_runtime.backends.operation import Reduce
 from torsh_runtime.errors import BackendUnavailable, CommTimeout, ConfigError
 from torsh_runtime.store.client import StoreClient
@@ -54,7 +54,9 @@ class GlooBackend(HostBackend):
 
     type = BackendType.GLOO
 
-    def __init__(self, torch: Any, group: Any, rank: int, world_size: int, news: News) -> None:
+    def __init__(
+        self, torch: Any, group: Any, rank: int, world_size: int, news: FailureNotifications
+    ) -> None:
         super().__init__(rank, world_size, news)
         self._torch = torch
         self._gloo = group
@@ -70,7 +72,7 @@ class GlooBackend(HostBackend):
         """
         began = time.monotonic()
         distributed = _load()
-        news = News(store, rank, world_size, cls.type)
+        news = FailureNotifications(store, rank, world_size, cls.type)
         news.meet(timeout)
 
         def left() -> float:

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from torsh_runtime.backends.library import operands
-from torsh_runtime.backends.library.news import News
+from torsh_runtime.backends.library.coroutine_work import Steps
+from torsh_runtime.backends.library.failure_notifications import FailureNotifications
 from torsh_runtime.backends.library.operands import Array, FlatParts, ends_of, flat
 from torsh_runtime.backends.library.reductions import encoding
-from torsh_runtime.backends.library.steps import Steps
 from torsh_runtime.backends.library.stepwise import StepwiseBackend
 from torsh_runtime.backends.operation import Op, Reduce
 from torsh_runtime.backends.work import Work
@@ -33,7 +33,7 @@ Take = Callable[[object, bool], Array]
 class HostBackend(StepwiseBackend):
     """A group over a library that works on this process's memory."""
 
-    def __init__(self, rank: int, world_size: int, news: News) -> None:
+    def __init__(self, rank: int, world_size: int, news: FailureNotifications) -> None:
         super().__init__(rank, world_size, news)
         self._objects = count()
 

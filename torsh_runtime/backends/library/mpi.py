@@ -18,8 +18,13 @@ import numpy as np
 
 from torsh_runtime.arrays import is_known
 from torsh_runtime.backends.base import BackendType, Envelope
+from torsh_runtime.backends.library.coroutine_work import Steps
+from torsh_runtime.backends.library.failure_notifications import (
+    Call,
+    FailureCause,
+    FailureNotifications,
+)
 from torsh_runtime.backends.library.host import HostBackend
-from torsh_runtime.backends.library.news import Call, Cause, News
 from torsh_runtime.backends.library.operands import (
     Array,
     FlatParts,
@@ -29,7 +34,6 @@ from torsh_runtime.backends.library.operands import (
     room_for,
 )
 from torsh_runtime.backends.library.reductions import Encoding, encoding, widened
-from torsh_runtime.backends.library.steps import Steps
 from torsh_runtime.backends.operation import Op, Reduce, ReduceOp
 from torsh_runtime.errors import BackendUnavailable
 from torsh_runtime.store.client import StoreClient
@@ -69,7 +73,7 @@ class MpiBackend(HostBackend):
 
     type = BackendType.MPI
 
-    def __init__(self, mpi: Any, comm: Any, news: News) -> None:
+    def __init__(self, mpi: Any, comm: Any, news: FailureNotifications) -> None:
         super().__init__(comm.Get_rank(), comm.Get_size(), news)
         self._mpi = mpi
         self._comm = comm
@@ -89,7 +93,7 @@ class MpiBackend(HostBackend):
         """
         mpi = _load()
         world = mpi.COMM_WORLD
-        news = News(store, rank, world_size, cls.type)
+        news = FailureNotifications(store, rank, world_size, cls.type)
         tag = secrets.randbelow(32768)  # so that groups made at the same time do not mix
         own = msgpack.packb([world.Get_rank(), world.Get_size(), tag])
         places = [msgpack.unpackb(place) for place in news.meet(timeout, own)]
@@ -208,7 +212,7 @@ class MpiBackend(HostBackend):
             while not self.failed and self._owes() and time.monotonic() < deadline:
                 time.sleep(_BUSY)
         except RuntimeError as error:
-            self._end(Cause("CommError", (f"mpi failed in closing the group: {error}",)))
+            self._end(FailureCause("CommError", (f"mpi failed in closing the group: {error}",)))
 
     def _release(self) -> None:
         if not (self.failed or self._under_way or self._owes()):

@@ -8,8 +8,12 @@ from abc import abstractmethod
 from typing import ClassVar
 
 from torsh_runtime.backends.base import Backend
-from torsh_runtime.backends.library.news import Call, Cause, News
-from torsh_runtime.backends.library.steps import Steps, StepWork
+from torsh_runtime.backends.library.coroutine_work import CoroutineWork, Steps
+from torsh_runtime.backends.library.failure_notifications import (
+    Call,
+    FailureCause,
+    FailureNotifications,
+)
 from torsh_runtime.backends.operation import Op
 from torsh_runtime.backends.recorder import GroupRecorder, note_title
 from torsh_runtime.backends.work import CompletedWork, Work
@@ -28,17 +32,17 @@ _GRACE = 0.1
 class StepwiseBackend(Backend):
     """A group whose operations are steps."""
 
-    _work: ClassVar[type[StepWork]] = StepWork
+    _work: ClassVar[type[CoroutineWork]] = CoroutineWork
 
-    def __init__(self, rank: int, world_size: int, news: News) -> None:
+    def __init__(self, rank: int, world_size: int, news: FailureNotifications) -> None:
         super().__init__(rank, world_size)
         self._news = news
         self._sequence = 0
-        self._cause: Cause | None = None
+        self._cause: FailureCause | None = None
         self._closed = False
         self._state = threading.Lock()
         self._turn = threading.Lock()  # so that threads begin one after the other
-        self._under_way: set[StepWork] = set()
+        self._under_way: set[CoroutineWork] = set()
         self._look_every = max(_LOOK, _LOOK_PER_RANK * world_size)
         self._recorder: GroupRecorder | None = None
         self._name = ""
@@ -57,7 +61,7 @@ class StepwiseBackend(Backend):
 
     def abort(self) -> None:
         text = f"rank {self._rank} aborted the group. Destroy the process group and make a new one."
-        self._end(Cause("CommAborted", (text,)))
+        self._end(FailureCause("CommAborted", (text,)))
 
     def close(self) -> None:
         with self._state:
@@ -120,7 +124,7 @@ class StepwiseBackend(Backend):
             else:  # what is refused, as arguments are, has not begun
                 noted.cancel()
             raise
-        if not isinstance(work, StepWork):
+        if not isinstance(work, CoroutineWork):
             noted.leave(False, work.source)
         return work
 
@@ -137,18 +141,18 @@ class StepwiseBackend(Backend):
         return work
 
     def _result(self, work: Work, async_op: bool) -> Work:
-        if isinstance(work, StepWork) and not async_op:
+        if isinstance(work, CoroutineWork) and not async_op:
             self._finish(work)
         return work
 
-    def _finish(self, work: StepWork) -> None:
+    def _finish(self, work: CoroutineWork) -> None:
         try:
             work.wait()
         except CommError:
             raise
         except BaseException as error:  # Ctrl-C: the operation cannot be waited for again
             what = f"rank {self._rank} was interrupted in {work.call.op} ({type(error).__name__})"
-            self._end(Cause("CommAborted", (f"{what}. Make a new process group.",)))
+            self._end(FailureCause("CommAborted", (f"{what}. Make a new process group.",)))
             work.done()
             raise
 
@@ -157,7 +161,7 @@ class StepwiseBackend(Backend):
         if cause is not None:
             raise cause.error()
 
-    def _end(self, cause: Cause) -> Cause:
+    def _end(self, cause: FailureCause) -> FailureCause:
         """The group has failed; why, which is what was noted first by any rank."""
         with self._state:
             if self._cause is not None:
@@ -168,13 +172,13 @@ class StepwiseBackend(Backend):
         self._halt()
         return told
 
-    def _when_ended(self, cause: Cause) -> None:
+    def _when_ended(self, cause: FailureCause) -> None:
         """The group is about to fail of this here, too."""
 
-    def ended(self) -> Cause | None:
+    def ended(self) -> FailureCause | None:
         """Why no operation can be completed any more, if that is so."""
         if self._cause is None and self._closed:
-            return Cause("CommAborted", ("the process group is closed; make a new one",))
+            return FailureCause("CommAborted", ("the process group is closed; make a new one",))
         return self._cause
 
     def look(self, call: Call) -> None:
@@ -183,27 +187,27 @@ class StepwiseBackend(Backend):
         if cause is not None:
             self._end(cause)
 
-    def broke(self, call: Call, error: Exception) -> Cause:
+    def broke(self, call: Call, error: Exception) -> FailureCause:
         """The library has failed; if that is because a peer has ended, name it."""
         limit = time.monotonic() + _CULPRIT
         while self.ended() is None and time.monotonic() < limit:
             self.look(call)  # a process takes a moment to end
             time.sleep(_CULPRIT / 20)
         text = f"{self.type} failed in {call.op} (operation {call.sequence} of the group): {error}"
-        return self._end(Cause("CommError", (f"{text}. Make a new process group.",)))
+        return self._end(FailureCause("CommError", (f"{text}. Make a new process group.",)))
 
-    def late(self, call: Call, seconds: float) -> Cause:
+    def late(self, call: Call, seconds: float) -> FailureCause:
         """The operation has passed its deadline."""
         self.look(call)
         time.sleep(_GRACE)  # peers whose deadlines pass at the same moment note where they wait
         missing = tuple(self._news.missing(call))
-        return self._end(Cause("CommTimeout", (call.op, call.sequence, seconds, missing)))
+        return self._end(FailureCause("CommTimeout", (call.op, call.sequence, seconds, missing)))
 
     def missing(self, call: Call) -> list[int]:
         """The ranks that an operation seems to wait for."""
         return self._news.missing(call)
 
-    def completed(self, work: StepWork) -> None:
+    def completed(self, work: CoroutineWork) -> None:
         self._under_way.discard(work)
 
     @property

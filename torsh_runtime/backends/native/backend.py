@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torsh_runtime.backends.base import Backend, BackendType, Envelope, Facts, MeetingStore
-from torsh_runtime.backends.board import give_up, hear_why
+from torsh_runtime.backends.bootstrap_store import post_abort, read_abort_reason
+from torsh_runtime.backends.native.bootstrap import Bootstrap, bootstrap
 from torsh_runtime.backends.native.callbacks import Callbacks
 from torsh_runtime.backends.native.compiled import _native
 from torsh_runtime.backends.native.making import (
@@ -23,9 +24,8 @@ from torsh_runtime.backends.native.making import (
     pool_of,
     settings_of,
 )
-from torsh_runtime.backends.native.meeting import Meeting, meet
 from torsh_runtime.backends.native.settings import Settings
-from torsh_runtime.backends.native.shared import Sharing, own_part
+from torsh_runtime.backends.native.shared_buffers import SharedBuffers, own_part
 from torsh_runtime.backends.native.subgroups import meet_in_memory
 from torsh_runtime.backends.native.work import Caught, NativeWork
 from torsh_runtime.backends.operation import COLLECTIVES, Op
@@ -95,7 +95,7 @@ class NativeBackend(Backend):
         callbacks = Callbacks()
         settings = settings_of(store, rank).with_strategy(strategy)
         share_arrays = share_arrays and settings.share_arrays
-        with meet(
+        with bootstrap(
             store,
             rank,
             world_size,
@@ -138,7 +138,7 @@ class NativeBackend(Backend):
         try:
             pids = [self._node.pids[each] for each in found]
             numbers = [self._node.peers.numbers[each] for each in ranks]
-            met = Meeting(rank, [[*range(len(ranks))]], pids, self._node.neighbours, -1, numbers)
+            met = Bootstrap(rank, [[*range(len(ranks))]], pids, self._node.neighbours, -1, numbers)
             peers, callbacks = peers_of(met), Callbacks()
             local = range(len(ranks))
             node = Node(local, pids, met.neighbours, pool, places, peers, name)
@@ -146,7 +146,7 @@ class NativeBackend(Backend):
             made = NativeBackend(group, callbacks, rank, len(ranks), node, self._settings)
         except BaseException as error:
             _native.abandon(memory, rank, len(ranks), rank)
-            give_up(store, rank, error)
+            post_abort(store, rank, error)
             raise
         return made._met(store, deadline, self._group.has_reach)
 
@@ -159,7 +159,7 @@ class NativeBackend(Backend):
         except BaseException as error:
             self.close()
             if isinstance(error, CommAborted | PeerLost):
-                hear_why(store, self._rank, self.type)
+                read_abort_reason(store, self._rank, self.type)
             raise
         return self
 
@@ -244,7 +244,7 @@ class NativeBackend(Backend):
         return CompletedWork(rank)
 
     def shared_memory(self, num_bytes: int, timeout: float) -> NDArray[np.uint8]:
-        sharing = Sharing(self, self._node.ranks, num_bytes, timeout)
+        sharing = SharedBuffers(self, self._node.ranks, num_bytes, timeout)
         memory = self._map(sharing)
         self._group.add_region(memory, sharing.stride, num_bytes, sharing.remaining())
         self._shared.append(memory)
@@ -254,9 +254,11 @@ class NativeBackend(Backend):
         if not self.facts.is_in_node:
             return None
         each = -(-num_bytes // self.world_size)
-        return memoryview(self._map(Sharing(self, self._node.ranks, each, timeout)))[:num_bytes]
+        return memoryview(self._map(SharedBuffers(self, self._node.ranks, each, timeout)))[
+            :num_bytes
+        ]
 
-    def _map(self, sharing: Sharing) -> mmap.mmap:
+    def _map(self, sharing: SharedBuffers) -> mmap.mmap:
         try:
             return sharing.map()
         except (BackendUnavailable, CommError, ConfigError):

@@ -9,12 +9,12 @@ from functools import partial
 from typing import NamedTuple
 
 from torsh_runtime.backends.base import MeetingStore
-from torsh_runtime.backends.board import give_up
+from torsh_runtime.backends.bootstrap_store import post_abort
 from torsh_runtime.backends.native import arrays
+from torsh_runtime.backends.native.bootstrap import Bootstrap
 from torsh_runtime.backends.native.callbacks import Callbacks
 from torsh_runtime.backends.native.compiled import _native
 from torsh_runtime.backends.native.failures import Peers, comm_error
-from torsh_runtime.backends.native.meeting import Meeting
 from torsh_runtime.backends.native.node_file import NodeFile, may_map_all
 from torsh_runtime.backends.native.settings import STRATEGIES, Settings
 from torsh_runtime.backends.native.staging import stage_native
@@ -47,26 +47,26 @@ def settings_of(store: MeetingStore, rank: int) -> Settings:
     try:
         return Settings.from_environ(os.environ)
     except ConfigError as error:
-        give_up(store, rank, error)
+        post_abort(store, rank, error)
         raise
 
 
 def abandon(
-    store: MeetingStore, meeting: Meeting, local: Sequence[int], error: BaseException
+    store: MeetingStore, meeting: Bootstrap, local: Sequence[int], error: BaseException
 ) -> None:
     """Tell the ranks that wait for this one why it does not come, though it has met them."""
-    give_up(store, meeting.rank, error)
+    post_abort(store, meeting.rank, error)
     with suppress(RuntimeError):  # those of other nodes see that its connections end
         _native.abandon(meeting.file, local.index(meeting.rank), len(local), meeting.rank)
 
 
-def mapped(meeting: Meeting, file: NodeFile) -> _native.SegmentMemory:
+def mapped(meeting: Bootstrap, file: NodeFile) -> _native.SegmentMemory:
     """The memory of the group's collectives. Raises BackendUnavailable."""
     with _refusals(meeting.rank):
         return _native.map_segment(meeting.file, file.segment_bytes)
 
 
-def pool_of(meeting: Meeting, local: Sequence[int], file: NodeFile) -> _native.SegmentPool | None:
+def pool_of(meeting: Bootstrap, local: Sequence[int], file: NodeFile) -> _native.SegmentPool | None:
     """Room for further groups. None where the system has refused so large a file, or refuses to map
     it, and where this process may not.
     """
@@ -80,14 +80,14 @@ def pool_of(meeting: Meeting, local: Sequence[int], file: NodeFile) -> _native.S
 
 
 def arrays_of(
-    meeting: Meeting, local: Sequence[int], file: NodeFile
+    meeting: Bootstrap, local: Sequence[int], file: NodeFile
 ) -> _native.SharedArrays | None:
     """Where numpy's large arrays are to lie, if they can."""
     return arrays.share(meeting.file, file.arrays, local, meeting.rank, meeting.pids)
 
 
 def group_of(
-    meeting: Meeting,
+    meeting: Bootstrap,
     memory: _native.SegmentMemory,
     world_size: int,
     settings: Settings,
@@ -126,7 +126,7 @@ def group_of(
         )
 
 
-def peers_of(meeting: Meeting) -> Peers:
+def peers_of(meeting: Bootstrap) -> Peers:
     """The ranks that have met."""
     local = next(node for node in meeting.nodes if meeting.rank in node)
     return Peers(dict(zip(local, meeting.pids, strict=True)), meeting.numbers)

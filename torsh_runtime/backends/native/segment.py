@@ -21,8 +21,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Self
 
-from torsh_runtime.backends.native.place import TOKEN_BYTES, Place
-from torsh_runtime.connections.conversations import Conversation, Conversations, Refused, check_user
+from torsh_runtime.backends.native.host_info import TOKEN_BYTES, HostInfo
+from torsh_runtime.connections.multiplexer import (
+    ConnectionMultiplexer,
+    ProtocolCoroutine,
+    Refused,
+    check_user,
+)
 from torsh_runtime.connections.peer import foreign_uid, pid_of_peer, user
 from torsh_runtime.errors import BackendUnavailable, CommError, CommTimeout, PeerLost
 from torsh_runtime.store.keys import KEY_BYTES, derive
@@ -58,7 +63,7 @@ class Offer:
 def share(
     offer: Offer,
     rank: int,
-    places: Mapping[int, Place],
+    places: Mapping[int, HostInfo],
     sizes: Sequence[int],
     timeout: float,
     secret: bytes = b"",
@@ -88,7 +93,7 @@ def share(
 class _Proofs:
     """What the ranks of a node show each other when the first hands out its memory."""
 
-    def __init__(self, secret: bytes, places: Mapping[int, Place]) -> None:
+    def __init__(self, secret: bytes, places: Mapping[int, HostInfo]) -> None:
         self.places = places
         self.first = min(places)
         self._key = secret + places[self.first].token
@@ -127,7 +132,7 @@ def _hand_out(
     offer: Offer, descriptor: int, proofs: _Proofs, deadline: float, timeout: float
 ) -> None:
     waiting, look_around_at = set(proofs.places) - {proofs.first}, 0.0
-    with Conversations() as conversations:
+    with ConnectionMultiplexer() as conversations:
         conversations.listen(offer.listener, lambda sock: _hand_over(sock, proofs, descriptor))
         while waiting:
             if time.monotonic() > deadline:
@@ -140,7 +145,7 @@ def _hand_out(
                 look_around_at = time.monotonic() + _LOOK_AROUND
 
 
-def _hand_over(sock: socket.socket, proofs: _Proofs, descriptor: int) -> Conversation:
+def _hand_over(sock: socket.socket, proofs: _Proofs, descriptor: int) -> ProtocolCoroutine:
     """The descriptor for the right proof; the result is the peer's rank."""
     check_user(sock, b"")
     yield select.EPOLLIN
@@ -157,7 +162,7 @@ def _hand_over(sock: socket.socket, proofs: _Proofs, descriptor: int) -> Convers
     return rank
 
 
-def _check_alive(places: Mapping[int, Place], waiting: set[int]) -> None:
+def _check_alive(places: Mapping[int, HostInfo], waiting: set[int]) -> None:
     for peer in sorted(waiting):
         if _has_ended(places[peer].pid):
             raise PeerLost(peer, "init_process_group", 0)
@@ -202,7 +207,7 @@ def _fetch(
     return descriptors[0]
 
 
-def _connect(connection: socket.socket, place: Place, deadline: float) -> None:
+def _connect(connection: socket.socket, place: HostInfo, deadline: float) -> None:
     """Connect to the place's process and no other. Refused when another one is there."""
     while True:
         connection.settimeout(_remaining(deadline))
@@ -243,7 +248,7 @@ def _check_memory(descriptor: int, sizes: Sequence[int]) -> None:
         )
 
 
-def _unreachable(first: int, place: Place, error: Exception) -> CommError:
+def _unreachable(first: int, place: HostInfo, error: Exception) -> CommError:
     if _has_ended(place.pid):
         return PeerLost(first, "init_process_group", 0)
     return CommError(

@@ -9,9 +9,9 @@ from typing import Self
 from torsh_runtime.backends.base import CommunicationStrategy
 from torsh_runtime.backends.native import arrays
 from torsh_runtime.backends.native.compiled import _native
+from torsh_runtime.backends.native.host_info import Terms
 from torsh_runtime.backends.native.network import Network
 from torsh_runtime.backends.native.node_file import NodeFile
-from torsh_runtime.backends.native.place import Terms
 from torsh_runtime.backends.native.tuning import TuningFile
 from torsh_runtime.errors import ConfigError
 

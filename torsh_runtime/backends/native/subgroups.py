@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from torsh_runtime.backends.base import BackendType, MeetingStore
-from torsh_runtime.backends.board import SLICE, Board, give_up
+from torsh_runtime.backends.bootstrap_store import SLICE, BootstrapStore, post_abort
 from torsh_runtime.backends.native.compiled import _native
 from torsh_runtime.errors import BackendUnavailable, PeerLost, StoreError
 
@@ -32,7 +32,7 @@ def meet_in_memory(
     Raises CommTimeout naming the ranks that did not come within `timeout` seconds, PeerLost, and
     what another rank gave up for.
     """
-    board = Board(store, rank, timeout, BackendType.NATIVE)
+    board = BootstrapStore(store, rank, timeout, BackendType.NATIVE)
     digest = hashlib.blake2b(name.encode(), digest_size=_DIGEST_BYTES).digest()
     gathering = None
     try:
@@ -49,11 +49,11 @@ def meet_in_memory(
     except BaseException as error:
         if gathering is not None:
             _abandon(gathering, rank, len(members))
-        give_up(store, rank, error)
+        post_abort(store, rank, error)
         raise
 
 
-def _look_around(board: Board, store: MeetingStore, gathering: _native.Gathering) -> None:
+def _look_around(board: BootstrapStore, store: MeetingStore, gathering: _native.Gathering) -> None:
     """Raise what says that there is nothing to wait for any more."""
     for peer in gathering.ended():
         raise PeerLost(peer, "init_process_group", 0)

@@ -17,8 +17,12 @@ from importlib import import_module
 from typing import Protocol, TypeVar, cast
 
 from torsh_runtime.backends.base import BackendType
-from torsh_runtime.backends.library.news import Call, Cause, News
-from torsh_runtime.backends.library.steps import Steps
+from torsh_runtime.backends.library.coroutine_work import Steps
+from torsh_runtime.backends.library.failure_notifications import (
+    Call,
+    FailureCause,
+    FailureNotifications,
+)
 from torsh_runtime.backends.nccl.library import Communicator, Cuda, Device, Nccl
 from torsh_runtime.backends.nccl.operations import NcclOperations
 from torsh_runtime.backends.nccl.streams import Launch
@@ -55,10 +59,10 @@ class _Beginning:
 class Companion(Protocol):
     """Another backend that is one group with this one."""
 
-    def cause(self) -> Cause | None:
+    def cause(self) -> FailureCause | None:
         """Why it has failed, if it has."""
 
-    def end(self, cause: Cause) -> None:
+    def end(self, cause: FailureCause) -> None:
         """End it, because this one has failed."""
 
 
@@ -72,7 +76,9 @@ class NcclBackend(NcclOperations):
 
     type = BackendType.NCCL
 
-    def __init__(self, nccl: Nccl, cuda: Cuda, communicator: Communicator, news: News) -> None:
+    def __init__(
+        self, nccl: Nccl, cuda: Cuda, communicator: Communicator, news: FailureNotifications
+    ) -> None:
         super().__init__(nccl, cuda, communicator, news)
         self._companion: Companion | None = None
         self._beginning: _Beginning | None = None
@@ -92,7 +98,7 @@ class NcclBackend(NcclOperations):
         """
         deadline = time.monotonic() + timeout
         nccl, cuda, device = _load()
-        news = News(store, rank, world_size, cls.type)
+        news = FailureNotifications(store, rank, world_size, cls.type)
         own = _library_call(nccl.get_unique_id) if rank == 0 else b""
         meeting = nccl.UniqueId.from_bytes(news.meet(timeout, bytes(own))[0])
 
@@ -108,7 +114,7 @@ class NcclBackend(NcclOperations):
         self._companion = companion
         self._busy.set()
 
-    def ended(self) -> Cause | None:
+    def ended(self) -> FailureCause | None:
         companion = self._companion
         if companion is not None and not (self.failed or self._closed):
             cause = companion.cause()
@@ -116,7 +122,7 @@ class NcclBackend(NcclOperations):
                 self._end(cause)
         return super().ended()
 
-    def _when_ended(self, cause: Cause) -> None:
+    def _when_ended(self, cause: FailureCause) -> None:
         companion = self._companion  # which a thread that closes the group forgets
         if companion is not None:
             companion.end(cause)

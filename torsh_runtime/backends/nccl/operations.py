@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from torsh_runtime.backends.library.news import News
+from torsh_runtime.backends.library.coroutine_work import Steps
+from torsh_runtime.backends.library.failure_notifications import FailureNotifications
 from torsh_runtime.backends.library.operands import Parts, check_peer, check_rank, ends_of
-from torsh_runtime.backends.library.steps import Steps
 from torsh_runtime.backends.library.stepwise import StepwiseBackend
 from torsh_runtime.backends.nccl.device import Operand, loaded_framework, memories
 from torsh_runtime.backends.nccl.library import Communicator, Cuda, Nccl, Stream
@@ -31,7 +31,9 @@ class NcclOperations(StepwiseBackend):
 
     _work = StreamWork
 
-    def __init__(self, nccl: Nccl, cuda: Cuda, communicator: Communicator, news: News) -> None:
+    def __init__(
+        self, nccl: Nccl, cuda: Cuda, communicator: Communicator, news: FailureNotifications
+    ) -> None:
         """`nccl` and `cuda` are nccl4py's and cuda-core's modules; the communicator's device is
         the current one."""
         super().__init__(communicator.rank, communicator.nranks, news)

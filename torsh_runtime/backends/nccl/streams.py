@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 
-from torsh_runtime.backends.library.steps import StepWork
+from torsh_runtime.backends.library.coroutine_work import CoroutineWork
 from torsh_runtime.backends.nccl.device import Operand, callers_streams, on_device, on_stream
 from torsh_runtime.backends.nccl.library import Cuda, Event, Stream
 
@@ -101,7 +101,7 @@ class Recorded:
         self._own.lead(self._operands, self._event)
 
 
-class StreamWork(StepWork):
+class StreamWork(CoroutineWork):
     """An operation on a stream. `wait()` makes the current stream wait; `wait(timeout)`, and that
     of a barrier, the processor. Callbacks are called by the thread that watches.
     """

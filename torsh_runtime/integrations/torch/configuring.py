@@ -11,14 +11,14 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d
 
 from torsh_runtime.backends.base import Backend, MeetingStore
-from torsh_runtime.backends.configuring import (
-    Configuring,
-    StoreOfTurn,
-    Turn,
+from torsh_runtime.backends.intercepting import seen
+from torsh_runtime.backends.reconfiguration import (
+    Attempt,
+    AttemptStore,
+    Reconfiguration,
     check_first,
     check_plan,
 )
-from torsh_runtime.backends.intercepting import seen
 from torsh_runtime.errors import ConfigError, StoreError
 from torsh_runtime.integrations.torch.store import TorchStore
 from torsh_runtime.monitoring.calls import own_calls
@@ -39,7 +39,7 @@ class Configurable:
         self._put(backend)
         self._timeout = timeout
         self._collectives = self._splits = 0
-        self._configuring = Configuring()
+        self._configuring = Reconfiguration()
         own_calls().add(self)
 
     def rank(self) -> int:
@@ -183,14 +183,14 @@ def _check_members(ranks: Sequence[int] | None, world_size: int) -> None:
         raise ConfigError(f"global_ranks is {ranks}; it must be {world_size} distinct ranks")
 
 
-def _configured(plan: _Plan, turn: Turn, timeout: float) -> _Configured:
+def _configured(plan: _Plan, turn: Attempt, timeout: float) -> _Configured:
     """What a group is to become by TorshProcessGroup.configure()."""
     deadline = time.monotonic() + timeout
     quorum = "" if plan.quorum_id is None else str(plan.quorum_id)
     given = c10d.PrefixStore(f"configure/{quorum}", _reached(plan.store, timeout))
     store = TorchStore(given)
     check_first(store.add(f"turn/{plan.rank}", 1), plan.rank, f"quorum_id {plan.quorum_id}")
-    waiting = StoreOfTurn(store, turn)
+    waiting = AttemptStore(store, turn)
     left = max(deadline - time.monotonic(), 0.001)
     name = f"configured/{quorum}"
     return _Configured(meet(waiting, plan.rank, plan.world_size, left, name), given, plan)

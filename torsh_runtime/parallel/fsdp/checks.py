@@ -9,7 +9,7 @@ from torsh_runtime.framework import Module, framework_of
 from torsh_runtime.framework.models import all_parameters, kind_of
 from torsh_runtime.framework.trees import leaves
 from torsh_runtime.parallel.fsdp.config import FsdpConfig
-from torsh_runtime.parallel.fsdp.unit import Unit
+from torsh_runtime.parallel.fsdp.fsdp_param_group import FSDPParamGroup
 from torsh_runtime.parallel.fsdp.wrapping import is_within
 
 
@@ -59,7 +59,7 @@ def check_inner(
             )
 
 
-def check_outputs(unit: Unit, outputs: object) -> None:
+def check_outputs(unit: FSDPParamGroup, outputs: object) -> None:
     """Of a unit that ranks have parts of: tensors where it will not be noticed that a backward pass
     begins at them, so that the parameters would not be gathered for it."""
     if unit.is_replicated or not unit.laid:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from torsh_runtime.backends.native.place import node_here
+from torsh_runtime.backends.native.host_info import node_here
 from torsh_runtime.comm.agreement import texts_of_all
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.comm.subgroups import split_group
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.parallel.fsdp.config import ShardingStrategy
-from torsh_runtime.parallel.fsdp.node_memory import Nodes
+from torsh_runtime.parallel.fsdp.node_storage import Nodes
 from torsh_runtime.parallel.groups import group_of
 
 

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.framework import Module, framework_of
 from torsh_runtime.framework.parts import Part
-from torsh_runtime.parallel.fsdp.passes import Passes
+from torsh_runtime.parallel.fsdp.fsdp_state import FSDPState
 from torsh_runtime.parallel.parts_of_state import refusing
 
 NO_COPIES = (
@@ -37,7 +37,7 @@ class NoCopies:
         raise ConfigError(NO_COPIES)
 
 
-def guard(model: Module, passes: Passes) -> None:
+def guard(model: Module, passes: FSDPState) -> None:
     """Refuse what would take parts of parameters for whole ones."""
     framework, here = framework_of(model), weakref.ref(passes)  # which hooks do not keep alive
 

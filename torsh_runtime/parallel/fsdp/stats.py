@@ -24,7 +24,7 @@ class MemoryStats:
     """How often gradients were reduced."""
 
 
-class Ledger:
+class MemoryAccounting:
     """Counts."""
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Ledger:
         """So much more was in use for a moment."""
         self.peak = max(self.peak, self.current + num_bytes)
 
-    def absorb(self, other: Ledger) -> None:
+    def absorb(self, other: MemoryAccounting) -> None:
         """What another one counted is counted here."""
         self.gathers += other.gathers
         self.scatters += other.scatters

@@ -26,20 +26,20 @@ from torsh_runtime.parallel.agreement import SAME_MODEL
 from torsh_runtime.parallel.fsdp.checks import check_inner, check_parameters
 from torsh_runtime.parallel.fsdp.config import FsdpConfig, ShardingStrategy
 from torsh_runtime.parallel.fsdp.flat import FlatParameter
+from torsh_runtime.parallel.fsdp.fsdp_param_group import FSDPParamGroup
+from torsh_runtime.parallel.fsdp.fsdp_state import FSDPState
 from torsh_runtime.parallel.fsdp.groups import groups_of, nodes_of
 from torsh_runtime.parallel.fsdp.guards import NoCopies, guard
 from torsh_runtime.parallel.fsdp.initial import Initialiser
-from torsh_runtime.parallel.fsdp.memory import (
-    CommonMemory,
-    GatheredMemory,
-    Memory,
-    ReplicatedMemory,
-)
-from torsh_runtime.parallel.fsdp.node_memory import NodeMemory, Nodes
-from torsh_runtime.parallel.fsdp.passes import Passes
+from torsh_runtime.parallel.fsdp.node_storage import Nodes, NodeStorage
 from torsh_runtime.parallel.fsdp.precision import precision_of
-from torsh_runtime.parallel.fsdp.stats import Ledger, MemoryStats
-from torsh_runtime.parallel.fsdp.unit import Unit
+from torsh_runtime.parallel.fsdp.stats import MemoryAccounting, MemoryStats
+from torsh_runtime.parallel.fsdp.storage import (
+    CommonStorage,
+    GatheredStorage,
+    ReplicatedStorage,
+    StorageStrategy,
+)
 from torsh_runtime.parallel.fsdp.wrapping import Parameters, outermost, units_of
 from torsh_runtime.parallel.layouts import OF_ONE_MODULE, layouts_by_id, layouts_of, part_of
 from torsh_runtime.parallel.norms import norm_of, power_sum, together
@@ -63,8 +63,8 @@ class FullyShardedDataParallel(NoCopies):
 
     module: Any
     """The model itself."""
-    _passes: Passes
-    _ledger: Ledger
+    _passes: FSDPState
+    _ledger: MemoryAccounting
 
     def __new__(cls, module: Any, *arguments: Any, **named: Any) -> FullyShardedDataParallel:
         if cls is FullyShardedDataParallel:
@@ -103,7 +103,7 @@ class FullyShardedDataParallel(NoCopies):
         self._over = Replicas(module, over)
         self._group = self._over.group
         self._copies = None if copies is None else Replicas(module, copies)
-        self._ledger = Ledger()
+        self._ledger = MemoryAccounting()
         inner: dict[str, FullyShardedDataParallel] = {}
         with Attempt() as attempt:
             inner = _taken_out(module)
@@ -118,7 +118,7 @@ class FullyShardedDataParallel(NoCopies):
         self._send([buffer for _, buffer in module.named_buffers()])
         if self._config.mixed_precision.buffer_dtype is not None:
             cast_buffers(module, self._config.mixed_precision.buffer_dtype)
-        self._passes = Passes(module, self._group, self._config, units, self._copies)
+        self._passes = FSDPState(module, self._group, self._config, units, self._copies)
         for path, wrapper in inner.items():
             self._adopt(path, wrapper)
         self._change_forward(units)
@@ -323,7 +323,7 @@ class FullyShardedDataParallel(NoCopies):
         for ranks in filter(None, (self._copies, self._over)):
             ranks.send(0, tensors)
 
-    def _unit(self, name: str, module: Any, parameters: Parameters) -> Unit:
+    def _unit(self, name: str, module: Any, parameters: Parameters) -> FSDPParamGroup:
         is_made = self._initialiser.have([parameter for _, parameter in parameters])
         self._send([parameter for _, parameter in parameters])
         kinds: dict[tuple[Any, ...], Parameters] = {}
@@ -336,30 +336,32 @@ class FullyShardedDataParallel(NoCopies):
         is_replicated = strategy is ShardingStrategy.NO_SHARD or size < self._config.min_num_params
         laid = [self._laid(named, is_replicated) for named in kinds.values()]
         keeps_whole = strategy is ShardingStrategy.SHARD_GRAD_OP
-        unit = Unit(name, module, self._framework, laid, is_replicated, keeps_whole)
+        unit = FSDPParamGroup(name, module, self._framework, laid, is_replicated, keeps_whole)
         if is_made:  # the next one may not fit where this one was
             self._framework.let_go_of_freed()
         return unit
 
-    def _laid(self, named: Parameters, is_replicated: bool) -> tuple[FlatParameter, Memory]:
+    def _laid(
+        self, named: Parameters, is_replicated: bool
+    ) -> tuple[FlatParameter, StorageStrategy]:
         framework, group = self._framework, self._over.of(named[0][1])
         dtype = kind_of(named[0][1])[0]
         precision = precision_of(dtype, self._config.mixed_precision)
         if is_replicated:
             flat = FlatParameter(named, precision, 1, 0)
-            return flat, ReplicatedMemory(framework, flat, group, self._ledger)
+            return flat, ReplicatedStorage(framework, flat, group, self._ledger)
         flat = FlatParameter(named, precision, group.world_size, group.rank)
         whole = None
         if group is self._group or self._group.is_in_node:  # for all meet, or none
             whole = common_memory(flat.parameters[0], flat.size, group, precision.computed)
         if whole is not None:
-            return flat, CommonMemory(framework, flat, group, self._ledger, whole)
+            return flat, CommonStorage(framework, flat, group, self._ledger, whole)
         is_on_host = kind_of(flat.parameters[0])[1] == "cpu"
         if self._nodes is not None and group is self._group and is_on_host:
-            return flat, NodeMemory(framework, flat, group, self._ledger, self._nodes)
-        return flat, GatheredMemory(framework, flat, group, self._ledger)
+            return flat, NodeStorage(framework, flat, group, self._ledger, self._nodes)
+        return flat, GatheredStorage(framework, flat, group, self._ledger)
 
-    def _change_forward(self, units: list[Unit]) -> None:
+    def _change_forward(self, units: list[FSDPParamGroup]) -> None:
         """Have units cast what they are called with, and compute again, if it was asked for."""
         framework, mixed = self._framework, self._config.mixed_precision
         dtype = mixed.param_dtype if mixed.cast_forward_inputs else None

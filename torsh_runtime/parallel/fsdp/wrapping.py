@@ -15,7 +15,7 @@ from torsh_runtime.parallel.fsdp.config import (
     NoAutoWrap,
     SizeBasedAutoWrap,
 )
-from torsh_runtime.parallel.fsdp.unit import Unit
+from torsh_runtime.parallel.fsdp.fsdp_param_group import FSDPParamGroup
 
 Parameters = list[tuple[str, Any]]
 
@@ -52,7 +52,7 @@ def units_of(
     return [(name, by_name[name], mine) for name, mine in units.items() if mine or not name]
 
 
-def outermost(units: Sequence[Unit]) -> list[Unit]:
+def outermost(units: Sequence[FSDPParamGroup]) -> list[FSDPParamGroup]:
     """Those within the model that are in no other one; the model's own if there is none else."""
     names = [unit.name for unit in units if unit.name]
     inside = [

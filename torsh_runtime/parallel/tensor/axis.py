@@ -12,7 +12,7 @@ from torsh_runtime.errors import ConfigError
 from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.parallel.dispatch.ranks import Ranks
 from torsh_runtime.parallel.groups import group_of
-from torsh_runtime.parallel.tensor.entrance import Entrance
+from torsh_runtime.parallel.tensor.gathered_input import GatheredInput
 
 DEFAULT_NAME = "tp"
 EXPERTS_NAME = "ep"
@@ -24,7 +24,7 @@ class Axis:
 
     name: str
     group: ProcessGroup
-    enter: Entrance = field(default_factory=Entrance, compare=False, repr=False)
+    enter: GatheredInput = field(default_factory=GatheredInput, compare=False, repr=False)
     """Of the layers that are made along it together."""
     wholes: MutableMapping[int, Any] = field(
         default_factory=WeakValueDictionary, compare=False, repr=False

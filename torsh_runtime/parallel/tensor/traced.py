@@ -20,11 +20,11 @@ from torsh_runtime.parallel.regions import traced
 from torsh_runtime.parallel.regions.maps import AllGather, Copy
 from torsh_runtime.parallel.tensor.axis import Axis
 from torsh_runtime.parallel.tensor.embeddings import check_range
-from torsh_runtime.parallel.tensor.entrance import Entrance
+from torsh_runtime.parallel.tensor.gathered_input import GatheredInput
 from torsh_runtime.parallel.tensor.parts import check_same_input
 
 
-class _Entrance(Entrance):
+class _Entrance(GatheredInput):
     """Into the layers of a group in one graph, while that is made.
 
     The tensors are those that torch's autograd makes the graph of: the same one as often as the
@@ -52,7 +52,7 @@ class _Entrances:
         self._known: WeakKeyDictionary[ProcessGroup, _Entrance] = WeakKeyDictionary()
 
     def entered(self, tensor: Tensor, group: str, dims: Sequence[int]) -> Tensor:
-        """See Entrance."""
+        """See GatheredInput."""
         found = own_keys().named(group)
         enter = self._known.setdefault(found, _Entrance())
         entered: Tensor = enter._let_in(tensor, found, dims[0] if dims else None)
@@ -60,7 +60,7 @@ class _Entrances:
 
 
 def entered(tensor: Tensor, group: ProcessGroup, sequence_dim: int | None) -> Tensor:
-    """See Entrance, within a graph."""
+    """See GatheredInput, within a graph."""
     dims = [] if sequence_dim is None else [sequence_dim]
     result: Tensor = torch.ops.torsh.entered(tensor, group.key, dims)
     return result
@@ -77,7 +77,7 @@ def compare(tensor: Tensor, axis: Axis, where: str) -> None:
 
 
 def _compare(tensor: Tensor, entrance: str, group: str, name: str, where: str) -> None:
-    enter: Entrance = own_keys().named(entrance)
+    enter: GatheredInput = own_keys().named(entrance)
     if not enter.has_compared:
         enter.has_compared = True
         compare(tensor, Axis(name, own_keys().named(group), enter), where)

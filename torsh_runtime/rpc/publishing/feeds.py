@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from torsh_runtime.backends.future import around_waits
 from torsh_runtime.backends.native.compiled import _native
-from torsh_runtime.backends.native.place import node_here
+from torsh_runtime.backends.native.host_info import node_here
 from torsh_runtime.checkpoint.manifest import Manifest
 from torsh_runtime.checkpoint.pieces import Bytes
 from torsh_runtime.errors import CommError, PeerLost

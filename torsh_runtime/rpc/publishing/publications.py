@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from torsh_runtime.backends.native.compiled import _native
-from torsh_runtime.backends.native.place import node_here
+from torsh_runtime.backends.native.host_info import node_here
 from torsh_runtime.errors import ConfigError, PeerLost, StoreError
 from torsh_runtime.rpc.options import WorkerInfo
 from torsh_runtime.rpc.publishing import serving

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgpack
 
-from torsh_runtime.backends.native.place import Node, node_here
+from torsh_runtime.backends.native.host_info import Node, node_here
 from torsh_runtime.errors import ConfigError, StoreTimeout
 from torsh_runtime.rpc.options import WorkerInfo
 from torsh_runtime.store.base import Compare, Delete, Put

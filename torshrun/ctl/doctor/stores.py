@@ -17,7 +17,7 @@ from torsh_runtime.store.etcd.gateway import Gateway
 from torshrun.config.job import Access, Address, RendezvousConfig
 from torshrun.ctl.doctor.finding import Finding, note, ok, problem, warning
 from torshrun.rendezvous.address import detach
-from torshrun.rendezvous.meeting import join
+from torshrun.rendezvous.rendezvous_store import join
 from torshrun.text import size
 
 READS = 11

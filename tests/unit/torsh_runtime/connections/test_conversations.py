@@ -12,11 +12,11 @@ from functools import partial
 
 import pytest
 
-from torsh_runtime.connections import conversations as module
+from torsh_runtime.connections import multiplexer as module
 from torsh_runtime.connections.acceptor import CpuBudget
-from torsh_runtime.connections.conversations import (
-    Conversation,
-    Conversations,
+from torsh_runtime.connections.multiplexer import (
+    ConnectionMultiplexer,
+    ProtocolCoroutine,
     Refused,
     receive,
     send,
@@ -25,7 +25,7 @@ from torsh_runtime.connections.conversations import (
 GUARD = 60.0
 
 
-def echo(sock: socket.socket) -> Conversation:
+def echo(sock: socket.socket) -> ProtocolCoroutine:
     said = yield from receive(sock, 2)
     if said == b"no":
         raise Refused("no")
@@ -43,7 +43,7 @@ class Callers:
     """Some that are connected, one after the other, from hosts of their choice."""
 
     def __init__(
-        self, conversations: Conversations, listener: socket.socket, stack: ExitStack
+        self, conversations: ConnectionMultiplexer, listener: socket.socket, stack: ExitStack
     ) -> None:
         self._conversations, self._address, self._stack = (
             conversations,
@@ -64,7 +64,7 @@ def is_cut_off(sock: socket.socket) -> bool:
 
 
 def test_a_conversation_ends_with_its_result_or_why_not(listener: socket.socket) -> None:
-    with Conversations() as conversations, ExitStack() as stack:
+    with ConnectionMultiplexer() as conversations, ExitStack() as stack:
         callers = Callers(conversations, listener, stack)
         good, bad, gone = (callers.come() for _ in range(3))
         good.sendall(b"ok")
@@ -81,7 +81,7 @@ def test_a_conversation_ends_with_its_result_or_why_not(listener: socket.socket)
 
 
 def test_who_is_too_slow_is_cut_off(listener: socket.socket) -> None:
-    with Conversations(patience=0.01) as conversations, ExitStack() as stack:
+    with ConnectionMultiplexer(patience=0.01) as conversations, ExitStack() as stack:
         caller = Callers(conversations, listener, stack).come()
         assert conversations.next_deadline < time.monotonic() + 1.0
         while not is_cut_off(caller):
@@ -110,7 +110,7 @@ def test_of_too_many_the_oldest_of_the_busiest_host_goes(
     """This host's ("") and those of others do not take each other's places."""
     coming = iter(hosts)
     monkeypatch.setattr(module, "foreign", lambda client, own: next(coming))
-    with Conversations(most_callers=2) as conversations, ExitStack() as stack:
+    with ConnectionMultiplexer(most_callers=2) as conversations, ExitStack() as stack:
         callers = Callers(conversations, listener, stack)
         socks = [callers.come() for _ in hosts]
         assert [n for n, sock in enumerate(socks) if not is_cut_off(sock)] == remaining
@@ -118,7 +118,7 @@ def test_of_too_many_the_oldest_of_the_busiest_host_goes(
 
 
 def test_a_turn_hears_no_more_than_it_is_to(listener: socket.socket) -> None:
-    with Conversations() as conversations, ExitStack() as stack:
+    with ConnectionMultiplexer() as conversations, ExitStack() as stack:
         callers = Callers(conversations, listener, stack)
         socks = [callers.come() for _ in range(10)]
         for sock in socks:
@@ -163,7 +163,7 @@ def test_a_unix_socket_that_has_a_name_may_call(named: bool) -> None:
         if name:
             caller.bind(name)
         caller.connect(listener.getsockname())
-        with Conversations() as conversations:
+        with ConnectionMultiplexer() as conversations:
             conversations.listen(listener, echo)
             assert not [*conversations.turn(GUARD)]
             assert conversations.num_callers == 1

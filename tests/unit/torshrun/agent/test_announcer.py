@@ -14,10 +14,10 @@ from torshrun.agent.announcer import COMPLAINTS, Announcer
 from torshrun.config.job import LaunchConfig
 from torshrun.config.request import gather
 from torshrun.config.resolve import resolve
-from torshrun.failure.finding import Finding
-from torshrun.failure.kinds import Kind, Reading
-from torshrun.failure.testimony import encode_finding
-from torshrun.rendezvous.base import JobOver, Place, RoundClosing, Verdict
+from torshrun.failure.exported_reports import encode_finding
+from torshrun.failure.kinds import Diagnosis, Kind
+from torshrun.failure.root_cause import RootCause
+from torshrun.rendezvous.base import JobOver, NodeAssignment, RoundClosing, Verdict
 
 HOSTILE = "\x1b[2Jgone\r\ntorshrun: all is well"
 
@@ -62,7 +62,7 @@ def test_an_event_says_when_and_where_it_happened(monkeypatch: pytest.MonkeyPatc
     events: list[Event] = []
     job = LaunchConfig(target="t", run_id="job", nproc_per_node=1)
     tell = Announcer(job, print, events.append)
-    place = Place(
+    place = NodeAssignment(
         round=2,
         restarts=0,
         node_rank=3,
@@ -90,17 +90,17 @@ def test_nothing_is_told_after_the_end() -> None:
 
 # ---- root causes
 
-FINDING = Finding(
+FINDING = RootCause(
     ranks=(5,),
     certainty="likely",
-    reading=Reading(Kind.MISSING, "They waited for rank 5.", "Look there."),
+    reading=Diagnosis(Kind.MISSING, "They waited for rank 5.", "Look there."),
     how="missing, host n2",
     evidence=("rank 5: stood elsewhere",),
 )
 
 
-def place(node_rank: int, num_nodes: int) -> Place:
-    return Place(
+def place(node_rank: int, num_nodes: int) -> NodeAssignment:
+    return NodeAssignment(
         round=1,
         restarts=0,
         node_rank=node_rank,
@@ -163,7 +163,7 @@ def test_what_is_no_finding_is_not_told(text: str) -> None:
 
 
 def test_hostile_findings_do_not_get_at_the_terminal() -> None:
-    reading = Reading(Kind.MISSING, HOSTILE, HOSTILE)
+    reading = Diagnosis(Kind.MISSING, HOSTILE, HOSTILE)
     finding = replace(FINDING, reading=reading, how=HOSTILE, evidence=(HOSTILE,))
     said, _ = told_at(0, 2, encode_finding(finding))
     assert all(line.isprintable() for line in said[0].split("\n"))

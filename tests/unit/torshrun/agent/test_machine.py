@@ -20,7 +20,7 @@ from torshrun.rendezvous.alone import Alone
 from torshrun.rendezvous.base import (
     Granted,
     JobOver,
-    Place,
+    NodeAssignment,
     RendezvousEvent,
     Report,
     RoundClosing,
@@ -48,8 +48,8 @@ def diagnosed(
     return m.Diagnosed(report, unkillable)
 
 
-def place(number: int, restarts: int, workers: int = 2, first_rank: int = 0) -> Place:
-    return Place(
+def place(number: int, restarts: int, workers: int = 2, first_rank: int = 0) -> NodeAssignment:
+    return NodeAssignment(
         round=number,
         restarts=restarts,
         node_rank=0,

@@ -14,10 +14,10 @@ from torshrun.ctl.explain import JSON_BYTES, as_object, in_words, of_kept, of_ru
 from torshrun.ctl.places import Unfit
 from torshrun.ctl.recorded import Recorded
 from torshrun.ctl.stacks import Stands, of_answers
-from torshrun.failure.finding import Finding
-from torshrun.failure.kinds import Kind, Reading
-from torshrun.failure.testimony import encode, encode_finding
-from torshrun.failure.witness import Witness
+from torshrun.failure.exported_reports import encode, encode_finding
+from torshrun.failure.kinds import Diagnosis, Kind
+from torshrun.failure.rank_report import RankReport
+from torshrun.failure.root_cause import RootCause
 from torshrun.health.accounts import Account, load_newest, save_account, save_finding
 from torshrun.health.recordings import Dump, Record
 from torshrun.safe_files import Folder
@@ -132,12 +132,12 @@ def kept(folder: Path, *findings: str) -> None:
     """What two nodes keep of a round: node 1's rank has failed."""
     for node in range(2):
         made = Folder.make(f"{folder}/{node}")
-        failed = Witness(
+        failed = RankReport(
             rank=node,
             node=node,
             end="failed" if node else "stopped",
             how="exit code 1" if node else "killed by SIGTERM",
-            reading=Reading(Kind.EXCEPTION, "why", "do this"),
+            reading=Diagnosis(Kind.EXCEPTION, "why", "do this"),
             said="ValueError: x",
         )
         stacks = {node: STACK}
@@ -157,8 +157,8 @@ def test_what_nodes_have_kept_is_joined(tmp_path: Path) -> None:
 
 
 def test_what_the_nodes_found_together_counts(tmp_path: Path) -> None:
-    found = Finding(
-        ranks=(), nodes=(1,), certainty="likely", reading=Reading(Kind.NODE_LOST, "w", "a")
+    found = RootCause(
+        ranks=(), nodes=(1,), certainty="likely", reading=Diagnosis(Kind.NODE_LOST, "w", "a")
     )
     kept(tmp_path / "logs", encode_finding(found))
     told = as_object(of_kept(tmp_path / "logs"))

@@ -6,56 +6,56 @@ from typing import Any
 
 import pytest
 
-from torshrun.failure.blame import Blame, How
-from torshrun.failure.finding import MOST_EVIDENCE, Finding
+from torshrun.failure.blocked_at import A_FILE, KEYS, BlockedAt
 from torshrun.failure.graph import find
-from torshrun.failure.kinds import Kind, Reading
+from torshrun.failure.kinds import Diagnosis, Kind
 from torshrun.failure.numbers import Numbers
-from torshrun.failure.standing import A_FILE, KEYS, Standing
-from torshrun.failure.witness import Silent, Witness
+from torshrun.failure.rank_report import RankReport, Silent
+from torshrun.failure.root_cause import MOST_EVIDENCE, RootCause
+from torshrun.failure.suspect import How, Suspect
 from torshrun.procfs import UNREAD
 
-IN_ALL_REDUCE = Standing(call="all_reduce", place="train.py:9")
-AWAY = Standing(place="load (train.py:5)", line="time.sleep(60)")
+IN_ALL_REDUCE = BlockedAt(call="all_reduce", place="train.py:9")
+AWAY = BlockedAt(place="load (train.py:5)", line="time.sleep(60)")
 
 
-def raised(rank: int, kind: Kind = Kind.EXCEPTION, **facts: Any) -> Witness:
+def raised(rank: int, kind: Kind = Kind.EXCEPTION, **facts: Any) -> RankReport:
     """A rank that failed by itself."""
     facts = {"how": "exit code 1", "alike": f"{rank}", "said": "KeyError: 1", **facts}
-    return Witness(rank=rank, end="failed", reading=Reading(kind), **facts)
+    return RankReport(rank=rank, end="failed", reading=Diagnosis(kind), **facts)
 
 
-def blames(rank: int, *ranks: int, how: How = "lost", op: str = "", **facts: Any) -> Witness:
+def blames(rank: int, *ranks: int, how: How = "lost", op: str = "", **facts: Any) -> RankReport:
     """A rank that failed because of these, or of somebody."""
-    blame = Blame(how=how, ranks=ranks, op=op, **facts.pop("blame", {}))
+    blame = Suspect(how=how, ranks=ranks, op=op, **facts.pop("blame", {}))
     return raised(rank, Kind.PEER_LOST, blame=blame, **facts)
 
 
-def waits(rank: int, *ranks: int, **facts: Any) -> Witness:
+def waits(rank: int, *ranks: int, **facts: Any) -> RankReport:
     return blames(rank, *ranks, how="late", op="all_reduce", **facts)
 
 
-def differs(rank: int, calls: dict[int, str], **facts: Any) -> Witness:
+def differs(rank: int, calls: dict[int, str], **facts: Any) -> RankReport:
     others = [other for other in calls if other != rank]
     return blames(rank, *others, how="mismatch", blame={"calls": calls}, **facts)
 
 
-def stopped(rank: int, standing: Standing | None = None, **facts: Any) -> Witness:
-    facts = {"how": "stopped", "reading": Reading(Kind.STOPPED), **facts}
-    return Witness(rank=rank, end="stopped", standing=standing, **facts)
+def stopped(rank: int, standing: BlockedAt | None = None, **facts: Any) -> RankReport:
+    facts = {"how": "stopped", "reading": Diagnosis(Kind.STOPPED), **facts}
+    return RankReport(rank=rank, end="stopped", standing=standing, **facts)
 
 
-def done(rank: int, **facts: Any) -> Witness:
-    return Witness(rank=rank, end="done", how="exit code 0", **facts)
+def done(rank: int, **facts: Any) -> RankReport:
+    return RankReport(rank=rank, end="done", how="exit code 0", **facts)
 
 
-def found(*witnesses: Witness, silent: tuple[Silent, ...] = (), hang: str = "") -> Finding:
+def found(*witnesses: RankReport, silent: tuple[Silent, ...] = (), hang: str = "") -> RootCause:
     finding = find(witnesses, silent, hang)
     assert finding is not None
     return finding
 
 
-def verdict(finding: Finding) -> tuple[tuple[int, ...], str, Kind]:
+def verdict(finding: RootCause) -> tuple[tuple[int, ...], str, Kind]:
     return finding.ranks, finding.certainty, finding.reading.kind
 
 
@@ -211,7 +211,7 @@ def test_of_those_who_do_not_come_the_one_that_waits_itself_is_not_the_cause() -
 
 
 def test_who_waits_in_another_collective_disagrees() -> None:
-    barrier = stopped(1, Standing(call="barrier", place="t.py:2"))
+    barrier = stopped(1, BlockedAt(call="barrier", place="t.py:2"))
     assert verdict(found(waits(0, 1), barrier)) == ((0, 1), "undecided", Kind.MISMATCH)
     assert verdict(found(waits(0, 1), waits(2, 1), barrier)) == ((1,), "likely", Kind.MISMATCH)
 
@@ -233,13 +233,13 @@ def test_who_left_a_group_and_runs_on_is_lost_to_it() -> None:
 
 def test_two_that_wait_for_each_other_are_a_circle() -> None:
     assert verdict(found(waits(0, 1), waits(1, 0))) == ((0, 1), "undecided", Kind.DEADLOCK)
-    one = waits(0, 1, standing=Standing(call="all_reduce", place="a.py:1"))
-    other = waits(1, 0, standing=Standing(call="all_reduce", place="a.py:2"))
+    one = waits(0, 1, standing=BlockedAt(call="all_reduce", place="a.py:1"))
+    other = waits(1, 0, standing=BlockedAt(call="all_reduce", place="a.py:2"))
     assert verdict(found(one, other)) == ((0, 1), "undecided", Kind.DEADLOCK)
 
 
 def test_if_both_do_the_same_both_are_at_fault() -> None:
-    at = Standing(call="recv", place="a.py:1")
+    at = BlockedAt(call="recv", place="a.py:1")
     finding = found(waits(0, 1, standing=at), waits(1, 0, standing=at))
     assert verdict(finding) == ((0, 1), "likely", Kind.DEADLOCK)
 
@@ -312,8 +312,8 @@ def test_of_three_of_whom_two_are_known_nobody_is() -> None:
 
 
 def test_what_ranks_noted_themselves_decides_too() -> None:
-    def noted(last: str) -> Standing:
-        return Standing(last=last, group=0, sequence=7)
+    def noted(last: str) -> BlockedAt:
+        return BlockedAt(last=last, group=0, sequence=7)
 
     calls = {0: "a()", 2: "b()"}
     finding = found(
@@ -366,7 +366,7 @@ def test_who_stands_outside_of_what_others_wait_in_did_not_come() -> None:
     [("a lock", Kind.DEADLOCK), ("a file", Kind.HUNG), ("", Kind.MISSING)],
 )
 def test_what_it_waits_for_there_is_its_kind(waits_for: str, kind: Kind) -> None:
-    finding = found(waits(0, 1), stopped(1, Standing(place="x", waits_for=waits_for)))
+    finding = found(waits(0, 1), stopped(1, BlockedAt(place="x", waits_for=waits_for)))
     assert verdict(finding) == ((1,), "likely", kind)
     assert waits_for in finding.reading.why
 
@@ -391,7 +391,7 @@ def test_a_frozen_process_is_certain_if_the_others_wait() -> None:
 
 
 def test_ranks_in_different_collectives_disagree() -> None:
-    barrier = Standing(call="barrier", place="train.py:7")
+    barrier = BlockedAt(call="barrier", place="train.py:7")
     two = found(blames(0, how="late", standing=IN_ALL_REDUCE), stopped(1, barrier))
     assert verdict(two) == ((0, 1), "undecided", Kind.MISMATCH)
     three = found(
@@ -403,10 +403,10 @@ def test_ranks_in_different_collectives_disagree() -> None:
 
 
 def test_pages_tell_who_is_behind_in_a_group() -> None:
-    def at(number: int, active: bool) -> Standing:
+    def at(number: int, active: bool) -> BlockedAt:
         full = f"all_reduce (operation {number})" if active else ""
         call = "all_reduce" if active else ""
-        return Standing(call=call, full=full, group=3, sequence=number, entered={3: number})
+        return BlockedAt(call=call, full=full, group=3, sequence=number, entered={3: number})
 
     finding = found(stopped(0, at(5, True)), stopped(1, at(4, False)), hang="no progress for 6 s")
     assert (finding.ranks, finding.certainty) == ((1,), "likely")
@@ -414,10 +414,10 @@ def test_pages_tell_who_is_behind_in_a_group() -> None:
 
 
 def test_two_groups_that_wait_for_each_other_are_undecided() -> None:
-    one = Standing(
+    one = BlockedAt(
         call="all_reduce", full="x", group=1, sequence=3, entered={1: 3, 2: 2}, place="t.py:1"
     )
-    two = Standing(
+    two = BlockedAt(
         call="all_reduce", full="y", group=2, sequence=3, entered={1: 2, 2: 3}, place="t.py:1"
     )
     finding = found(stopped(0, one), stopped(1, two), hang="no progress")
@@ -525,7 +525,7 @@ def test_a_broken_connection_of_one_rank_alone_may_be_its_own() -> None:
 
 
 def test_who_cannot_reach_rank_0_may_be_right_or_not() -> None:
-    def cannot_connect(rank: int) -> Witness:
+    def cannot_connect(rank: int) -> RankReport:
         facts: dict[str, Any] = {"blame": {"weak": True}, "how": "late"}
         return blames(rank, 0, op="init_process_group", **facts)
 
@@ -566,25 +566,25 @@ def test_one_that_names_itself_repeats_what_another_found() -> None:
 
 
 def test_two_that_receive_from_each_other_are_both_at_fault() -> None:
-    at = Standing(call="recv", place="t.py:3", entered={0: 1})
+    at = BlockedAt(call="recv", place="t.py:3", entered={0: 1})
     one = blames(0, 1, how="late", op="recv", standing=at)
     other = blames(1, 1, how="late", op="recv", standing=at)
     assert verdict(found(one, other)) == ((0, 1), "likely", Kind.DEADLOCK)
-    elsewhere = Standing(call="send", place="t.py:9")
+    elsewhere = BlockedAt(call="send", place="t.py:9")
     assert found(one, blames(1, 1, how="late", op="send", standing=elsewhere)).certainty == (
         "undecided"
     )
 
 
 def test_a_collective_that_all_are_in_does_not_carry() -> None:
-    at = Standing(call="all_reduce", place="t.py:3", entered={0: 4})
+    at = BlockedAt(call="all_reduce", place="t.py:3", entered={0: 4})
     finding = found(waits(0, 1, standing=at), waits(1, 0, standing=at))
     assert verdict(finding) == ((0, 1), "undecided", Kind.NETWORK)
 
 
 def test_who_is_ahead_of_others_does_not_keep_them_waiting() -> None:
-    def at(number: int, call: str) -> Standing:
-        return Standing(call=call, full=call, group=0, sequence=number, entered={0: number})
+    def at(number: int, call: str) -> BlockedAt:
+        return BlockedAt(call=call, full=call, group=0, sequence=number, entered={0: number})
 
     behind = [blames(rank, how="late", standing=at(2, "broadcast")) for rank in (0, 2)]
     finding = found(*behind, blames(1, standing=at(3, "barrier")))
@@ -592,18 +592,18 @@ def test_who_is_ahead_of_others_does_not_keep_them_waiting() -> None:
 
 
 def test_ranks_that_compare_themselves_with_one() -> None:
-    def other_model(rank: int) -> Witness:
+    def other_model(rank: int) -> RankReport:
         return blames(rank, 0, how="mismatch")
 
-    fine = stopped(2, Standing(call="backward", place="t.py:4"))
+    fine = stopped(2, BlockedAt(call="backward", place="t.py:4"))
     assert verdict(found(other_model(1), blames(0), fine)) == ((1,), "likely", Kind.MISMATCH)
     assert found(other_model(1), other_model(2), blames(0)).ranks == (0,)
     assert found(other_model(1), blames(0)).certainty == "undecided"
 
 
 def test_the_same_call_after_different_ones_is_told_by_its_number() -> None:
-    def at(number: int) -> Standing:
-        return Standing(last="all_reduce(1)", group=0, sequence=number, entered={0: number})
+    def at(number: int) -> BlockedAt:
+        return BlockedAt(last="all_reduce(1)", group=0, sequence=number, entered={0: number})
 
     calls = {0: "all_reduce(1)", 2: "all_reduce(1)"}
     ranks = [differs(rank, calls, standing=at(2 if rank == 0 else 1)) for rank in range(3)]
@@ -617,7 +617,7 @@ def test_a_rank_whose_gradients_are_none_is_named_for_that() -> None:
 
 
 def test_numbers_that_are_none_spread_so_nobody_can_tell_but_by_warnings() -> None:
-    def diverged(rank: int, **facts: Any) -> Witness:
+    def diverged(rank: int, **facts: Any) -> RankReport:
         return raised(rank, Kind.NAN, alike="nan", **facts)
 
     warned = diverged(2, warning="RuntimeWarning: invalid value encountered in log")
@@ -636,7 +636,7 @@ def test_who_looks_first_at_numbers_that_are_none_did_not_make_them() -> None:
 
 
 def test_who_sent_what_others_cannot_read_or_who_cannot() -> None:
-    def reader(rank: int, error: str = "E") -> Witness:
+    def reader(rank: int, error: str = "E") -> RankReport:
         return blames(rank, how="unread", blame={"text": f"cannot read what a rank sent: {error}"})
 
     assert verdict(found(reader(0), blames(1))) == ((0,), "likely", Kind.VERSION)
@@ -647,10 +647,10 @@ def test_who_sent_what_others_cannot_read_or_who_cannot() -> None:
 
 
 def test_who_could_not_call_it_by_its_size_is_like_another_or_not() -> None:
-    def known(rank: int, call: str) -> Witness:
+    def known(rank: int, call: str) -> RankReport:
         return blames(rank, call=call)
 
-    def aborted(came: int, room: int) -> Witness:
+    def aborted(came: int, room: int) -> RankReport:
         return blames(0, how="mismatch", blame={"came": came, "room": room})
 
     small, large = "all_gather(float32[1000])", "all_gather(float64[1000])"
@@ -668,8 +668,8 @@ def test_what_differs_by_right_between_ranks_accuses_nobody() -> None:
 
 
 def test_a_complaint_of_one_that_still_ran_is_weak_evidence() -> None:
-    mutters = Blame(how="late", ranks=(0,), weak=True, text="The client socket has timed out")
-    in_init = Standing(call="init_process_group", place="t.py:1")
+    mutters = Suspect(how="late", ranks=(0,), weak=True, text="The client socket has timed out")
+    in_init = BlockedAt(call="init_process_group", place="t.py:1")
     waiting = [blames(rank, how="late", standing=in_init) for rank in (0, 1)]
     finding = found(*waiting, stopped(2, in_init, mutters=mutters))
     assert verdict(finding) == ((2,), "likely", Kind.NETWORK)
@@ -684,8 +684,8 @@ def test_a_child_that_failed_unnoticed_is_why_a_rank_does_not_come() -> None:
 
 
 def test_thousands_that_wait_take_little_time() -> None:
-    def at(number: int) -> Standing:
-        return Standing(call="f", full="f()", group=0, sequence=number, entered={0: number})
+    def at(number: int) -> BlockedAt:
+        return BlockedAt(call="f", full="f()", group=0, sequence=number, entered={0: number})
 
     ranks = [waits(rank, 7, standing=at(rank % 500 + 1)) for rank in range(8000) if rank != 7]
     assert found(*ranks, stopped(7, AWAY)).ranks == (7,)
@@ -694,12 +694,12 @@ def test_thousands_that_wait_take_little_time() -> None:
 # ---- where groups are made
 
 
-def in_init(rank: int, **facts: Any) -> Witness:
-    return stopped(rank, Standing(call="init_process_group", place="train.py:3"), **facts)
+def in_init(rank: int, **facts: Any) -> RankReport:
+    return stopped(rank, BlockedAt(call="init_process_group", place="train.py:3"), **facts)
 
 
-def counts(rank: int, came: int, room: int) -> Witness:
-    standing = Standing(call="init_process_group", place="train.py:3")
+def counts(rank: int, came: int, room: int) -> RankReport:
+    standing = BlockedAt(call="init_process_group", place="train.py:3")
     counted = {"came": came, "room": room}
     return blames(rank, how="late", op="", blame=counted, standing=standing)
 
@@ -731,20 +731,20 @@ def test_on_two_nodes_the_network_between_them_may_be_why_they_do_not_meet() -> 
 
 
 def test_all_who_wait_in_new_group_have_not_made_the_same_groups() -> None:
-    at = Standing(call="new_group", place="train.py:3")
+    at = BlockedAt(call="new_group", place="train.py:3")
     finding = found(stopped(0, at), stopped(1, at), hang="no progress")
     assert verdict(finding) == ((0, 1), "undecided", Kind.MISSING)
 
 
 def test_a_message_and_a_collective_that_wait_for_each_other_are_a_deadlock() -> None:
-    receiver = blames(1, 0, how="late", op="recv", standing=Standing(call="recv"))
+    receiver = blames(1, 0, how="late", op="recv", standing=BlockedAt(call="recv"))
     finding = found(receiver, blames(0, 1, how="late", standing=IN_ALL_REDUCE))
     assert verdict(finding) == ((0, 1), "undecided", Kind.DEADLOCK)
 
 
 def test_who_stood_elsewhere_when_sizes_did_not_fit_is_likely() -> None:
-    in_backward = [blames(rank, standing=Standing(call="backward")) for rank in (0, 1)]
-    at = Standing(call="all_reduce")
+    in_backward = [blames(rank, standing=BlockedAt(call="backward")) for rank in (0, 1)]
+    at = BlockedAt(call="all_reduce")
     odd = blames(2, how="mismatch", standing=at, blame={"came": 696, "room": 4})
     assert verdict(found(odd, *in_backward)) == ((2,), "likely", Kind.MISMATCH)
 
@@ -759,15 +759,15 @@ def test_the_kind_of_a_threads_error_is_the_ranks() -> None:
 
 
 def test_who_stood_in_a_clean_up_before_the_others_had_an_exception() -> None:
-    cleans = Standing(call="barrier", place="train.py:20", cleanup="finally")
+    cleans = BlockedAt(call="barrier", place="train.py:20", cleanup="finally")
     finding = found(stopped(1, cleans), stopped(0, IN_ALL_REDUCE), hang="no progress")
     assert verdict(finding) == ((1,), "likely", Kind.EXCEPTION)
     assert "finally" in finding.reading.why
-    retries = Standing(place="train.py:20", line="time.sleep(1)", cleanup="except of a loop")
+    retries = BlockedAt(place="train.py:20", line="time.sleep(1)", cleanup="except of a loop")
     retrying = found(stopped(1, retries, handles="OSError: x"), waits(0, 1))
     assert verdict(retrying) == ((1,), "likely", Kind.MISSING)
     assert "rank 1: was handling OSError: x" in retrying.evidence
-    meets = Standing(call="barrier", place="train.py:20", cleanup="except of a loop")
+    meets = BlockedAt(call="barrier", place="train.py:20", cleanup="except of a loop")
     assert found(stopped(1, meets), waits(0, 1)).reading.kind is Kind.EXCEPTION
     both = found(stopped(1, cleans), stopped(0, cleans), hang="no progress")
     assert both.reading.kind is not Kind.EXCEPTION
@@ -783,17 +783,17 @@ def test_who_stood_in_a_clean_up_before_the_others_had_an_exception() -> None:
     ],
 )
 def test_what_keeps_a_rank_from_a_collective(waits_for: str, child: str, kind: Kind) -> None:
-    kept = stopped(1, Standing(place="train.py:3", waits_for=waits_for), child=child)
+    kept = stopped(1, BlockedAt(place="train.py:3", waits_for=waits_for), child=child)
     assert verdict(found(waits(0, 1), kept)) == ((1,), "likely", kind)
 
 
-def receiving(rank: int, peer: int, call: str = "recv", **facts: Any) -> Witness:
+def receiving(rank: int, peer: int, call: str = "recv", **facts: Any) -> RankReport:
     side = "src" if call == "recv" else "dst"
     full = f"{call}({side}={peer})"
-    return stopped(rank, Standing(call=call, full=full, awaited=peer, place="t.py:5", **facts))
+    return stopped(rank, BlockedAt(call=call, full=full, awaited=peer, place="t.py:5", **facts))
 
 
-IN_BARRIER = Standing(call="barrier", place="train.py:9")
+IN_BARRIER = BlockedAt(call="barrier", place="train.py:9")
 
 
 def test_a_message_without_a_counterpart_is_between_two_and_no_waiting_rank_is_blamed() -> None:
@@ -810,8 +810,8 @@ def test_a_message_without_a_counterpart_is_between_two_and_no_waiting_rank_is_b
 
 
 def test_a_message_with_another_tag_is_a_disagreement_of_two() -> None:
-    def inside(sequence: int) -> Standing:
-        return Standing(
+    def inside(sequence: int) -> BlockedAt:
+        return BlockedAt(
             call="barrier",
             full="barrier()",
             place="t.py:7",
@@ -828,12 +828,12 @@ def test_a_message_with_another_tag_is_a_disagreement_of_two() -> None:
 
 
 def test_messages_of_unknown_ends_are_told_apart_from_ranks_that_only_wait() -> None:
-    lost = stopped(1, Standing(call="recv", place="t.py:5"))
+    lost = stopped(1, BlockedAt(call="recv", place="t.py:5"))
     finding = found(*(stopped(rank, IN_BARRIER) for rank in (0, 2, 3)), lost, hang="no progress")
     assert verdict(finding) == ((0, 1, 2, 3), "undecided", Kind.DEADLOCK)
     assert "Messages had no counterpart: rank 1 in recv at t.py:5." in finding.reading.why
     two = (
-        stopped(rank, Standing(call=call, place="t.py:5"))
+        stopped(rank, BlockedAt(call=call, place="t.py:5"))
         for rank, call in ((0, "send"), (1, "recv"))
     )
     finding = found(*two, *(stopped(rank, IN_BARRIER) for rank in (2, 3)), hang="no progress")
@@ -843,7 +843,7 @@ def test_messages_of_unknown_ends_are_told_apart_from_ranks_that_only_wait() -> 
 
 def test_who_holds_a_lock_in_a_collective_is_to_blame_for_the_deadlock() -> None:
     lock = "the lock of /data/build.lock, which python (pid 7) holds"
-    wants = stopped(1, Standing(place="t.py:5", waits_for="a lock"), awaits=lock, holder=0)
+    wants = stopped(1, BlockedAt(place="t.py:5", waits_for="a lock"), awaits=lock, holder=0)
     finding = found(wants, *(stopped(rank, IN_BARRIER) for rank in (0, 2)), hang="no progress")
     assert verdict(finding) == ((0,), "likely", Kind.DEADLOCK)
     assert f"rank 1 waited for {lock}" in finding.reading.why
@@ -851,7 +851,7 @@ def test_who_holds_a_lock_in_a_collective_is_to_blame_for_the_deadlock() -> None
 
 def test_a_lock_that_no_rank_holds_is_named_and_nobody_else() -> None:
     lock = "the lock of /data/build.lock, which python (pid 7) holds"
-    wants = stopped(1, Standing(place="t.py:5", waits_for="a lock"), awaits=lock)
+    wants = stopped(1, BlockedAt(place="t.py:5", waits_for="a lock"), awaits=lock)
     finding = found(wants, *(stopped(rank, IN_BARRIER) for rank in (0, 2)), hang="no progress")
     assert verdict(finding) == ((1,), "likely", Kind.HUNG)
     assert finding.reading.why == (
@@ -874,7 +874,7 @@ def test_who_waits_in_a_group_that_its_members_have_passed_is_named_with_all_mem
         3: "new_group(ranks=[0, 1, 2, 3]) as its group 2",
     }
     at = {
-        rank: Standing(call="new_group", full=full, place="t.py:6") for rank, full in made.items()
+        rank: BlockedAt(call="new_group", full=full, place="t.py:6") for rank, full in made.items()
     }
     finding = found(*(stopped(rank, each) for rank, each in at.items()), hang="no progress")
     assert verdict(finding) == ((1,), "likely", Kind.MISSING)
@@ -884,15 +884,15 @@ def test_who_waits_in_a_group_that_its_members_have_passed_is_named_with_all_mem
 def test_the_same_collective_with_another_root_is_a_disagreement() -> None:
     roots = {rank: f"broadcast(src={2 if rank == 1 else 0})" for rank in range(4)}
     at = {
-        rank: Standing(call="broadcast", full=full, place="t.py:6") for rank, full in roots.items()
+        rank: BlockedAt(call="broadcast", full=full, place="t.py:6") for rank, full in roots.items()
     }
     finding = found(*(stopped(rank, each) for rank, each in at.items()), hang="no progress")
     assert verdict(finding) == ((1,), "likely", Kind.MISMATCH)
     assert "rank 1 called broadcast(src=2)" in finding.reading.why
 
 
-FOR_FILE = Standing(place="t.py:7", line="while not path.exists(): pass", waits_for=A_FILE)
-FOR_KEY = Standing(call=KEYS, full="store.wait(['ready'])", place="t.py:7")
+FOR_FILE = BlockedAt(place="t.py:7", line="while not path.exists(): pass", waits_for=A_FILE)
+FOR_KEY = BlockedAt(call=KEYS, full="store.wait(['ready'])", place="t.py:7")
 
 
 def test_who_is_to_make_a_file_that_others_wait_for_is_named() -> None:
@@ -937,7 +937,7 @@ def test_between_who_removes_a_file_and_who_then_looks_for_it_nobody_can_tell(re
 
 
 def test_who_wrote_no_number_where_others_had_one_is_where_they_came_from() -> None:
-    def nan(rank: int, finite: int, line: str = "", grows: bool = False) -> Witness:
+    def nan(rank: int, finite: int, line: str = "", grows: bool = False) -> RankReport:
         numbers = Numbers(form="f", finite=finite, line=line, grows=grows)
         return raised(rank, Kind.NAN, alike="same", numbers=numbers)
 
@@ -956,8 +956,8 @@ def test_who_has_not_set_a_key_that_others_wait_for_is_named() -> None:
     assert "ranks 1-2 waited in store.wait(['ready']) at t.py:7" in finding.reading.why
 
 
-def gave_up(rank: int, place: str = "t.py:11", said: str = "TimeoutError: not there") -> Witness:
-    return raised(rank, alike="same", said=said, standing=Standing(place=place))
+def gave_up(rank: int, place: str = "t.py:11", said: str = "TimeoutError: not there") -> RankReport:
+    return raised(rank, alike="same", said=said, standing=BlockedAt(place=place))
 
 
 def test_who_was_still_at_work_is_named_where_all_others_gave_up_waiting() -> None:
@@ -970,13 +970,13 @@ def test_who_was_still_at_work_is_named_where_all_others_gave_up_waiting() -> No
 
 
 def test_who_handles_an_exception_meanwhile_was_kept_by_that() -> None:
-    at = Standing(place="main (t.py:42)", line="time.sleep(2.5)", cleanup="except")
+    at = BlockedAt(place="main (t.py:42)", line="time.sleep(2.5)", cleanup="except")
     handling = stopped(0, at, handles="KeyError: 'validation'")
     for others in ([gave_up(1), gave_up(2)], [stopped(1, FOR_FILE), stopped(2, FOR_FILE)]):
         finding = found(handling, *others, hang="" if others[0].is_own else "no progress")
         assert verdict(finding) == ((0,), "likely", Kind.EXCEPTION)
         assert "most likely an exception (KeyError: 'validation')" in finding.reading.why
-    retrying = Standing(place="main (t.py:42)", line="time.sleep(2.5)", cleanup="except of a loop")
+    retrying = BlockedAt(place="main (t.py:42)", line="time.sleep(2.5)", cleanup="except of a loop")
     assert found(stopped(0, retrying), gave_up(1), gave_up(2)).reading.kind is Kind.MISSING
 
 
@@ -1011,7 +1011,7 @@ def test_who_could_not_make_a_file_and_waits_for_those_who_wait_for_it_is_named(
 
 
 def test_it_is_said_what_ranks_wait_for_in_backward() -> None:
-    ends = [stopped(rank, Standing(call="backward", place="t.py:32")) for rank in (0, 1)]
+    ends = [stopped(rank, BlockedAt(call="backward", place="t.py:32")) for rank in (0, 1)]
     odd = found(*ends, stopped(2, IN_BARRIER), hang="no progress")
     early = found(*(blames(rank, 2, op="backward") for rank in (0, 1)), done(2))
     absent = found(*ends, stopped(2, AWAY), hang="no progress")
@@ -1022,8 +1022,8 @@ def test_it_is_said_what_ranks_wait_for_in_backward() -> None:
     assert "backward" not in other.reading.advice
 
 
-def in_line(rank: int, line: str, place: str) -> Witness:
-    return stopped(rank, Standing(call="barrier", line=line, place=place))
+def in_line(rank: int, line: str, place: str) -> RankReport:
+    return stopped(rank, BlockedAt(call="barrier", line=line, place=place))
 
 
 def test_the_same_collective_of_another_group_is_a_disagreement() -> None:
@@ -1039,7 +1039,7 @@ def test_the_same_collective_of_another_group_is_a_disagreement() -> None:
 
 
 def test_a_lock_file_that_is_in_the_way_is_named() -> None:
-    at = Standing(place="t.py:28", line="time.sleep(0.05)", cleanup="except of a loop")
+    at = BlockedAt(place="t.py:28", line="time.sleep(0.05)", cleanup="except of a loop")
     error = "FileExistsError: [Errno 17] File exists: 'index.lock'"
     finding = found(stopped(0, at, handles=error, is_busy=True), waits(1, 0), waits(2, 0))
     assert verdict(finding) == ((0,), "likely", Kind.HUNG)
@@ -1055,9 +1055,11 @@ def test_who_gives_up_where_the_others_do_the_same_is_named_itself() -> None:
 
 
 def test_a_root_that_waits_for_a_rank_is_not_the_odd_one() -> None:
-    root = stopped(0, Standing(call="broadcast", full="broadcast(src=0)", place="t.py:9"))
+    root = stopped(0, BlockedAt(call="broadcast", full="broadcast(src=0)", place="t.py:9"))
     at = {1: "t.py:10", 2: "t.py:6", 3: "t.py:10"}
-    others = [stopped(rank, Standing(call="all_reduce", place=place)) for rank, place in at.items()]
+    others = [
+        stopped(rank, BlockedAt(call="all_reduce", place=place)) for rank, place in at.items()
+    ]
     finding = found(root, *others, hang="no progress")
     assert verdict(finding) == ((2,), "likely", Kind.MISMATCH)
     assert "rank 2 called all_reduce at t.py:6" in finding.reading.why
@@ -1070,7 +1072,7 @@ def test_groups_of_which_each_has_the_other_rank_are_between_those_two() -> None
         2: "new_group(ranks=[0, 1, 2])",
     }
     inside = [
-        stopped(rank, Standing(call="new_group", full=full, place="t.py:6"))
+        stopped(rank, BlockedAt(call="new_group", full=full, place="t.py:6"))
         for rank, full in made.items()
     ]
     finding = found(*inside, stopped(3, IN_BARRIER), hang="no progress")

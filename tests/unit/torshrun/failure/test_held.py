@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from support.exits import an_exit, raised
 
-from torshrun.failure.blame import Blame
+from torshrun.failure.blocked_at import BlockedAt
 from torshrun.failure.cause import diagnose
-from torshrun.failure.finding import Finding
 from torshrun.failure.graph import find
 from torshrun.failure.held import is_held
-from torshrun.failure.kinds import Kind, Reading
-from torshrun.failure.standing import Standing
-from torshrun.failure.witness import Witness
+from torshrun.failure.kinds import Diagnosis, Kind
+from torshrun.failure.rank_report import RankReport
+from torshrun.failure.root_cause import RootCause
+from torshrun.failure.suspect import Suspect
 
 LOCKED = "sqlite3.OperationalError: database is locked"
 FLOCK = (
@@ -39,8 +39,8 @@ FLOCK = (
 )
 def test_errors_about_what_somebody_else_holds(said: str) -> None:
     assert is_held(said)
-    alone = Witness(rank=1, end="failed", reading=Reading(Kind.EXCEPTION), said=said)
-    other = Witness(rank=0, end="stopped", standing=Standing(call="barrier"))
+    alone = RankReport(rank=1, end="failed", reading=Diagnosis(Kind.EXCEPTION), said=said)
+    other = RankReport(rank=0, end="stopped", standing=BlockedAt(call="barrier"))
     assert _found(alone, other).certainty == "likely"
 
 
@@ -61,23 +61,23 @@ def test_a_lock_is_told_from_a_process_that_cannot_be_had() -> None:
 
 
 def test_who_holds_what_another_rank_could_not_have_may_be_to_blame_as_well() -> None:
-    waiting = Standing(call="barrier", place="save (t.py:8)")
-    wants = Witness(
-        rank=1, end="failed", reading=Reading(Kind.EXCEPTION), said=LOCKED, rival=0, alike="x"
+    waiting = BlockedAt(call="barrier", place="save (t.py:8)")
+    wants = RankReport(
+        rank=1, end="failed", reading=Diagnosis(Kind.EXCEPTION), said=LOCKED, rival=0, alike="x"
     )
-    lost = Blame(how="lost", ranks=(1,), op="barrier")
-    follows = Witness(rank=0, end="failed", blame=lost, standing=waiting)
-    for holder in (follows, Witness(rank=0, end="stopped", standing=waiting)):
+    lost = Suspect(how="lost", ranks=(1,), op="barrier")
+    follows = RankReport(rank=0, end="failed", blame=lost, standing=waiting)
+    for holder in (follows, RankReport(rank=0, end="stopped", standing=waiting)):
         finding = _found(wants, holder)
         assert (finding.ranks, finding.certainty) == ((0, 1), "undecided")
         assert finding.reading.kind is Kind.DEADLOCK
         assert "rank 0 waited in barrier at save (t.py:8)" in finding.reading.why
-    away = Witness(rank=0, end="stopped", standing=Standing(place="t.py:5"))
+    away = RankReport(rank=0, end="stopped", standing=BlockedAt(place="t.py:5"))
     assert _found(wants, away).reading.kind is Kind.EXCEPTION
     assert _found(wants, away).ranks == (0, 1)
 
 
-def _found(*witnesses: Witness) -> Finding:
+def _found(*witnesses: RankReport) -> RootCause:
     finding = find(witnesses)
     assert finding is not None
     return finding

@@ -4,32 +4,32 @@ from __future__ import annotations
 
 import pytest
 
-from torshrun.failure.finding import Finding
+from torshrun.failure.blocked_at import ALL_RANKS, BlockedAt
 from torshrun.failure.graph import find
-from torshrun.failure.kinds import Kind, Reading
-from torshrun.failure.standing import ALL_RANKS, Standing
-from torshrun.failure.witness import Witness
+from torshrun.failure.kinds import Diagnosis, Kind
+from torshrun.failure.rank_report import RankReport
+from torshrun.failure.root_cause import RootCause
 
-IN_ALL_REDUCE = Standing(call="all_reduce", place="train.py:9")
-COUNTS = Standing(
+IN_ALL_REDUCE = BlockedAt(call="all_reduce", place="train.py:9")
+COUNTS = BlockedAt(
     place="meet (t.py:7)", line="while came < world: time.sleep(1)", waits_for=ALL_RANKS
 )
 
 
-def raised(rank: int, said: str, alike: str = "") -> Witness:
-    reading = Reading(Kind.EXCEPTION)
-    return Witness(
+def raised(rank: int, said: str, alike: str = "") -> RankReport:
+    reading = Diagnosis(Kind.EXCEPTION)
+    return RankReport(
         rank=rank, end="failed", how="exit code 1", said=said, alike=alike or said, reading=reading
     )
 
 
-def stopped(rank: int, standing: Standing) -> Witness:
-    return Witness(rank=rank, end="stopped", standing=standing, reading=Reading(Kind.STOPPED))
+def stopped(rank: int, standing: BlockedAt) -> RankReport:
+    return RankReport(rank=rank, end="stopped", standing=standing, reading=Diagnosis(Kind.STOPPED))
 
 
-def verdict(*witnesses: Witness, hang: str = "") -> tuple[tuple[int, ...], str, Kind]:
+def verdict(*witnesses: RankReport, hang: str = "") -> tuple[tuple[int, ...], str, Kind]:
     finding = find(witnesses, hang=hang)
-    assert isinstance(finding, Finding)
+    assert isinstance(finding, RootCause)
     return finding.ranks, finding.certainty, finding.reading.kind
 
 
@@ -82,7 +82,7 @@ def test_who_was_not_counted_did_not_come(said: str) -> None:
     assert verdict(*counting, stopped(1, IN_ALL_REDUCE)) == ((1,), "likely", Kind.MISSING)
     still = stopped(2, COUNTS)
     assert verdict(counting[0], still, stopped(1, IN_ALL_REDUCE))[:2] == ((1,), "likely")
-    done = Witness(rank=1, end="done", how="exit code 0")
+    done = RankReport(rank=1, end="done", how="exit code 0")
     assert verdict(*counting, done) == ((1,), "likely", Kind.EARLY_EXIT)
     other = said.replace("2", "1")  # they are not the ones who came
     assert verdict(*(raised(rank, other, "same") for rank in (0, 2)), stopped(1, IN_ALL_REDUCE))[

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from torshrun.failure.kinds import Kind, Reading
+from torshrun.failure.kinds import Diagnosis, Kind
 from torshrun.failure.signs import SEARCHED_CHARS, by_child, by_frames, by_words
 
 
@@ -82,7 +82,7 @@ def test_an_option_is_not_a_number_that_is_none(said: str, is_nan: bool) -> None
     assert (found is not None and found.kind is Kind.NAN) is is_nan
 
 
-def reading(fails: Callable[[], object]) -> Reading | None:
+def reading(fails: Callable[[], object]) -> Diagnosis | None:
     """What is shown by the exception that this raises."""
     try:
         fails()

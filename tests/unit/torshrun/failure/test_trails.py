@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from torsh_runtime.monitoring.layout import Operation
 from torsh_runtime.monitoring.notes import Group, Whereabouts
+from torshrun.failure.exported_reports import TESTIMONY_CHARS, decode_trails
+from torshrun.failure.exported_reports import encode as tell
 from torshrun.failure.graph import find
-from torshrun.failure.testimony import TESTIMONY_CHARS, decode_trails
-from torshrun.failure.testimony import encode as tell
+from torshrun.failure.rank_report import RankReport
 from torshrun.failure.trails import TRAIL_CHARS, Node, Trails, conclude, decode, encode
-from torshrun.failure.witness import Witness
 
 
 def call(number: int, state: str = "done", group: int = 0, elements: int = 8) -> Operation:
@@ -67,7 +67,7 @@ def test_nodes_join_what_they_tell() -> None:
 
 def test_they_go_with_the_testimony_and_into_the_finding() -> None:
     node = of_node(2, late=3)
-    witnesses = [Witness(rank=rank, end="stopped") for rank in (2, 3)]
+    witnesses = [RankReport(rank=rank, end="stopped") for rank in (2, 3)]
     text = tell(witnesses, "no progress", encode(node))
     assert len(text) <= TESTIMONY_CHARS
     trails = decode_trails(text, range(2, 4))

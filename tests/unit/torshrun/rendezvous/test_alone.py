@@ -12,7 +12,7 @@ from torshrun.config.job import LaunchConfig
 from torshrun.rendezvous.alone import Alone
 from torshrun.rendezvous.base import (
     JobOver,
-    Place,
+    NodeAssignment,
     RendezvousEvent,
     Report,
     ReportOutcome,
@@ -41,8 +41,8 @@ def alone(max_restarts: int = 0, backoff: float = 0.0) -> tuple[Alone, list[Rend
     return rendezvous, posted
 
 
-def place(number: int) -> Place:
-    return Place(
+def place(number: int) -> NodeAssignment:
+    return NodeAssignment(
         round=number,
         restarts=number,
         node_rank=0,

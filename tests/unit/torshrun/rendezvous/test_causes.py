@@ -7,40 +7,40 @@ from typing import Any
 import pytest
 from support.led_nodes import TTL, act, close, header, inside, node, reported, view
 
-from torshrun.failure.blame import Blame
-from torshrun.failure.finding import Finding
-from torshrun.failure.kinds import Kind, Reading
-from torshrun.failure.standing import Standing
-from torshrun.failure.testimony import decode_finding, encode
-from torshrun.failure.witness import Witness
+from torshrun.failure.blocked_at import BlockedAt
+from torshrun.failure.exported_reports import decode_finding, encode
+from torshrun.failure.kinds import Diagnosis, Kind
+from torshrun.failure.rank_report import RankReport
+from torshrun.failure.root_cause import RootCause
+from torshrun.failure.suspect import Suspect
 from torshrun.rendezvous.rows import LONGEST_TEXT, NodeRow, VerdictRow, can_be_read
 from torshrun.rendezvous.state import Conclude, Form
 
 CLOSING = header(phase="closing", failed=True)
 
 
-def own(rank: int, **facts: Any) -> Witness:
-    return Witness(rank=rank, **{"end": "failed", "how": "exit code 1", **facts})
+def own(rank: int, **facts: Any) -> RankReport:
+    return RankReport(rank=rank, **{"end": "failed", "how": "exit code 1", **facts})
 
 
-def told(name: str, place: int, *witnesses: Witness, **changes: Any) -> NodeRow:
+def told(name: str, place: int, *witnesses: RankReport, **changes: Any) -> NodeRow:
     """A failed node of two workers, with their testimonies."""
     facts = {"first_rank": 2 * place, "nproc": 2, "testimony": encode(witnesses), "code": 1}
     return reported(name, place, **{"outcome": "failed", **facts, **changes})
 
 
-def finding(action: Any) -> Finding | None:
+def finding(action: Any) -> RootCause | None:
     verdict = action.verdict if isinstance(action, Conclude) else action
     return decode_finding(verdict.finding)
 
 
-def follower(rank: int, *ranks: int) -> Witness:
-    blame = Blame(how="lost", ranks=ranks)
-    return own(rank, reading=Reading(Kind.PEER_LOST), blame=blame)
+def follower(rank: int, *ranks: int) -> RankReport:
+    blame = Suspect(how="lost", ranks=ranks)
+    return own(rank, reading=Diagnosis(Kind.PEER_LOST), blame=blame)
 
 
-def failure(rank: int) -> Witness:
-    return own(rank, reading=Reading(Kind.EXCEPTION), alike=str(rank), at=5.0)
+def failure(rank: int) -> RankReport:
+    return own(rank, reading=Diagnosis(Kind.EXCEPTION), alike=str(rank), at=5.0)
 
 
 def test_the_verdict_has_the_root_cause_of_all_nodes() -> None:
@@ -72,8 +72,8 @@ def test_the_order_in_which_reports_come_does_not_matter() -> None:
 
 
 def test_of_nodes_that_fail_alike_the_one_that_told_first_is_named_first() -> None:
-    def missing(rank: int, at: float) -> Witness:
-        return own(rank, reading=Reading(Kind.PERMISSION), alike="x", at=at)
+    def missing(rank: int, at: float) -> RankReport:
+        return own(rank, reading=Diagnosis(Kind.PERMISSION), alike="x", at=at)
 
     late, early = told("b", 1, missing(2, 9000.0)), told("a", 0, missing(0, 5.0))
     found = finding(act(view(late, early, header=CLOSING)))
@@ -173,13 +173,13 @@ def test_where_nobody_failed_nothing_is_found() -> None:
 
 
 def test_a_hang_is_told_by_where_ranks_stood() -> None:
-    inside_ = Standing(
+    inside_ = BlockedAt(
         call="all_reduce", full="all_reduce (operation 2)", group=0, sequence=2, entered={0: 2}
     )
-    away = Standing(place="load (t.py:4)", group=0, sequence=1, entered={0: 1})
+    away = BlockedAt(place="load (t.py:4)", group=0, sequence=1, entered={0: 1})
 
-    def at(rank: int, standing: Standing) -> Witness:
-        return Witness(rank=rank, end="stopped", how="killed by SIGTERM", standing=standing)
+    def at(rank: int, standing: BlockedAt) -> RankReport:
+        return RankReport(rank=rank, end="stopped", how="killed by SIGTERM", standing=standing)
 
     waiting = encode([at(0, inside_), at(1, inside_)], "no progress for 6 s")
     hung = told("a", 0, outcome="hung", testimony=waiting)

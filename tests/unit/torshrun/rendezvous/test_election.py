@@ -9,8 +9,8 @@ import random
 from torsh_runtime.store.memory import MemoryStore
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.asking import Asking
-from torshrun.rendezvous.beats import Beat, Beats, Judge, Reply
 from torshrun.rendezvous.election import Election
+from torshrun.rendezvous.heartbeats import Heartbeat, Heartbeats, Judge, Reply
 from torshrun.rendezvous.member import Member
 from torshrun.rendezvous.registration import Registration
 from torshrun.rendezvous.rows import LeaderRow
@@ -21,10 +21,12 @@ FACTS = NodeFacts(node="a", host="a", address="a", endpoint="tcp:a:1", nproc=1)
 NOW = 100.0
 
 
-class NoBeats(Beats):
+class NoBeats(Heartbeats):
     """Nobody is asked, and nobody asks."""
 
-    async def beat(self, node: str, endpoint: str, fence: int, beat: Beat, timeout: float) -> Reply:
+    async def beat(
+        self, node: str, endpoint: str, fence: int, beat: Heartbeat, timeout: float
+    ) -> Reply:
         return Reply("silent")
 
     def serve(self, judge: Judge | None) -> None:

@@ -15,7 +15,7 @@ from torsh_runtime.store.memory import MemoryStore
 from torsh_runtime.store.signed import SignedStore
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.asking import Asking
-from torshrun.rendezvous.epoch import Entrance, Epoch, JobUnknown, read_epoch
+from torshrun.rendezvous.epoch import Epoch, EpochJoin, JobUnknown, read_epoch
 from torshrun.rendezvous.rows import VerdictRow
 from torshrun.rendezvous.settings import Settings
 
@@ -48,7 +48,7 @@ class Node:
     def __init__(self, store: Store, own: bytes = OWN, said: list[str] | None = None) -> None:
         clock = asyncio.get_running_loop().time
         asking = Asking(store, SETTINGS, clock, random.Random(1))
-        self.entrance = Entrance(asking, own, (said if said is not None else []).append)
+        self.entrance = EpochJoin(asking, own, (said if said is not None else []).append)
 
     async def enter(self, last: Epoch | None, *, may_begin: bool = True) -> Epoch:
         """Equal for all nodes."""

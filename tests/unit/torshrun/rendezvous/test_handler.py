@@ -16,8 +16,8 @@ from torshrun import exit_codes
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.asking import Asking
 from torshrun.rendezvous.base import JobOver, RendezvousEvent, RoundFormed
-from torshrun.rendezvous.beats import Answer, Beat, Beats, Judge, Reply
 from torshrun.rendezvous.handler import NodeRendezvous
+from torshrun.rendezvous.heartbeats import Answer, Heartbeat, Heartbeats, Judge, Reply
 from torshrun.rendezvous.rows import LeaderRow, NodeRow
 from torshrun.rendezvous.settings import NodeFacts, Settings
 
@@ -32,12 +32,14 @@ LEADER = LeaderRow(
 )
 
 
-class SameAnswer(Beats):
+class SameAnswer(Heartbeats):
     """What every beat gets; unless it is set, no other node is there."""
 
     answer: Answer = "silent"
 
-    async def beat(self, node: str, endpoint: str, fence: int, beat: Beat, timeout: float) -> Reply:
+    async def beat(
+        self, node: str, endpoint: str, fence: int, beat: Heartbeat, timeout: float
+    ) -> Reply:
         return Reply(self.answer)
 
     def serve(self, judge: Judge | None) -> None:

@@ -20,13 +20,13 @@ from support.led_nodes import (
     view,
 )
 
-from torshrun.rendezvous.beats import Beat
+from torshrun.rendezvous.cluster_state import ClusterState
+from torshrun.rendezvous.heartbeats import Heartbeat
 from torshrun.rendezvous.restart import STABLE_SECONDS, Hosts
 from torshrun.rendezvous.state import Close
-from torshrun.rendezvous.view import View
 
 
-def lose(seen: View, name: str, number: int, now: float, host: str = "h") -> None:
+def lose(seen: ClusterState, name: str, number: int, now: float, host: str = "h") -> None:
     """The round closes as that node is lost soon after it has entered; the other has reported."""
     token = f"t{number}"
     seen.take_header(header(number=number, token=token), now)
@@ -76,7 +76,7 @@ def test_after_five_losses_a_host_waits_for_an_hour_unless_the_job_has_too_few_n
     assert len(act(seen, now + 60).seating.nodes) == 2, "without it there are too few"
 
 
-def trains_without(losses: int, at: float) -> View:
+def trains_without(losses: int, at: float) -> ClusterState:
     """Round 9 of a and c, where b waits, which has been lost so often in a row."""
     seen = view(node("a"))
     for number in range(losses):
@@ -139,7 +139,7 @@ def test_a_newcomer_that_is_gone_when_the_round_was_closed_for_it_counts_against
     assert seen.sight.hosts.free_at("h", needed=False) == TTL / 4
 
 
-def drop_out(seen: View, name: str, number: int) -> None:
+def drop_out(seen: ClusterState, name: str, number: int) -> None:
     """The round closes as a node of it has lost touch, and is back."""
     token = f"t{number}"
     seen.take_header(header(number=number, token=token), 0.0)
@@ -190,7 +190,7 @@ def test_who_is_drained_or_not_lost_yet_does_not_count_against_its_host() -> Non
         for rank, name in enumerate("bc"):
             seen.put(inside(name, rank, **facts), 9)
         seen.drain("b", wanted=True)
-        assert seen.answer_beat(Beat("c", number, token, number + 1, 0), 1.0, 99.0)
+        assert seen.answer_beat(Heartbeat("c", number, token, number + 1, 0), 1.0, 99.0)
         seen.drop("c")
         assert isinstance(act(seen, 2.0), Close)
     assert seen.sight.hosts.free_at("b", needed=False) == -math.inf

@@ -17,11 +17,11 @@ from torsh_runtime.store.base import Compare, Event, Listing, Outcome, Put, Writ
 from torsh_runtime.store.memory import MemoryStore
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.asking import Asking
-from torshrun.rendezvous.beats import Beat
+from torshrun.rendezvous.cluster_state import ClusterState
+from torshrun.rendezvous.heartbeats import Heartbeat
 from torshrun.rendezvous.lead import Lead
 from torshrun.rendezvous.rows import Header, LeaderRow, NodeRow, SizeWanted
 from torshrun.rendezvous.settings import Settings
-from torshrun.rendezvous.view import View
 
 SETTINGS = Settings(run_id="r", min_nodes=1, max_nodes=2, ttl=4, last_call_timeout=0.1)
 
@@ -89,7 +89,7 @@ async def scale_down_unseen(loses: str) -> Header:
     for name in "ab":
         row = NodeRow(node=name, sequence=1, state="waiting")
         await store.put(key(rows.NODES + name), rows.encode(row))
-    view = View(SETTINGS, "a", time.monotonic())
+    view = ClusterState(SETTINGS, "a", time.monotonic())
     view.term = replace(view.term, fence=fence)
     asking = Asking(store, SETTINGS, time.monotonic, random.Random(1))
     lead = Lead(asking, view, lambda: None)
@@ -127,9 +127,9 @@ def test_no_job_ends_for_want_of_nodes_that_came_unseen() -> None:
     async def scene() -> str:
         store, rules = Lagging(), replace(SETTINGS, min_nodes=2, join_timeout=0.5)
         leader = rows.encode(LeaderRow(node="a", endpoint="tcp:a:1", token="t"))
-        view = View(rules, "a", time.monotonic())
+        view = ClusterState(rules, "a", time.monotonic())
         view.term = replace(view.term, fence=await store.put(key(rows.LEADER), leader))
-        view.answer_beat(Beat("b", -1, "", 1, 0), time.monotonic(), math.inf)
+        view.answer_beat(Heartbeat("b", -1, "", 1, 0), time.monotonic(), math.inf)
         lead = Lead(Asking(store, rules, time.monotonic, random.Random(1)), view, lambda: None)
         came = {name: rows.encode(NodeRow(node=name, sequence=1, state="waiting")) for name in "ab"}
         await store.put(key(rows.NODES + "a"), came["a"])
@@ -161,7 +161,7 @@ def test_a_row_of_impossible_facts_counts_as_none(change: bytes) -> None:
     row = NodeRow(node="b", sequence=1, state="waiting", nproc=7)
     odd = rows.encode(row).replace(b'"round":-1', b'"cause":""').replace(b'"nproc":7', change)
     sound = rows.encode(NodeRow(node="a", sequence=1, state="waiting"))
-    view = View(SETTINGS, "a", 0.0)
+    view = ClusterState(SETTINGS, "a", 0.0)
     asking = Asking(MemoryStore(), SETTINGS, time.monotonic, random.Random(1))
     lead = Lead(asking, view, lambda: None)
     lead._take_node("a", sound, 1)
@@ -170,7 +170,7 @@ def test_a_row_of_impossible_facts_counts_as_none(change: bytes) -> None:
 
 
 def test_what_a_leader_wrote_is_not_undone_by_a_watch_that_lags() -> None:
-    view = View(SETTINGS, "a", time.monotonic())
+    view = ClusterState(SETTINGS, "a", time.monotonic())
     asking = Asking(MemoryStore(), SETTINGS, time.monotonic, random.Random(1))
     lead = Lead(asking, view, lambda: None)
     opened = Header(number=1, token="t", phase="open", fence=1, leader="a", size=1, world_size=1)

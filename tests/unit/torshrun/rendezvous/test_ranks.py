@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torshrun.rendezvous.seats import assign
+from torshrun.rendezvous.selection import assign
 
 
 def test_survivors_stay_and_newcomers_fill_the_holes() -> None:

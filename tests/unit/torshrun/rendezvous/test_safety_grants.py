@@ -14,9 +14,9 @@ from torsh_runtime.store.memory import MemoryStore
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.asking import Asking
 from torshrun.rendezvous.base import Granted, RendezvousEvent, Report, RoundClosing
-from torshrun.rendezvous.beats import Answer, Beat, Beats, Judge, Reply
+from torshrun.rendezvous.heartbeat_sender import HeartbeatSender
+from torshrun.rendezvous.heartbeats import Answer, Heartbeat, Heartbeats, Judge, Reply
 from torshrun.rendezvous.member import Member
-from torshrun.rendezvous.pulse import Pulse
 from torshrun.rendezvous.registration import Registration
 from torshrun.rendezvous.rows import Header, LeaderRow, PlaceRow
 from torshrun.rendezvous.settings import GRANT, NodeFacts, Settings
@@ -53,14 +53,16 @@ class SlowStore(MemoryStore):
         self._at.now += 1
 
 
-class SlowBeats(Beats):
+class SlowBeats(Heartbeats):
     """Each beat takes a second, and is granted; meanwhile something may happen."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.meanwhile = lambda: None
 
-    async def beat(self, node: str, endpoint: str, fence: int, beat: Beat, timeout: float) -> Reply:
+    async def beat(
+        self, node: str, endpoint: str, fence: int, beat: Heartbeat, timeout: float
+    ) -> Reply:
         self._clock.now += 1
         self.meanwhile()
         return Reply("granted")
@@ -84,7 +86,7 @@ class Node:
         self.member = Member(rules, FACTS)
         self.registration = Registration(asking, self.member, lambda: None)
         self.leads_until = -math.inf
-        self.pulse = Pulse(
+        self.pulse = HeartbeatSender(
             self.beats,
             asking,
             self.member,
@@ -117,7 +119,9 @@ class LateBeats(SlowBeats):
         self.answered = asyncio.Event()
         self._answers: list[Answer] = ["refused", "refused", "granted"]
 
-    async def beat(self, node: str, endpoint: str, fence: int, beat: Beat, timeout: float) -> Reply:
+    async def beat(
+        self, node: str, endpoint: str, fence: int, beat: Heartbeat, timeout: float
+    ) -> Reply:
         answer = self._answers.pop(0)
         if not self._answers:
             self.answered.set()

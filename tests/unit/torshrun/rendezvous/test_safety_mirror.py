@@ -12,8 +12,8 @@ from torsh_runtime.store.base import Event, Listing
 from torsh_runtime.store.memory import MemoryStore
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.asking import Asking
-from torshrun.rendezvous.mirror import Mirror
 from torshrun.rendezvous.settings import Settings
+from torshrun.rendezvous.watch_cache import WatchCache
 
 RULES = Settings(run_id="r", min_nodes=1, max_nodes=2, ttl=4)
 KEY = rows.base("r") + "nodes/a"
@@ -47,7 +47,7 @@ class Follower:
         asking = Asking(store, RULES, time.monotonic, random.Random(1))
         self.told: list[bytes | None] = []
         self._heard = asyncio.Event()
-        self.mirror = Mirror(asking, rows.NODES, self._change)
+        self.mirror = WatchCache(asking, rows.NODES, self._change)
 
     def _change(self, name: str, value: bytes | None, revision: int) -> None:
         self.told.append(value)

@@ -21,9 +21,9 @@ from support.led_nodes import (
 )
 
 from torshrun import exit_codes
-from torshrun.rendezvous.beats import Beat
+from torshrun.rendezvous.heartbeats import Heartbeat
 from torshrun.rendezvous.rows import Header, SizeWanted, StopWanted
-from torshrun.rendezvous.seats import seat
+from torshrun.rendezvous.selection import seat
 from torshrun.rendezvous.settings import Settings
 from torshrun.rendezvous.state import Adopt, Close, Conclude, Form, ListNodes
 
@@ -64,10 +64,10 @@ def test_the_next_round_waits_until_all_were_listed_who_entered_this_one() -> No
 
 def test_a_node_without_a_row_is_lost_once_its_beats_have_run_out() -> None:
     seen = view(inside("a", 0), inside("b", 1), header=header())
-    assert seen.answer_beat(Beat("b", 0, "t", 1, 0), 100.0, 200.0)
+    assert seen.answer_beat(Heartbeat("b", 0, "t", 1, 0), 100.0, 200.0)
     seen.drop("b")
     assert decide(seen, 105.0)[:2] == (None, 110.0)
-    assert seen.answer_beat(Beat("b", 0, "t", 2, 1), 108.0, 200.0)
+    assert seen.answer_beat(Heartbeat("b", 0, "t", 2, 1), 108.0, 200.0)
     assert decide(seen, 110.0)[:2] == (None, 118.0)
     assert isinstance(act(seen, 118.0), Close)
 
@@ -106,9 +106,11 @@ def test_a_round_all_of_whose_nodes_lost_touch_is_followed_at_once() -> None:
 
 def test_nobody_is_granted_a_round_that_is_closing() -> None:
     seen = view(inside("a", 0), inside("b", 1), header=header())
-    assert not seen.answer_beat(Beat("b", 0, "t", 1, 0), 1.0, 1.0)  # the leader's own grant is over
+    assert not seen.answer_beat(
+        Heartbeat("b", 0, "t", 1, 0), 1.0, 1.0
+    )  # the leader's own grant is over
     seen.take_header(header(phase="closing"), 1.0)
-    assert not seen.answer_beat(Beat("b", 0, "t", 2, 0), 1.0, 9.0)
+    assert not seen.answer_beat(Heartbeat("b", 0, "t", 2, 0), 1.0, 9.0)
 
 
 def test_newcomers_are_let_in_at_once_if_they_fill_the_job() -> None:
@@ -230,7 +232,7 @@ def test_the_next_round_waits_for_the_last_of_the_grants() -> None:
     seen = view(node("x"), *(inside(name, rank) for rank, name in enumerate("abc")))
     seen.take_header(header(3), 0.0)
     for number, name in enumerate("abc"):
-        assert seen.answer_beat(Beat(name, 0, "t", 1, 0), float(number), 99.0)
+        assert seen.answer_beat(Heartbeat(name, 0, "t", 1, 0), float(number), 99.0)
         seen.drop(name)
     close(seen, header(3, phase="closing"), 3.0)
     assert decide(seen, 3.0).wake == 2.0 + TTL
@@ -330,7 +332,7 @@ def test_a_row_that_the_node_had_before_stands_for_nothing() -> None:
 
 def test_the_next_round_waits_for_those_inside_and_for_the_grants_of_the_lost() -> None:
     seen = view(inside("a", 0), inside("b", 1), inside("c", 2), header=header(3))
-    assert seen.answer_beat(Beat("b", 0, "t", 1, 0), 3.0, 99.0)
+    assert seen.answer_beat(Heartbeat("b", 0, "t", 1, 0), 3.0, 99.0)
     close(seen, header(3, phase="closing"), 4.0)
     assert decide(seen, 4.0) == (None, math.inf, "for node a and 2 more to stop the workers there")
     seen.put(reported("a", 0, "stopped", sequence=2), 9)

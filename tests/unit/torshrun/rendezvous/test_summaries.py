@@ -14,31 +14,31 @@ from torshrun.config.job import Address, LaunchConfig, RendezvousConfig
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.alone import Alone
 from torshrun.rendezvous.base import SUMMARY_BYTES, RendezvousEvent, Summaries
-from torshrun.rendezvous.beats import Beat
-from torshrun.rendezvous.meeting import store_key
+from torshrun.rendezvous.cluster_state import ClusterState
+from torshrun.rendezvous.heartbeats import Heartbeat
+from torshrun.rendezvous.rendezvous_store import store_key
 from torshrun.rendezvous.rows import NodeRow
 from torshrun.rendezvous.settings import Settings
 from torshrun.rendezvous.together import Together
-from torshrun.rendezvous.view import View
 
 TTL = 1.0
 LONGEST = bytes(range(256)) * (SUMMARY_BYTES // 256)
-BEAT = Beat("a", 3, "token", 2, 1, LONGEST)
+BEAT = Heartbeat("a", 3, "token", 2, 1, LONGEST)
 
 
 def test_a_beat_carries_any_bytes() -> None:
-    assert rows.decode(Beat, rows.encode(BEAT)) == BEAT
+    assert rows.decode(Heartbeat, rows.encode(BEAT)) == BEAT
 
 
 @pytest.mark.parametrize("text", ["%", "AAA", "A" * 4 * SUMMARY_BYTES, 3, None])
 def test_what_is_no_summary_makes_no_beat(text: object) -> None:
-    encoded = rows.encode(Beat("a", 3, "token", 2, 1, b"here"))
+    encoded = rows.encode(Heartbeat("a", 3, "token", 2, 1, b"here"))
     shown = b"null" if text is None else repr(text).replace("'", '"').encode()
-    assert rows.decode(Beat, encoded.replace(b'"aGVyZQ=="', shown)) is None
+    assert rows.decode(Heartbeat, encoded.replace(b'"aGVyZQ=="', shown)) is None
 
 
 def test_a_summary_goes_with_its_node() -> None:
-    view = View(Settings(run_id="r", min_nodes=1, max_nodes=2), "a", 0.0)
+    view = ClusterState(Settings(run_id="r", min_nodes=1, max_nodes=2), "a", 0.0)
     view.note_summary("b", b"too early")
     view.put(NodeRow(node="b", sequence=1, state="waiting"), 1)
     assert view.nodes.summaries == {}

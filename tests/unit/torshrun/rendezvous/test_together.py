@@ -23,7 +23,7 @@ from torshrun.rendezvous.base import (
     StandingBy,
     Verdict,
 )
-from torshrun.rendezvous.meeting import Meeting, store_key
+from torshrun.rendezvous.rendezvous_store import RendezvousStore, store_key
 from torshrun.rendezvous.settings import Settings
 from torshrun.rendezvous.together import Together
 
@@ -143,7 +143,7 @@ def test_asking_others_to_stop_may_come_too_late() -> None:
         store = MemoryStore()
         await store.close()
         together = _together()
-        together._meeting = Meeting("the store", store, StoreServer(store, b"key"))
+        together._meeting = RendezvousStore("the store", store, StoreServer(store, b"key"))
         together._store = store
         together._pass_on(JobOver(Verdict(outcome="preempted", code=143, reason="")))
         assert together._stopping is not None

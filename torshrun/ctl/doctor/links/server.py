@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from torsh_runtime.connections.acceptor import Acceptor
-from torsh_runtime.connections.conversations import Conversations, Outcome, Refused
+from torsh_runtime.connections.multiplexer import ConnectionMultiplexer, Outcome, Refused
 from torsh_runtime.connections.peer import is_private_address
 from torsh_runtime.errors import ConfigError, StoreError
 from torsh_runtime.store import wire
@@ -56,7 +56,7 @@ async def serve(host: str, port: int, secret: str, say: Say) -> None:
         )
     refusals = Refusals(lambda reason: say(f"turned away: {reason}"), REFUSAL_SECONDS)
     guests = Guests(orders.doctor_key(secret))
-    conversations = Conversations(HANDSHAKE_SECONDS, _MOST_STRANGERS)
+    conversations = ConnectionMultiplexer(HANDSHAKE_SECONDS, _MOST_STRANGERS)
 
     def ended(outcome: Outcome) -> None:
         if isinstance(outcome.error, Refused):

@@ -1,0 +1,180 @@
+"""What ranks tell each other through the store."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import msgpack
+import pytest
+
+from torsh_runtime.backends.base import BackendType
+from torsh_runtime.backends.library.failure_notifications import (
+    Call,
+    FailureCause,
+    FailureNotifications,
+)
+from torsh_runtime.errors import CommAborted, CommError, CommTimeout, PeerLost
+from torsh_runtime.store.client import StoreClient
+from torsh_runtime.store.hosted import HostedStore
+
+
+@pytest.fixture
+def store() -> Iterator[StoreClient]:
+    hosted = HostedStore.start(f"unix:@torsh-test-{secrets.token_hex(8)}", b"")
+    with StoreClient.connect(hosted.endpoint, b"", 30) as client:
+        yield client
+    hosted.close()
+
+
+@pytest.fixture
+def call() -> Call:
+    return Call("all_reduce", 3)
+
+
+@pytest.fixture
+def pair(store: StoreClient) -> tuple[FailureNotifications, FailureNotifications]:
+    first, second = (
+        FailureNotifications(store, 0, 2, BackendType.GLOO),
+        FailureNotifications(store, 1, 2, BackendType.GLOO),
+    )
+    with pytest.raises(CommTimeout):
+        first.meet(0, b"first")
+    assert second.meet(5, b"second") == [b"first", b"second"]
+    assert first.meet(5, b"first") == [b"first", b"second"]
+    return first, second
+
+
+def test_those_who_did_not_come_are_named(store: StoreClient) -> None:
+    with pytest.raises(CommTimeout) as caught:
+        FailureNotifications(store, 1, 4, BackendType.GLOO).meet(0.1)
+    assert caught.value.missing == (0, 2, 3)
+
+
+@pytest.mark.parametrize(
+    "words", [b"", b"\xc1", b"\x91" * 2000, b"\x01", b"\x80", b"\x81\xa3pid\xa1x"]
+)
+def test_what_makes_no_sense_names_the_rank_and_ends_nothing_else(
+    store: StoreClient, words: bytes
+) -> None:
+    store.put("member/1", words)
+    with pytest.raises(CommError, match="rank 1 says of itself makes no sense"):
+        FailureNotifications(store, 0, 2, BackendType.GLOO).meet(5, b"first")
+
+
+@pytest.mark.parametrize("words", [b"", b"\xc1", b"\x01", msgpack.packb(["os", ["x"]])])
+def test_an_end_that_makes_no_sense_is_an_end(
+    pair: tuple[FailureNotifications, FailureNotifications],
+    store: StoreClient,
+    call: Call,
+    words: bytes,
+) -> None:
+    store.put("note/end", words)
+    found = pair[0].look(call)
+    assert found is not None
+    assert "its words make no sense here" in str(found.error())
+
+
+def test_the_first_cause_stands(
+    pair: tuple[FailureNotifications, FailureNotifications], call: Call
+) -> None:
+    first, second = pair
+    cause = FailureCause("CommTimeout", ("barrier", 3, 1.5, (0,)))
+    assert first.look(call) is None
+    assert second.report(cause) == cause
+    assert first.report(FailureCause("CommAborted", ("later",))).kind == "CommTimeout"
+    found = first.look(call)
+    assert found is not None
+    error = found.error()
+    assert isinstance(error, CommTimeout)
+    assert (error.op, error.sequence, error.missing) == ("barrier", 3, (0,))
+
+
+def test_who_waits_elsewhere_is_missing(
+    pair: tuple[FailureNotifications, FailureNotifications], call: Call
+) -> None:
+    first, second = pair
+    assert first.missing(call) == [1]
+    second.look(Call("barrier", 2))
+    assert first.missing(call) == [1]
+    second.look(call)
+    assert first.missing(call) == []
+    assert first.missing(Call("recv", 3, 1, True)) == [1]
+
+
+def test_who_left_is_lost_to_later_operations_only(
+    pair: tuple[FailureNotifications, FailureNotifications], call: Call
+) -> None:
+    first, second = pair
+    second.leave(3)
+    assert first.look(call) is None
+    lost = first.look(Call("barrier", 4))
+    assert lost is not None
+    assert isinstance(lost.error(), PeerLost)
+    assert lost.arguments[:3] == (1, "barrier", 4)
+
+
+def test_messages_of_who_left_may_still_be_under_way(
+    pair: tuple[FailureNotifications, FailureNotifications],
+) -> None:
+    first, second = pair
+    second.leave(3)
+    call = Call("recv", 3, 1, True)
+    assert first.look(call) is None
+    lost = first.look(call)
+    assert lost is not None
+    assert lost.arguments[0] == 1
+
+
+def test_looks_of_two_messages_are_not_two_in_a_row(
+    pair: tuple[FailureNotifications, FailureNotifications],
+) -> None:
+    first, second = pair
+    second.leave(3)
+    for _ in range(2):
+        assert first.look(Call("recv", 3, 1, True)) is None
+
+
+def test_a_process_that_ended_is_lost(store: StoreClient, call: Call) -> None:
+    program = (
+        "import sys; from torsh_runtime.backends.library.failure_notifications import "
+        "FailureNotifications; "
+        "from torsh_runtime.store.client import StoreClient; "
+        "from torsh_runtime.backends.base import BackendType; "
+        "store = StoreClient.connect(sys.argv[1], b'', 30); "
+        "FailureNotifications(store, 1, 2, BackendType.GLOO).meet(30)"
+    )
+    command = [sys.executable, "-P", "-c", program, store.endpoint]
+    with subprocess.Popen(command, env=dict(os.environ)) as peer:
+        news = FailureNotifications(store, 0, 2, BackendType.GLOO)
+        news.meet(30)
+        assert peer.wait(30) == 0
+    assert news.look(call) is None
+    lost = news.look(call)
+    assert lost is not None
+    assert "process has ended" in str(lost.error())
+
+
+def test_without_a_store_nothing_is_known(
+    pair: tuple[FailureNotifications, FailureNotifications], store: StoreClient, call: Call
+) -> None:
+    store.close()
+    first, _ = pair
+    cause = FailureCause("CommAborted", ("why",))
+    assert first.look(call) is None
+    assert first.report(cause) == cause
+    assert isinstance(cause.error(), CommAborted)
+    first.leave(4)
+
+
+def test_who_has_not_connected_is_named(
+    pair: tuple[FailureNotifications, FailureNotifications],
+) -> None:
+    first, second = pair
+    with pytest.raises(CommTimeout) as caught:
+        first.all_connected(0.05)
+    assert caught.value.missing == (1,)
+    second.all_connected(30)

@@ -1,0 +1,222 @@
+"""What the ranks of a group tell each other through the store where their library tells nothing.
+
+MPI, Gloo and NCCL leave a rank waiting for a peer that has failed, left or aborted. So each rank
+notes the first failure, its leaving and, once it has waited for a while, in which operation it
+waits; and whoever waits reads the others' notes now and then.
+
+Keys: member/<rank> who a rank is; note/end the failure that ended the group; note/at/<rank> the
+operation in which it was last seen waiting; note/left/<rank> how many operations it had begun.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgpack
+
+from torsh_runtime.backends.base import BackendKind
+from torsh_runtime.backends.bootstrap_store import BootstrapStore
+from torsh_runtime.backends.recorder import NotedOperation
+from torsh_runtime.errors import (
+    CommAborted,
+    CommError,
+    CommMismatch,
+    CommTimeout,
+    PeerLost,
+    StoreError,
+)
+from torsh_runtime.store.base import Compare, Put
+from torsh_runtime.store.client import StoreClient
+
+_KINDS = {
+    kind.__name__: kind for kind in (CommAborted, CommError, CommMismatch, CommTimeout, PeerLost)
+}
+_NOT_READ = (ValueError, TypeError, KeyError, msgpack.UnpackException)
+
+
+class FailureCause(NamedTuple):
+    """Why a group has ended, in a form that other ranks can be told."""
+
+    kind: str
+    """Name of the CommError."""
+    arguments: tuple[Any, ...]
+    """What that is made of."""
+
+    @classmethod
+    def of(cls, error: CommError) -> FailureCause:
+        """The cause that makes the same error."""
+        made_of: Any = error.__reduce__()
+        return cls(type(error).__name__, made_of[1])
+
+    def error(self) -> CommError:
+        """A new error that says so."""
+        return _KINDS[self.kind](*self.arguments)
+
+
+@dataclass(slots=True)
+class Call:
+    """An operation under way."""
+
+    op: str
+    sequence: int
+    """Which collective of the group it is, from 1; of a message, the last one before it."""
+    peer: int | None = None
+    """The one rank that a message needs; None of a collective and of a receive from anyone."""
+    message: bool = False
+    noted: NotedOperation | None = None
+    """In the recording, if it is noted there."""
+    suspects: set[int] = field(default_factory=set)
+    """The ranks that seemed gone when this operation was last looked after."""
+
+
+class FailureNotifications:
+    """One rank's view of the notes."""
+
+    def __init__(
+        self, store: StoreClient, rank: int, world_size: int, backend: BackendKind
+    ) -> None:
+        """The store's keys must be the group's own."""
+        self._backend = backend
+        self._store = store
+        self._rank = rank
+        self._world_size = world_size
+        self._members: dict[int, dict[str, Any]] = {}
+
+    def meet(self, timeout: float, offer: bytes = b"") -> list[bytes]:
+        """Wait until every rank has come; what each of them offered.
+
+        Raises CommTimeout naming the ranks that did not come within `timeout` seconds, and what
+        another rank gave up for; CommError naming one whose words make no sense.
+        """
+        found = self._exchange("member", msgpack.packb({**_own_facts(), "offer": offer}), timeout)
+        self._members = {rank: _member(rank, value) for rank, value in found.items()}
+        return [self._members[rank]["offer"] for rank in range(self._world_size)]
+
+    def all_connected(self, timeout: float) -> None:
+        """Wait until every rank has connected to the others, as this one has, so that none leaves
+        while others still connect. CommTimeout names the ranks that have not.
+        """
+        self._exchange("connected", b"", timeout)
+
+    def _exchange(self, what: str, own: bytes, timeout: float) -> dict[int, bytes]:
+        board = BootstrapStore(self._store, self._rank, timeout, self._backend)
+        return board.exchange(what, own, range(self._world_size))
+
+    def report(self, cause: FailureCause) -> FailureCause:
+        """Tell everyone why the group has ended; the cause that stands, which is the first."""
+        note = msgpack.packb([cause.kind, cause.arguments])
+        try:
+            self._store.transact([Compare("note/end", 0)], [Put("note/end", note)])
+            entry = self._store.get("note/end")
+        except StoreError:
+            return cause  # nobody can be told; the others find out by their deadlines
+        return _cause(entry.value) if entry else cause
+
+    def leave(self, sequence: int) -> None:
+        """Tell that this rank has left after so many operations."""
+        try:
+            self._store.put(f"note/left/{self._rank}", str(sequence).encode())
+        except StoreError:
+            return  # the store went first: so did whoever held it
+
+    def look(self, call: Call) -> FailureCause | None:
+        """Note that this rank waits in `call`; what the others' notes say against waiting on."""
+        try:
+            self._store.put(f"note/at/{self._rank}", str(call.sequence).encode())
+            notes = {entry.key: entry.value for entry in self._store.list("note/").items}
+        except StoreError:
+            return None
+        if "note/end" in notes:
+            return _cause(notes["note/end"])
+        return self._lost(call, notes)
+
+    def missing(self, call: Call) -> list[int]:
+        """The ranks not known to wait in the same operation, or a later one."""
+        if call.message:
+            return [call.peer] if call.peer is not None else []
+        try:
+            notes = {entry.key: entry.value for entry in self._store.list("note/at/").items}
+        except StoreError:
+            notes = {}
+        seen = {rank: int(notes.get(f"note/at/{rank}", -1)) for rank in range(self._world_size)}
+        return [rank for rank, at in seen.items() if at < call.sequence and rank != self._rank]
+
+    def _lost(self, call: Call, notes: dict[str, bytes]) -> FailureCause | None:
+        """A peer that ended, at two looks of the operation in a row (what it sent last may still be
+        under way), or that left before this operation.
+        """
+        peers = range(self._world_size) if call.peer is None else [call.peer]
+        left = {rank: notes.get(f"note/left/{rank}") for rank in peers if rank != self._rank}
+        ended = {rank for rank in left if left[rank] is None and _has_ended(self._members[rank])}
+        gone = {rank for rank, at in left.items() if at is not None and int(at) < call.sequence}
+        if call.message:
+            ended, gone = ended | {rank for rank in left if left[rank] is not None}, set()
+            if call.peer is None and len(ended) < self._world_size - 1:
+                return None  # another one may still send
+        lost = gone | (ended & call.suspects)
+        call.suspects = ended
+        if not lost:
+            return None
+        rank = min(lost)
+        detail = "it has left the group" if left[rank] is not None else ""
+        return FailureCause("PeerLost", (rank, call.op, call.sequence, detail))
+
+
+def _cause(note: bytes) -> FailureCause:
+    try:
+        cause = FailureCause(*msgpack.unpackb(note, use_list=False))
+        cause.error()
+    except _NOT_READ:
+        why = "another rank ended the group, and its words make no sense here"
+        return FailureCause(CommError.__name__, (why,))
+    return cause
+
+
+def _member(rank: int, value: bytes) -> dict[str, Any]:
+    """Who a rank says it is. CommError."""
+    with suppress(*_NOT_READ):
+        facts = msgpack.unpackb(value)
+        kinds = {name: type(own) for name, own in {**_own_facts(), "offer": b""}.items()}
+        if {name: type(facts[name]) for name in kinds} == kinds:
+            return dict(facts)
+    raise CommError(
+        f"what rank {rank} says of itself makes no sense here: do all ranks run the same "
+        f"torsh_runtime?"
+    )
+
+
+def _own_facts() -> dict[str, Any]:
+    return {
+        "pid": os.getpid(),
+        "began": _began(os.getpid()),
+        "host": socket.gethostname(),
+        "machine": _machine(),
+    }
+
+
+def _machine() -> list[str]:
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return [boot, str(Path("/proc/self/ns/pid").readlink())]
+
+
+def _has_ended(member: dict[str, Any]) -> bool:
+    """Whether the process has ended, as far as can be seen from here."""
+    if member["machine"] != _machine():
+        return False
+    began: str = member["began"]
+    return _began(member["pid"]) != began
+
+
+def _began(pid: int) -> str:
+    """When the process began, in the kernel's ticks; empty if it has ended."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    fields = status[status.rindex(")") + 2 :].split()
+    return "" if fields[0] in "ZX" else fields[19]

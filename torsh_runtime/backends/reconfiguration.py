@@ -1,0 +1,242 @@
+"""Groups that are given another backend in place, while everybody keeps the group."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NoReturn, Protocol, Self, TypeVar
+
+from torsh_runtime.backends.base import Backend
+from torsh_runtime.backends.operation import Op, Operations
+from torsh_runtime.errors import (
+    CommAborted,
+    CommTimeout,
+    ConfigError,
+    PeerLost,
+    StoreTimeout,
+)
+from torsh_runtime.store.base import Entry
+from torsh_runtime.transitions import Machine
+
+_SLICE = 0.2
+"""Seconds between two looks at whether a configure() that waits was given up."""
+
+
+class Configured(Protocol):
+    """What a group becomes."""
+
+    @property
+    def backend(self) -> Backend:
+        """Its new backend."""
+
+    def leave(self) -> None:
+        """Let go of all that it takes."""
+
+
+T = TypeVar("T", bound=Configured)
+
+
+class Attempt:
+    """One call of configure()."""
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+        self._ended_by = ""
+
+    def end(self, by: str) -> None:
+        """Let it give up soon, with CommAborted."""
+        self._ended_by = by
+
+    def check(self) -> None:
+        """CommAborted if it is to give up."""
+        if self._ended_by:
+            raise CommAborted(
+                f"configure() was given up: {self._ended_by} in another thread. The group is what "
+                f"that has made of it."
+            )
+
+
+class Reconfiguration:
+    """How one group is configured, by any thread: one call at a time, of which the latest counts.
+    An earlier one that still waits for its peers gives up.
+    """
+
+    def __init__(self) -> None:
+        self._under_way = threading.Lock()
+        self._guard = threading.Lock()
+        self._latest: Attempt | None = None
+        self._seen = Machine("configure", "idle")
+
+    def change(
+        self,
+        current: Callable[[], Backend],
+        put: Callable[[Backend], None],
+        leave: Callable[[], None],
+        connect: Callable[[Attempt, float], T],
+        adopt: Callable[[T], None],
+        timeout: float,
+    ) -> None:
+        """Leave the `current` backend and what belongs to it, `connect` (given the seconds that are
+        left) and `adopt` what that has made.
+
+        What is under way in the old backend ends with CommAborted, and for its other ranks, where
+        they need this one, with PeerLost. Until the new one is there, and after a failure, the
+        group has a backend that refuses every operation.
+        Raises what connecting raises, CommAborted if the call was given up, and CommTimeout if
+        another thread's call did not end within `timeout` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        with self._turn(timeout) as turn:
+            old = current()
+            put(_refusing(old, "is being configured: wait until configure() has returned"))
+            try:
+                self._seen.become("leaving", f"a group of {old.world_size} ranks")
+                old.close()  # and not abort(): peers may still be about to end the last operation
+                leave()
+                self._seen.become("connecting")
+                made = connect(turn, max(deadline - time.monotonic(), 0.001))
+                self._settle(turn, made, adopt)
+                self._seen.become("configured", f"a group of {made.backend.world_size} ranks")
+            except BaseException as error:
+                told = _as_configure(error, timeout)
+                self._seen.become("failed", _cause(told))
+                put(_refusing(old, f"is not configured: {_cause(told)}. Call configure() again"))
+                raise told from error.__cause__
+
+    def give_up(self) -> None:
+        """End a call that is under way."""
+        with self._guard:
+            if self._latest is not None:
+                self._latest.end("abort() was called")
+
+    def _settle(self, turn: Attempt, made: T, adopt: Callable[[T], None]) -> None:
+        try:
+            with self._guard:  # who gives it up later aborts the new backend
+                turn.check()
+                adopt(made)
+        except BaseException:
+            made.backend.abort()
+            made.backend.close()
+            made.leave()
+            raise
+
+    @contextmanager
+    def _turn(self, timeout: float) -> Iterator[Attempt]:
+        turn = Attempt()
+        with self._guard:
+            if self._latest is not None:
+                if self._latest.thread == turn.thread:
+                    raise CommAborted(
+                        "configure() was called while it had been interrupted itself, by a signal "
+                        "handler for one; set a flag in the handler instead"
+                    )
+                self._latest.end("configure() was called")
+            self._latest = turn
+        try:
+            if not self._under_way.acquire(timeout=timeout):
+                raise CommTimeout("configure", 0, timeout, (), _NOT_ENDED)
+            try:
+                turn.check()
+                yield turn
+            finally:
+                self._under_way.release()
+        finally:
+            with self._guard:
+                if self._latest is turn:
+                    self._latest = None
+
+
+_NOT_ENDED = ", for an earlier call of another thread has not ended; call it again"
+
+
+class AttemptStore:
+    """A store whose waits end when the configure() that they are for is given up."""
+
+    def __init__(self, store: Any, turn: Attempt) -> None:
+        """`store`: a StoreClient, or what the native backend takes for one."""
+        self._store = store
+        self._turn = turn
+
+    def scoped(self, prefix: str) -> Self:
+        """The same store seen through a prefix."""
+        return type(self)(self._store.scoped(prefix), self._turn)
+
+    def wait(self, keys: Sequence[str], timeout: float) -> Mapping[str, Entry]:
+        """As the store's, and CommAborted."""
+        deadline = time.monotonic() + timeout
+        while True:
+            self._turn.check()
+            left = max(deadline - time.monotonic(), 0.0)
+            try:
+                found: Mapping[str, Entry] = self._store.wait(keys, min(left, _SLICE))
+                return found
+            except StoreTimeout:  # of a store that does not answer, after longer than a slice
+                if left <= _SLICE or time.monotonic() >= deadline:
+                    raise
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+class Refusing(Operations):
+    """In the place of a backend: refuses every operation. `rank` and so on are the last one's."""
+
+    failed = True
+
+    def __init__(self, last: Any, error: Callable[[], Exception]) -> None:
+        """`error`: makes what is raised."""
+        self.rank, self.world_size, self.type = last.rank, last.world_size, last.type
+        self._error = error
+
+    def run(self, op: Op, timeout: float, async_op: bool = False) -> NoReturn:
+        raise self._error()
+
+    def abort(self) -> None:
+        """There is nothing to end."""
+
+    def close(self) -> None:
+        """There is nothing to leave."""
+
+    def subgroup(self, *_: object) -> None:
+        """None: further groups meet over the store."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise self._error()
+
+
+def check_plan(rank: int, world_size: int) -> None:
+    """ConfigError unless there can be such a rank."""
+    if world_size < 1 or rank not in range(world_size):
+        raise ConfigError(f"rank {rank} is not within 0 <= rank < world_size, {world_size}")
+
+
+def check_first(turns: int, rank: int, quorum: str) -> None:
+    """ConfigError if `rank` has met others under this quorum before: what it left in the store
+    then must not be believed now."""
+    if turns > 1:
+        raise ConfigError(
+            f"a rank {rank} has called configure() with {quorum} before. Every configuration, also "
+            f"one after a failed attempt, takes a quorum_id or a prefix of the store of its own, "
+            f"the same on all ranks"
+        )
+
+
+def _refusing(last: Backend, words: str) -> Any:
+    return Refusing(last, partial(CommAborted, f"the process group {words}."))
+
+
+def _cause(error: BaseException) -> str:
+    return str(error).removesuffix(".") or type(error).__name__
+
+
+def _as_configure(error: BaseException, timeout: float) -> BaseException:
+    """The same error, which names configure() where groups are made in many ways."""
+    match error:
+        case CommTimeout(op="init_process_group"):
+            return CommTimeout("configure", 0, timeout, error.missing, error.detail)
+        case PeerLost(op="init_process_group"):
+            return PeerLost(error.rank, "configure", 0, error.detail)
+    return error

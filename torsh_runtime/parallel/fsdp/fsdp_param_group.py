@@ -1,0 +1,263 @@
+"""A unit: parameters that are made whole and let go together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from torsh_runtime.backends.base import ReduceOp
+from torsh_runtime.errors import CommError
+from torsh_runtime.framework import Framework
+from torsh_runtime.monitoring.marks import section
+from torsh_runtime.parallel.fsdp.flat import FlatParameter
+from torsh_runtime.parallel.fsdp.fsdp_param import FSDPParam
+from torsh_runtime.parallel.fsdp.stats import MemoryAccounting
+from torsh_runtime.parallel.fsdp.storage import StorageStrategy
+from torsh_runtime.parallel.replicas import Replicas
+from torsh_runtime.transitions import Machine
+
+
+class FSDPParamGroup:
+    """While it is whole its parameters have their shapes, and no gradients but those that a
+    backward pass is adding up. Else they are this rank's elements of them, along the first of as
+    many dimensions, and so are their gradients: what an optimizer takes."""
+
+    def __init__(
+        self,
+        name: str,
+        module: Any,
+        framework: Framework,
+        laid: list[tuple[FlatParameter, StorageStrategy]],
+        is_replicated: bool,
+        keeps_whole: bool,
+    ) -> None:
+        """is_replicated: every rank has it whole. keeps_whole: so does it stay from a forward pass
+        to the end of the backward pass."""
+        self.name, self.module, self.laid, self.is_replicated = name, module, laid, is_replicated
+        self._framework = framework
+        self.keeps_whole = keeps_whole
+        self.is_whole = self._is_here = False
+        self.is_common = any(memory.is_common for _, memory in laid)
+        self.reduces_each = any(memory.reduces_each for _, memory in laid)
+        self.is_frozen_in_part = not all(flat.is_trained for flat, _ in laid)
+        self._slots = [
+            FSDPParam(framework, flat, memory, number, is_replicated)
+            for flat, memory in laid
+            for number in range(len(flat.parameters))
+        ]
+        self._seen = Machine("fsdp", "sharded")
+        self.is_lent = False
+        """Whether it stays whole from its first use in a forward pass to the end of the backward
+        pass, for other modules than its own use its parameters."""
+        self._trained = [slot for slot in self._slots if slot.is_trained]
+        self._came: set[int] = set()
+        self._reduced: list[FSDPParam] = []
+        for slot in self._slots:
+            slot.fill()
+            slot.be_own()
+        for _, memory in laid:
+            memory.reshard()
+
+    def be_within(self, path: str, ledger: MemoryAccounting) -> None:
+        """Be a unit of a larger model, in which its own has this name and that counts for it."""
+        self.name = f"{path}.{self.name}".rstrip(".")
+        for flat, memory in self.laid:
+            flat.names = [f"{path}.{name}" for name in flat.names]
+            memory.ledger = ledger
+
+    @property
+    def parameters(self) -> list[Any]:
+        """All of it."""
+        return [slot.parameter for slot in self._slots]
+
+    def names(self) -> list[str]:
+        """Of the parameters that want gradients, by their numbers."""
+        return [name for flat, _ in self.laid if flat.is_trained for name in flat.names]
+
+    def gradients(self) -> list[Any]:
+        """Those that its parameters have now."""
+        given = [slot.parameter.grad for slot in self._trained]
+        return [gradient for gradient in given if gradient is not None]
+
+    def on_gradients(self, call: Callable[[int], None]) -> None:
+        """Call it with the number of each parameter whose gradient has come."""
+        self._call = call
+        for number, slot in enumerate(self._trained):
+            slot.follow(partial(call, number))
+
+    def publish(self) -> None:
+        """A program may have changed this rank's part."""
+        for slot in self._slots:
+            slot.take_over()
+        for _, memory in self.laid:
+            memory.publish()
+
+    def train_more(self) -> None:
+        """Take the gradients of parameters that have come to want some since they were wrapped."""
+        if not any(slot.is_new for slot in self._slots):
+            return
+        for flat, _ in self.laid:
+            flat.is_trained |= any(each.requires_grad for each in flat.parameters)
+        self.is_frozen_in_part = not all(flat.is_trained for flat, _ in self.laid)
+        self._trained = [slot for slot in self._slots if slot.is_trained]
+        self.on_gradients(self._call)
+
+    def prepare(self) -> None:
+        """Gradients may come: have memory for them."""
+        self._came.clear()
+        for flat, memory in self.laid:
+            if flat.is_trained:
+                memory.prepare()
+
+    def begin_unshard(self) -> None:
+        """Begin to make it whole."""
+        if not self._is_here:
+            for _, memory in self.laid:
+                memory.begin_unshard()
+
+    def unshard(self) -> None:
+        """Make it whole."""
+        if self.is_whole:
+            return
+        with section("fsdp.unshard"):
+            if not self._is_here:
+                for _, memory in self.laid:
+                    memory.unshard()
+            for slot in self._slots:
+                slot.be_whole()
+        self.is_whole = self._is_here = True
+        self._seen.become("unsharded", unit=self.name)
+
+    def show_own(self) -> None:
+        """Let its parameters be this rank's, as optimizers and zero_grad() know them, and keep what
+        is not this rank's for later."""
+        if self.is_whole:
+            for slot in self._slots:
+                slot.be_own()
+            self._seen.become("gathered", unit=self.name)
+        self.is_whole = False
+
+    def reshard(self) -> None:
+        """Let go of what is not this rank's."""
+        self.show_own()
+        for _, memory in self.laid:  # it may have been asked for, and not used
+            memory.reshard()
+        self._is_here = False
+        self._seen.become("sharded", unit=self.name)
+
+    def watch(self, kind: Any) -> None:
+        """Have operations tell before they take values of its parameters, unless it is whole."""
+        if kind is not None and not self.is_whole:
+            for slot in self._slots:
+                self._framework.watch(slot.parameter, kind)
+
+    def unwatch(self) -> None:
+        """End that."""
+        for slot in self._slots:
+            self._framework.watch(slot.parameter, None)
+
+    def met(self) -> None:
+        """All ranks have met."""
+        for _, memory in self.laid:
+            memory.met()
+
+    def take(self, number: int, averages: bool) -> bool:
+        """A gradient has come; whether it was the last one of the unit."""
+        slot = self._trained[number]
+        if not averages:
+            slot.keep()
+            return False
+        slot.take(number in self._came)
+        self._came.add(number)
+        return len(self._came) == len(self._trained)
+
+    @property
+    def has_kept(self) -> bool:
+        """Whether gradients are to be averaged later."""
+        return any(slot.has_kept for slot in self._trained)
+
+    def keep(self) -> None:
+        """Keep the gradients that have come while it is whole until they are to be averaged."""
+        for slot in self._trained:
+            slot.keep()
+
+    def there(self) -> list[int]:
+        """The numbers of parameters whose gradients are kept, or have come while it is whole."""
+        slots = enumerate(self._trained)
+        return [number for number, slot in slots if slot.has_kept or slot.has_come]
+
+    def finish(self) -> list[int]:
+        """Begin to reduce what has come: these."""
+        numbers = sorted(self._came)
+        self._came.clear()
+        came = [self._trained[number] for number in numbers]
+        with section("fsdp.reduce"):
+            for _, memory in self.laid:
+                here = [slot for slot in came if slot.memory is memory]
+                if here:
+                    self._finish(memory, here)
+        self._reduced += came
+        return numbers
+
+    def _finish(self, memory: StorageStrategy, came: list[FSDPParam]) -> None:
+        every = [slot for slot in self._trained if slot.memory is memory]
+        missing = [slot for slot in every if slot not in came]
+        adds = any(slot.adds for slot in came) or any(slot.has_gradient for slot in missing)
+        fresh = [slot.number for slot in came if not slot.adds]
+        memory.finish([slot.number for slot in missing], adds, fresh)
+
+    def wait(self) -> None:
+        """Wait for reduced gradients, and let parameters have them."""
+        for _, memory in self.laid:
+            memory.wait()
+        for slot in self._reduced:
+            slot.give(is_shown=not self.is_whole)
+        self._reduced.clear()
+
+    def settle(self) -> None:
+        """All ranks have waited: let gradients be the averages."""
+        for _, memory in self.laid:
+            memory.settle()
+
+    def void(self) -> None:
+        """Forget what came in a pass that was broken off."""
+        for _, memory in self.laid:
+            with suppress(CommError):
+                memory.wait()
+        came = {*self._reduced, *(self._trained[number] for number in self._came)}
+        for slot in came if not self.is_whole else self._trained:
+            slot.void()
+        self.forget_kept()
+        self._came.clear()
+        self._reduced.clear()
+
+    def forget_kept(self) -> None:
+        """Drop gradients that were to be averaged later."""
+        for slot in self._trained:
+            slot.forget_kept()
+
+    def average(self, replicas: Replicas) -> None:
+        """Average this rank's gradients over ranks that have the same part."""
+        for flat, memory in self.laid:
+            if memory.gradients is not None:
+                group = replicas.of(flat.parameters[0])
+                group.all_reduce(memory.gradients, ReduceOp.AVG)
+
+    def summon(self) -> None:
+        """Give the parameters whole values of their own; all ranks call it."""
+        self.publish()
+        for _, memory in self.laid:
+            full = memory.full()
+            for slot in self._slots:
+                if slot.memory is memory:
+                    slot.be_copied(full)
+
+    def dismiss(self, writeback: bool) -> None:
+        """Take them away; with writeback this rank's part is kept."""
+        for slot in self._slots:
+            if writeback:
+                slot.fill()
+            slot.be_own()
+        self.publish()

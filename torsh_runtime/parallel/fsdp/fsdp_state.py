@@ -1,0 +1,362 @@
+"""When the units of a model are whole: forward and backward passes, followed by hooks."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.errors import CommMismatch, ConfigError, GradientError
+from torsh_runtime.framework import Module, framework_of
+from torsh_runtime.framework.models import differentiable, on_forward
+from torsh_runtime.monitoring.marks import Span, own_marks, section
+from torsh_runtime.parallel.added import Added
+from torsh_runtime.parallel.fsdp.checks import check_outputs
+from torsh_runtime.parallel.fsdp.config import BackwardPrefetch, FsdpConfig
+from torsh_runtime.parallel.fsdp.fsdp_param_group import FSDPParamGroup
+from torsh_runtime.parallel.fsdp.record import SAME_PARAMETERS, Record
+from torsh_runtime.parallel.fsdp.wrapping import is_within
+from torsh_runtime.parallel.operations import is_finite
+from torsh_runtime.parallel.replicas import Replicas
+
+_MOST_UNDER_WAY = 1
+
+
+def _lender(passes: FSDPState) -> Callable[[Any], None]:
+    """What makes a parameter whole, without keeping the passes alive."""
+    here = weakref.ref(passes)
+
+    def lend(parameter: Any) -> None:
+        if (found := here()) is not None:
+            found._outermost().lend(parameter)
+
+    return lend
+
+
+class FSDPState:
+    """Of one model, all of whose ranks call the same units in the same order."""
+
+    def __init__(
+        self,
+        model: Module,
+        group: ProcessGroup,
+        config: FsdpConfig,
+        units: Sequence[FSDPParamGroup],
+        replicas: Replicas | None = None,
+    ) -> None:
+        """replicas: the ranks that have the same part."""
+        self._replicas = replicas
+        self._framework, self._group, self._config = framework_of(model), group, config
+        self.units = [*units]
+        self.is_averaging = True
+        self.is_summoned = self.is_held = False
+        self._outer: FSDPState | None = None
+        self._inner: list[FSDPState] = []
+        self._order: list[FSDPParamGroup] = []
+        self._last_order: list[FSDPParamGroup] = []
+        self._is_ending = False
+        self._span: Span | None = None
+        self._under_way: list[FSDPParamGroup] = []
+        self._record = Record()
+        self._beginner: FSDPParamGroup | None = None
+        """The unit whose call is the present forward pass."""
+        self._is_in_method = False
+        self._watched = self._framework.watched(_lender(self))
+        self._added = Added(model)
+        for unit in units:
+            self._hook(unit)
+
+    def adopt(self, inner: FSDPState) -> None:
+        """Have the units of another one, whose model is within this one's."""
+        self._inner.append(inner)
+        inner._outer = self
+        self.units += inner.units
+
+    def _outermost(self) -> FSDPState:
+        return self if self._outer is None else self._outer._outermost()
+
+    def is_outermost_summoned(self) -> bool:
+        """Whether the whole model's parameters are whole copies now."""
+        return self._outermost().is_summoned
+
+    def _hook(self, unit: FSDPParamGroup) -> None:
+        """Follow the unit, without keeping it or this alive."""
+        here, of_unit = weakref.ref(self), weakref.ref(unit)
+
+        def pass_on(event: Callable[..., None], *facts: Any) -> None:
+            passes, own = here(), of_unit()
+            passes = None if passes is None else passes._outermost()
+            if passes is not None and own is not None and not passes.is_held:
+                event(passes, own, *facts)
+
+        on_forward(
+            self._framework,
+            unit.module,
+            partial(pass_on, FSDPState._before_forward),
+            partial(pass_on, FSDPState._after_forward),
+        )
+        unit.on_gradients(partial(pass_on, FSDPState._on_gradient))
+
+    def hold(self) -> None:
+        """Make all units whole until let_go(): meanwhile passes neither gather nor reduce."""
+        if self.is_held:
+            return
+        if not self._framework.in_backward():
+            self.begin()
+        for unit in self.units:
+            unit.unshard()
+        self.is_held = True
+
+    def let_go(self) -> None:
+        """Let no unit be whole any more, and keep the gradients that have come for reduce()."""
+        if not self.is_held:
+            return
+        self.is_held = False
+        for unit in self.units:
+            unit.keep()
+            unit.reshard()
+        self.meet()
+
+    def reduce(self) -> None:
+        """Average the gradients that are kept, or have come while units are held; within no_sync()
+        keep them."""
+        if not self.is_averaging:
+            self.let_go()
+            return
+        if not self.is_held and not any(unit.has_kept for unit in self.units):
+            return
+        self.hold()
+        self.is_held = False
+        with self._in_step():
+            for unit in self.units[::-1]:
+                for number in unit.there():
+                    self._take(unit, number)
+            self._complete()
+
+    def begin(self) -> None:
+        """A forward pass begins: owners have changed their parts, and all may look at them."""
+        if self._outermost().is_summoned:
+            raise ConfigError(
+                "the model was called inside summon_full_params: leave the block first"
+            )
+        self._added.check()
+        self.rest()
+        for unit in self.units:
+            unit.publish()
+            if self._framework.is_grad_enabled():
+                unit.train_more()
+                unit.prepare()
+        self._order, self._last_order = [], self._order or self._last_order
+        self.meet()
+
+    @contextmanager
+    def within_method(self) -> Iterator[Callable[[Any], None]]:
+        """A block in which a method of the model computes as its forward() does; its results are
+        given to what this yields."""
+        root = self.units[0]
+        if self.is_held or self._is_in_method or self._framework.in_backward():
+            yield lambda _: None
+            return
+        self._before_forward(root)
+        self._is_in_method = True
+        try:
+            yield partial(self._end_method, root)
+        finally:
+            self._is_in_method = False
+
+    def _end_method(self, root: FSDPParamGroup, outputs: Any) -> None:
+        self._is_in_method = False
+        self._after_forward(root, outputs)
+
+    def lend(self, parameter: Any) -> None:
+        """Make the unit of a parameter whole, which is used without a call of its module."""
+        for unit in self.units:
+            if any(parameter is each for each in unit.parameters):
+                unit.is_lent = True
+                unit.unshard()
+                return
+
+    def rest(self) -> None:
+        """Let no unit be whole, and nothing go on, such as what an exception left behind."""
+        if self._is_ending:
+            self._void()
+        for unit in self.units:
+            unit.reshard()
+
+    def _void(self) -> None:
+        """What came in a backward pass that was broken off counts for nothing."""
+        self._is_ending = False
+        self._end_span()
+        self._record = Record()
+        self._under_way.clear()
+        for unit in self.units:
+            unit.void()
+
+    def end_forward(self) -> None:
+        """It has ended; without gradients nothing follows."""
+        follows = self._framework.in_backward() or self._framework.is_grad_enabled()
+        if self.is_held or follows:
+            return
+        for unit in self.units:
+            unit.reshard()
+        self.meet()
+
+    def meet(self) -> None:
+        """Where ranks have memory in common, wait for all of them."""
+        if self._group.world_size > 1 and any(unit.is_common for unit in self.units):
+            self._group.barrier()
+        for unit in self.units:
+            unit.met()
+
+    def _before_forward(self, unit: FSDPParamGroup) -> None:
+        is_again = self._framework.in_backward()  # a checkpoint computes it once more
+        if not is_again and self._begins(unit):
+            self.begin()
+            self._beginner = unit
+            for each in self.units:
+                each.watch(self._watched)
+        unit.unshard()
+        if not is_again:
+            self._order.append(unit)
+            self._prefetch(self._last_order, len(self._order))
+
+    def _begins(self, unit: FSDPParamGroup) -> bool:
+        """Whether a call of the unit is a forward pass of its own. One that an exception has broken
+        off is over when what is called is not within it."""
+        begun = self._beginner
+        if self._is_in_method or begun is None:
+            return not self._is_in_method
+        return unit is begun or not is_within(unit.name, begun.name)
+
+    def _after_forward(self, unit: FSDPParamGroup, outputs: Any) -> None:
+        is_again = self._framework.in_backward()
+        if self._framework.is_grad_enabled():
+            check_outputs(unit, outputs)
+            tensors = differentiable(self._framework, outputs)
+            self._framework.on_backward(tensors, partial(self._before_backward, unit))
+            is_kept = unit.keeps_whole or not unit.name
+        else:
+            is_kept = False
+        if is_again:
+            return
+        if unit is self._beginner and not self._is_in_method:
+            self._end_forward(unit, is_kept)
+        elif not unit.is_lent and not (self._is_in_method and not unit.name):
+            unit.show_own() if is_kept else unit.reshard()
+            unit.watch(self._watched)
+
+    def _end_forward(self, unit: FSDPParamGroup, is_kept: bool) -> None:
+        self._beginner = None
+        for each in self.units:
+            each.unwatch()
+            if each.is_lent or (each is unit and is_kept):
+                each.show_own()
+        if not is_kept and not unit.is_lent:
+            unit.reshard()
+        self.end_forward()
+
+    def _before_backward(self, unit: FSDPParamGroup) -> None:
+        self._expect_end()
+        with self._in_step():
+            for each in self.units:
+                if each is unit or each.is_lent:
+                    each.unshard()
+            if self._config.backward_prefetch is BackwardPrefetch.BACKWARD_PRE:
+                self._prefetch_before(unit)
+
+    def _expect_end(self) -> None:
+        """A backward pass goes on: complete it when it ends."""
+        if not self._is_ending:
+            self._is_ending = True
+            self._span = Span("fsdp.backward")
+            self._framework.at_end_of_backward(self._end)
+
+    def _on_gradient(self, unit: FSDPParamGroup, number: int) -> None:
+        self._expect_end()  # where outputs were in what is not looked into
+        with self._in_step():
+            self._take(unit, number)
+
+    def _take(self, unit: FSDPParamGroup, number: int) -> None:
+        is_last = unit.take(number, self.is_averaging)
+        if unit.reduces_each:
+            self._record.note(self.units.index(unit), number)
+        if not is_last:
+            return
+        self._reduce(unit)
+        if unit.name and not (unit.is_frozen_in_part or unit.is_lent):
+            unit.reshard()
+        if self._config.backward_prefetch is BackwardPrefetch.BACKWARD_POST:
+            self._prefetch_before(unit)
+
+    def _prefetch_before(self, unit: FSDPParamGroup) -> None:
+        """Of those that a backward pass comes to after this one."""
+        if unit in self._order:
+            self._prefetch(self._order[: self._order.index(unit)][::-1], 0)
+
+    def _prefetch(self, order: Sequence[FSDPParamGroup], start: int) -> None:
+        following = order[start:]
+        if self._config.memory_config.limit_all_gathers:
+            following = following[:1]
+        for unit in following:
+            unit.begin_unshard()
+
+    def _reduce(self, unit: FSDPParamGroup) -> None:
+        """Begin with this unit's gradients, while at most one other's are on their way."""
+        numbers = unit.finish()
+        if numbers:
+            self._record.note_all(self.units.index(unit), numbers)
+            self._under_way.append(unit)
+        while len(self._under_way) > _MOST_UNDER_WAY:
+            with section("fsdp.wait"):
+                self._under_way.pop(0).wait()
+
+    def _end(self) -> None:
+        self._is_ending = False
+        if self._framework.is_nested():
+            return
+        try:
+            with self._in_step():
+                self._complete()
+        finally:
+            self._end_span()
+
+    def _end_span(self) -> None:
+        span, self._span = self._span, None
+        if span is not None:
+            span.end()
+
+    def _complete(self) -> None:
+        for unit in self.units:
+            self._reduce(unit)
+        with section("fsdp.wait"):
+            for unit in self._under_way:
+                unit.wait()
+        self._under_way.clear()
+        for unit in self.units:
+            unit.reshard()
+        record, self._record = self._record, Record()
+        if not self.is_averaging:
+            self.meet()
+            return
+        record.check_same([unit.names() for unit in self.units], self._group)
+        for unit in self.units:
+            unit.settle()
+            if self._replicas is not None:
+                unit.average(self._replicas)
+        if self._config.check_nan:
+            gradients = [each for unit in self.units for each in unit.gradients()]
+            are_finite = all(is_finite(each.data) for each in gradients)
+            record.check_finite(are_finite, self._group)
+        own_marks().step_by(self)
+
+    @contextmanager
+    def _in_step(self) -> Iterator[None]:
+        """GradientError if other ranks do something else in their backward passes."""
+        try:
+            yield
+        except CommMismatch as error:
+            text = f"{SAME_PARAMETERS}, and they made different calls in a backward pass: {error}"
+            raise GradientError({self._group.rank: text}) from error

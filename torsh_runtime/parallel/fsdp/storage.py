@@ -1,0 +1,371 @@
+"""Where a flat parameter is whole, where each rank has its part, and how gradients get there."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, cast
+
+from torsh_runtime.backends.base import ReduceOp
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.framework import Framework, Values
+from torsh_runtime.framework.models import common_memory
+from torsh_runtime.layout import even_cuts
+from torsh_runtime.parallel.fsdp.flat import FlatParameter
+from torsh_runtime.parallel.fsdp.stats import MemoryAccounting
+from torsh_runtime.parallel.regions.arrays import copied
+
+
+class StorageStrategy(ABC):
+    """Of one flat parameter.
+
+    whole: all elements, in the dtype that is computed with, to be looked at between unshard() and
+        reshard() only.
+    shard: this rank's, in the parameters' own dtype.
+    gradients: this rank's, of the last backward passes; None before the first.
+    """
+
+    is_common = False
+    """Whether ranks have one `whole`, so that all have to have done with it before an owner may
+    change its part."""
+    reduces_each = False
+    """Whether a gradient is reduced when it comes, and not with the others."""
+
+    whole: Any
+    shard: Any
+
+    def __init__(
+        self,
+        framework: Framework,
+        flat: FlatParameter,
+        group: ProcessGroup,
+        ledger: MemoryAccounting,
+    ) -> None:
+        self._framework, self._flat, self._group, self.ledger = framework, flat, group, ledger
+        self._precision = flat.precision
+        self.gradients: Any = None
+
+    @property
+    def group(self) -> ProcessGroup:
+        """The ranks that have parts of it."""
+        return self._group
+
+    @abstractmethod
+    def publish(self) -> None:
+        """This rank's part may have changed: let it be what is made whole."""
+
+    @abstractmethod
+    def begin_unshard(self) -> None:
+        """Begin to make it whole; all ranks call it in the same order."""
+
+    @abstractmethod
+    def unshard(self) -> None:
+        """Wait until it is whole."""
+
+    @abstractmethod
+    def reshard(self) -> None:
+        """Let go of what is not this rank's."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Have memory for gradients; all ranks call it in the same order."""
+
+    @abstractmethod
+    def take(self, number: int, gradient: Any, adds: bool) -> None:
+        """A parameter's gradient on this rank has come. adds: to what is there already."""
+
+    @abstractmethod
+    def finish(self, missing: Sequence[int], adds: bool, fresh: Sequence[int]) -> None:
+        """All gradients have come but these, which count as zeros: begin to reduce them. adds: to
+        what is there, but not of those that are fresh."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Wait until this rank's gradients are reduced."""
+
+    @abstractmethod
+    def settle(self) -> None:
+        """All ranks have waited: let `gradients` be the averages."""
+
+    def met(self) -> None:  # noqa: B027  (most have nothing to do then)
+        """All ranks have met, and needed none of what they had let go of before."""
+
+    def full(self) -> Any:
+        """A copy of all elements in the parameters' own dtype; all ranks call it."""
+        everything = self._new(self._flat.size, self._precision.own)
+        self._group.all_gather(self._flat.parts(everything), self.shard)
+        return everything
+
+    def _new(self, size: int, dtype: str) -> Any:
+        return self._framework.releasable(size, dtype, self._flat.parameters[0])
+
+    def _bytes(self, size: int, dtype: str) -> int:
+        return size * self._framework.dtype(dtype).itemsize
+
+    def _count(self, size: int, dtype: str) -> None:
+        self.ledger.take(self._bytes(size, dtype))
+
+
+class CommonStorage(StorageStrategy):
+    """All ranks are on one machine and have the flat parameter once. Each changes its own part
+    only, so to unshard is to know that all have done that, of which one barrier tells for all
+    units.
+
+    A gradient is reduced as it comes, straight from where it was computed: each rank reduces an
+    equal part of it and writes that to its place, whoever owns it.
+    """
+
+    is_common = reduces_each = True
+
+    def __init__(
+        self,
+        framework: Framework,
+        flat: FlatParameter,
+        group: ProcessGroup,
+        ledger: MemoryAccounting,
+        whole: Any,
+    ) -> None:
+        super().__init__(framework, flat, group, ledger)
+        self.whole = whole
+        self.shard = self._own = whole[flat.start : flat.end]
+        self._count(flat.own_size, self._precision.computed)
+        if self._precision.own != self._precision.computed:
+            self.shard = self._new(flat.own_size, self._precision.own)
+            self._count(flat.own_size, self._precision.own)
+        self._unsettled: dict[int, bool] = {}
+
+    def publish(self) -> None:
+        if self.shard is not self._own:
+            self._own[...] = self.shard
+
+    def begin_unshard(self) -> None:
+        """The barrier has told."""
+
+    def unshard(self) -> None:
+        self.ledger.gathers += 1
+
+    def reshard(self) -> None:
+        """Nothing is to be let go of."""
+
+    def finish(self, missing: Sequence[int], adds: bool, fresh: Sequence[int]) -> None:
+        """All is reduced as it comes."""
+
+    def wait(self) -> None:
+        """It has been waited for."""
+
+    def prepare(self) -> None:
+        self._unsettled.clear()
+        if self.gradients is not None:
+            return
+        flat, dtypes = self._flat, self._precision
+        made = common_memory(flat.parameters[0], flat.size, self._group, dtypes.reduced)
+        self._all = cast(Values, made)  # as for `whole`
+        self.gradients = self._reduced = self._all[flat.start : flat.end]
+        self._count(flat.own_size, dtypes.reduced)
+        if dtypes.reduced != dtypes.gradients:
+            self.gradients = self._new(flat.own_size, dtypes.gradients)
+            self._count(flat.own_size, dtypes.gradients)
+
+    def take(self, number: int, gradient: Any, adds: bool) -> None:
+        start, size = self._flat.starts[number], self._flat.sizes[number]
+        if self.gradients is not self._reduced:  # which settle() adds to
+            is_again = number in self._unsettled
+            self._unsettled.setdefault(number, adds)
+            adds = is_again
+        values = self._framework.cast(gradient.reshape(-1), self._precision.reduced)
+        self.ledger.touch(self._bytes(size, self._precision.computed))
+        cuts = even_cuts(size, self._group.world_size)
+        parts = [values[slice(*ends)] for ends in pairwise(cuts)]
+        rank = self._group.rank
+        place = self._all[start + cuts[rank] : start + cuts[rank + 1]]
+        target = copied(place) if adds else place
+        self._group.reduce_scatter(target, parts, ReduceOp.AVG)
+        if adds:
+            place += target
+        self.ledger.scatters += 1
+
+    def settle(self) -> None:
+        for number, adds in self._unsettled.items():
+            span = self._flat.span(number)
+            target, source = (each[slice(*span)] for each in (self.gradients, self._reduced))
+            _write(target, source, adds)
+        self._unsettled.clear()
+
+
+class GatheredStorage(StorageStrategy):
+    """Each rank gathers the flat parameter when it is needed, over whatever is between them."""
+
+    def __init__(
+        self,
+        framework: Framework,
+        flat: FlatParameter,
+        group: ProcessGroup,
+        ledger: MemoryAccounting,
+    ) -> None:
+        super().__init__(framework, flat, group, ledger)
+        self.whole = self._make_whole()
+        self.shard = self._new(flat.own_size, self._precision.own)
+        self._parts = flat.parts(self.whole)
+        self._is_here = True
+        self._gathering: Any = None
+        self._staged: Any = None
+        self._came: set[int] = set()
+        self._reducing: list[tuple[Any, Any, bool, Any]] = []
+        self._count(self._whole_size, self._precision.computed)
+        self._count(flat.own_size, self._precision.own)
+
+    def publish(self) -> None:
+        """It is gathered anew each time."""
+
+    def begin_unshard(self) -> None:
+        if self._gathering is not None or self._is_here:
+            return
+        self._allocate()
+        self._count(self._whole_size, self._precision.computed)
+        own = self.shard
+        if self._precision.own != self._precision.computed:
+            own = self._parts[self._flat.part]
+            own[...] = self.shard
+        self._gathering = self._gather(own)
+        self.ledger.gathers += 1
+
+    def unshard(self) -> None:
+        self.begin_unshard()
+        if self._gathering is not None:
+            self._gathering.wait()
+            self._gathering, self._is_here = None, True
+
+    def reshard(self) -> None:
+        if self._gathering is not None:
+            self.unshard()
+        if self._is_here:
+            self._release()
+            self._give(self._whole_size, self._precision.computed)
+            self._is_here = False
+
+    def prepare(self) -> None:
+        self._reducing.clear()
+        self._came.clear()
+        if self.gradients is None:
+            self.gradients = self._new(self._flat.own_size, self._precision.gradients)
+            self._count(self._flat.own_size, self._precision.gradients)
+
+    def take(self, number: int, gradient: Any, adds: bool) -> None:
+        if self._staged is None:
+            self._staged = self._new(self._flat.size, self._precision.reduced)
+            self._count(self._flat.size, self._precision.reduced)
+        self.ledger.touch(self._bytes(self._flat.sizes[number], self._precision.computed))
+        is_again = number in self._came  # as in a checkpoint's own backward passes
+        _write(self._staged_of(number), gradient.reshape(-1), is_again)
+        self._came.add(number)
+
+    def finish(self, missing: Sequence[int], adds: bool, fresh: Sequence[int]) -> None:
+        staged = self._taken(missing, fresh if adds else ())
+        if adds or self._precision.reduced != self._precision.gradients:
+            target = self._new(self._flat.own_size, self._precision.reduced)
+        else:
+            target = self.gradients
+        parts = self._flat.parts(staged)
+        self._reducing.append((self._reduce(target, parts), target, adds, staged))
+
+    def wait(self) -> None:
+        for work, target, adds, _ in self._reducing:
+            work.wait()
+            if adds or target is not self.gradients:
+                _write(self.gradients, target, adds)
+            self._give(self._flat.size, self._precision.reduced)
+        self._reducing.clear()
+
+    def settle(self) -> None:
+        """They are, once they have been waited for."""
+
+    @property
+    def _whole_size(self) -> int:
+        """Elements of `whole` that this rank has the memory of."""
+        return self._flat.size
+
+    def _make_whole(self) -> Any:
+        return self._new(self._flat.size, self._precision.computed)
+
+    def _allocate(self) -> None:
+        self._framework.allocate(self.whole)
+
+    def _release(self) -> None:
+        self._framework.release(self.whole)
+
+    def _gather(self, own: Any) -> Any:
+        """Begin to make it whole of everyone's part, of which this rank's is `own`."""
+        return self._group.all_gather(self._parts, own, async_op=True)
+
+    def _reduce(self, target: Any, parts: Sequence[Any]) -> Any:
+        """Begin to average this rank's of the parts."""
+        return self._group.reduce_scatter(target, parts, ReduceOp.AVG, async_op=True)
+
+    def _taken(self, missing: Sequence[int], fresh: Sequence[int]) -> Any:
+        """All gradients on this rank, end to end."""
+        for number in fresh:
+            self.gradients[slice(*self._flat.span(number))] = 0
+        for number in missing:
+            self._staged_of(number)[...] = 0
+        staged, self._staged = self._staged, None
+        self._came.clear()
+        self.ledger.scatters += 1
+        return staged
+
+    def _staged_of(self, number: int) -> Any:
+        start = self._flat.starts[number]
+        return self._staged[start : start + self._flat.sizes[number]]
+
+    def _give(self, size: int, dtype: str) -> None:
+        self.ledger.give(self._bytes(size, dtype))
+
+
+class ReplicatedStorage(GatheredStorage):
+    """Every rank has all of it."""
+
+    def __init__(
+        self,
+        framework: Framework,
+        flat: FlatParameter,
+        group: ProcessGroup,
+        ledger: MemoryAccounting,
+    ) -> None:
+        StorageStrategy.__init__(self, framework, flat, group, ledger)
+        self.whole = self.shard = self._new(flat.size, self._precision.computed)
+        self._count(flat.size, self._precision.computed)
+        if self._precision.own != self._precision.computed:
+            self.shard = self._new(flat.size, self._precision.own)
+            self._count(flat.size, self._precision.own)
+        self._staged: Any = None
+        self._came: set[int] = set()
+        self._reducing: list[tuple[Any, Any, bool, Any]] = []
+
+    def publish(self) -> None:
+        if self.shard is not self.whole:
+            self.whole[...] = self.shard
+
+    def begin_unshard(self) -> None:
+        """It is whole."""
+
+    def unshard(self) -> None:
+        """It is whole."""
+
+    def reshard(self) -> None:
+        """It stays whole."""
+
+    def full(self) -> Any:
+        return copied(self.shard)
+
+    def finish(self, missing: Sequence[int], adds: bool, fresh: Sequence[int]) -> None:
+        staged = self._taken(missing, fresh if adds else ())
+        work = self._group.all_reduce(staged, ReduceOp.AVG, async_op=True)
+        self._reducing.append((work, staged, adds, staged))
+
+
+def _write(target: Values, source: Values, adds: bool) -> None:
+    """Copy values, or add them to what is there."""
+    if adds:
+        target += source
+    else:
+        target[...] = source

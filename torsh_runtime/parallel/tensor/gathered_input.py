@@ -1,0 +1,90 @@
+"""How a tensor enters layers of which each rank has a part."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.comm.keys import own_keys
+from torsh_runtime.nn.graph import needs_gradient
+from torsh_runtime.parallel import regions
+
+
+class GatheredInput:
+    """Lets a tensor that several layers are given one after the other, as those of queries, keys
+    and values are, enter them together: one collective instead of one for each.
+
+    What a module gathered of a sequence for the layers below it enters these as it is. It holds on
+    to what it let in last until something else enters, or, where what it let in does not hold the
+    tensor itself, as a view does, until nobody else has that.
+    """
+
+    def __init__(self) -> None:
+        self.key = own_keys().key_for(self)
+        self._known: Callable[[], Any] = _nothing
+        self._state: object = None
+        self._entered: Any = None
+        self._whole: Callable[[], Any] = _nothing
+        self.drawing: list[ExitStack] = []
+        """Blocks in which what is drawn is of this rank's own, until a Row layer sums."""
+        self.has_compared = False
+        """Whether ranks know that what came first is the same on all."""
+
+    def __call__(self, tensor: Any, group: ProcessGroup, sequence_dim: int | None) -> Any:
+        """What each rank may use in its own way: the tensor, or, with a sequence_dim, all ranks'
+        parts of it along that."""
+        if group.world_size == 1:
+            return tensor
+        if regions.is_traced():
+            from torsh_runtime.parallel.tensor import traced
+
+            return traced.entered(tensor, group, sequence_dim)
+        return self._let_in(tensor, group, sequence_dim)
+
+    def _let_in(self, tensor: Any, group: ProcessGroup, sequence_dim: int | None) -> Any:
+        state = (sequence_dim, self._state_of(tensor))
+        if self._known() is tensor and self._state == state:
+            return self._entered
+        if tensor is self._whole():
+            return tensor
+        if sequence_dim is None:
+            entered = self._copied(tensor, group)
+        else:
+            entered = self._gathered(tensor, group, sequence_dim)
+        self._whole = weakref.ref(entered) if sequence_dim is not None else _nothing
+        if entered is not tensor and state[1] is not None:
+            self._known, self._state = weakref.ref(tensor, self._forget), state
+            self._entered = entered
+        return entered
+
+    def _copied(self, tensor: Any, group: ProcessGroup) -> Any:
+        return regions.copy(tensor, group)
+
+    def _gathered(self, tensor: Any, group: ProcessGroup, dim: int) -> Any:
+        return regions.all_gather(tensor, group, dim)
+
+    def _state_of(self, tensor: Any) -> object:
+        """What is another one when the same tensor has to enter anew; None if that is not known, as
+        of one that is in no graph, whose memory may be written to without a trace."""
+        torch = sys.modules["torch"] if hasattr(tensor, "is_inference") else None
+        records = (
+            torch.is_grad_enabled() and tensor.requires_grad if torch else needs_gradient(tensor)
+        )
+        return getattr(tensor, "_version", True) if records and not tensor.is_leaf else None
+
+    def end_drawing(self) -> None:
+        """What follows is drawn for what all ranks have."""
+        if self.drawing:
+            self.drawing.pop().close()
+
+    def _forget(self, known: object) -> None:
+        if known is self._known:
+            self._entered = None
+
+
+def _nothing() -> None:
+    """What there is of no tensor."""

@@ -1,0 +1,146 @@
+"""The agent's own server for other agents: stores of rounds, and signs of life."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+from torsh_runtime.errors import StoreError
+from torsh_runtime.store.base import Delete, Entry, Store
+from torsh_runtime.store.connection import ARRIVED
+from torsh_runtime.store.endpoint import TcpEndpoint, parse_endpoint
+from torsh_runtime.store.memory import MemoryStore
+from torsh_runtime.store.remote import RemoteStore
+from torsh_runtime.store.scoped import ScopedStore
+from torsh_runtime.store.server import StoreServer
+from torshrun.health.clocks import Exchange
+from torshrun.rendezvous import rows
+from torshrun.rendezvous.address import is_loopback
+from torshrun.rendezvous.base import SUMMARY_BYTES
+from torshrun.rendezvous.epoch import Epoch
+from torshrun.rendezvous.heartbeats import Heartbeat, Heartbeats, Judge, Reply
+from torshrun.rendezvous.served import ServedStore
+
+_LONGEST_BEAT = 1024 + 2 * SUMMARY_BYTES  # bytes
+_BEAT = "beat "
+"""Who asks for a key that begins so gives a sign of life, which is the rest of it. The entry that
+it gets is named after the answer. In place of revision and lease it has nanoseconds of the leader's
+CLOCK_MONOTONIC: when the beat came and when it was answered."""
+
+
+class AgentServer(Heartbeats):
+    """Answers to agents of one epoch of the job, once it is open, until it is closed.
+
+    Each node's has a key of its own, so that what is said to one cannot be said to another. At node
+    rank 0 a round's store is here, under its own prefix: users of earlier ones disturb nobody.
+    """
+
+    def __init__(self, epoch: Epoch, node: str, on_refused: Callable[[str], None]) -> None:
+        self._epoch = epoch
+        self._store = _HubStore()
+        self._server = StoreServer(self._store, self._key(node), on_refused=on_refused)
+        self._leader: tuple[str, int, RemoteStore] | None = None
+        self.endpoint = ""
+        """Where other agents reach it."""
+
+    async def open(self, address: str) -> AgentServer:
+        """Serve on a free port; `address` is where others reach this host: it need not be one of
+        its own, but if it is loopback nobody else is to come. StoreError when that cannot be done.
+        """
+        everywhere = "::" if ":" in address else "0.0.0.0"
+        place = TcpEndpoint(address if is_loopback(address) else everywhere, 0)
+        bound = parse_endpoint(await self._server.start(str(place)))
+        assert isinstance(bound, TcpEndpoint)
+        self.endpoint = str(TcpEndpoint(address, bound.port))
+        return self
+
+    # ---- stores of rounds
+
+    def round_store(self, number: int) -> Store:
+        """The round's store, if it is here."""
+        return ScopedStore(self._store, _prefix(number))
+
+    async def serve_round(self, number: int) -> ServedStore:
+        """The round's store, which is here, for this node's own workers."""
+        part = self.round_store(number)
+        return await ServedStore(part, self._workers_key(number), partial(_empty, part)).start()
+
+    async def forward_round(self, number: int, node: str, endpoint: str) -> ServedStore:
+        """The round's store, which is at another node's hub, for this node's workers."""
+        remote = RemoteStore(endpoint, self._key(node))
+        part = ScopedStore(remote, _prefix(number))
+        return await ServedStore(part, self._workers_key(number), remote.close).start()
+
+    def _key(self, node: str) -> bytes:
+        return self._epoch.key("hub", node)
+
+    def _workers_key(self, number: int) -> bytes:
+        """What the workers of a round have in common, and no others."""
+        return self._epoch.key("workers", str(number))
+
+    # ---- signs of life
+
+    def serve(self, judge: Judge | None) -> None:
+        self._store.judge = judge
+
+    async def beat(
+        self, node: str, endpoint: str, fence: int, beat: Heartbeat, timeout: float
+    ) -> Reply:
+        try:
+            leader = await self._reach(node, endpoint, fence, timeout)
+            told, sent, came = await leader.timed_get(_BEAT + rows.encode(beat).decode())
+        except StoreError:
+            await self._hang_up()
+            return Reply("silent")
+        if told is None or told.key not in ("granted", "refused"):
+            return Reply("silent")
+        exchange = Exchange(sent, told.revision / 1e9, told.lease / 1e9, came)
+        return Reply("granted" if told.key == "granted" else "refused", exchange)
+
+    async def close(self) -> None:
+        self.serve(None)
+        await self._hang_up()
+        await self._server.close()
+        await self._store.close()
+
+    async def _reach(self, node: str, endpoint: str, fence: int, timeout: float) -> RemoteStore:
+        if self._leader and self._leader[:2] == (endpoint, fence):
+            return self._leader[2]
+        await self._hang_up()
+        leader = RemoteStore(endpoint, self._key(node), timeout)
+        self._leader = (endpoint, fence, leader)
+        return leader
+
+    async def _hang_up(self) -> None:
+        if self._leader:
+            leader, self._leader = self._leader[2], None
+            await leader.close()
+
+
+class _HubStore(MemoryStore):
+    """A store whose readers may give signs of life."""
+
+    judge: Judge | None = None
+
+    async def get(self, key: str) -> Entry | None:
+        if not key.startswith(_BEAT):
+            return await super().get(key)
+        text = key[len(_BEAT) :][:_LONGEST_BEAT]
+        beat = rows.decode(Heartbeat, text.encode(errors="replace"))
+        if beat is None:
+            raise StoreError("this is no sign of life")
+        granted = self.judge is not None and self.judge(beat)
+        came, now = int(ARRIVED.get() * 1e9), time.monotonic_ns()
+        return Entry("granted" if granted else "refused", b"", came, now)
+
+
+def _prefix(number: int) -> str:
+    return f"round/{number}/"
+
+
+async def _empty(store: Store) -> None:
+    with suppress(StoreError):  # it has gone with its epoch
+        keys = [entry.key for entry in (await store.list("")).items]
+        await store.transact((), [Delete(key) for key in keys])
