@@ -67,6 +67,6 @@ def test_attention_over_ranks_is_in_the_graph() -> None:
 def test_errors_are_those_of_what_is_not_compiled() -> None:
     for said in of("errors"):
         assert said["rows"].startswith("IndexError: tokens: indices from 13 to 25 came")
-        assert "ConfigError: tokens: rank(s) 1 of the axis 'tp' are given another" in said["input"]
+        assert "ConfigError: the input of 'tokens' differs between ranks" in said["input"]
         assert "ConfigError: 0: an input of shape (2, 3) came to rank" in said["size"]
         assert "CommAborted: " in said["ended"]

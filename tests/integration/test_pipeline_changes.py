@@ -92,7 +92,7 @@ def test_half_a_step_is_no_part_of_the_next_one() -> None:
 
 def test_numbers_of_microbatches_are_looked_at_before_tables_are_built() -> None:
     for said in run_processes(2, pipeline_changes.of_no_number, 20.0):
-        assert "rank 0: num_microbatches=4.0: a whole number from 1 to 4095" in said
+        assert "num_microbatches=4.0: a whole number from 1 to 4095" in said
 
 
 def test_shapes_of_batches_are_kept_of_the_latest_ones() -> None:

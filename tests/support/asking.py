@@ -14,7 +14,8 @@ import numpy as np
 import torsh_runtime as tr
 from torsh_runtime import nn
 from torsh_runtime.backends.base import Backend
-from torsh_runtime.backends.operation import Intercepting, Op
+from torsh_runtime.backends.intercepting import Intercepting
+from torsh_runtime.backends.operation import Op
 from torsh_runtime.backends.work import Work
 from torsh_runtime.comm.default import default_group
 

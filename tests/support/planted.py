@@ -365,7 +365,7 @@ def as_whole(bench: Bench, whole: Any, data: Any, **options: Any) -> Any:
         values = getattr(whole, name).data
         layout = own.parameter_layouts.get(name)
         part = values if layout is None else cut(values, layout.piece(bench.mesh.coordinate))
-        bench.adapter.set_values(parameter, part + 0.0)
+        parameter.data = part + 0.0
     return own
 
 
@@ -378,7 +378,7 @@ def averaging(axes: dict[str, str]) -> Callable[..., float]:
         for name, parameter in model.named_parameters():
             is_expert = name in ("experts.up", "experts.down")
             group = bench.mesh.get_group(axes["experts" if is_expert else "all else"])
-            gradient = bench.adapter.values(bench.adapter.gradient(parameter))
+            gradient = parameter.grad.data
             group.all_reduce(gradient)
             gradient /= group.world_size
         return float(found.item())

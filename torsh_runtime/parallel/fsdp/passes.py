@@ -348,8 +348,8 @@ class Passes:
                 unit.average(self._replicas)
         if self._config.check_nan:
             gradients = [each for unit in self.units for each in unit.gradients()]
-            is_finite = all(is_finite(each.data) for each in gradients)
-            record.check_finite(is_finite, self._group)
+            are_finite = all(is_finite(each.data) for each in gradients)
+            record.check_finite(are_finite, self._group)
         own_marks().step_by(self)
 
     @contextmanager
