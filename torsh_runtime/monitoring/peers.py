@@ -1,4 +1,4 @@
-"""Medians over all other ranks, for each of very many. Pure."""
+"""Computes medians over all other ranks, for each of very many ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torsh_runtime.monitoring.summaries import RankSummary, figures_of, with_fig
 
 
 class Peers:
-    """The ranks of one look, by what they do."""
+    """Groups the ranks of one look by what they do."""
 
     def __init__(self, ranks: Iterable[RankSummary]) -> None:
         self._ranks: dict[int, list[RankSummary]] = defaultdict(list)
@@ -22,16 +22,16 @@ class Peers:
         }
 
     def others(self, rank: RankSummary) -> list[RankSummary]:
-        """Those that do the same."""
+        """Return the other ranks that do the same."""
         return [each for each in self._ranks.get(rank.pattern, ()) if each.rank != rank.rank]
 
     def own_of_others(self, rank: RankSummary) -> float | None:
-        """The median of their own work, in seconds; None if there are none."""
+        """Return the median of the other ranks' own work, in seconds; None if there are none."""
         return median_without(self._own.get(rank.pattern, ()), rank.own)
 
 
 def median_without(ordered: Sequence[float], value: float) -> float | None:
-    """Of ascending values with one of this value left out; None if no other is there."""
+    """Return the median of ascending values without one of this value; None if none is left."""
     left, place = len(ordered) - 1, bisect_left(ordered, value)
     if left < 1:
         return None
@@ -43,7 +43,7 @@ def median_without(ordered: Sequence[float], value: float) -> float | None:
 
 
 def median_of(ranks: Sequence[RankSummary]) -> RankSummary:
-    """Of each figure, and of each section."""
+    """Return the median of each figure and of each section."""
     figures = [median(values) for values in zip(*map(figures_of, ranks), strict=True)]
     sections = [dict(each.sections) for each in ranks]
     names = dict.fromkeys(name for each in sections for name in each)

@@ -1,4 +1,4 @@
-"""How long steps and sections took, in all."""
+"""Adds up how long steps and sections took."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _STEP = "(step)"  # a section may be called "step"
 
 
 class Spent(NamedTuple):
-    """Of all blocks of one name, in all threads."""
+    """Sums up all blocks of one name, in all threads."""
 
     calls: int
     seconds: float
@@ -20,7 +20,7 @@ class Spent(NamedTuple):
 
 
 class SectionTimes:
-    """Adds up what sections take from now on. Any thread."""
+    """Adds up what sections take from now on. Safe to call from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -29,12 +29,12 @@ class SectionTimes:
         self._begun, self._stepped = time.perf_counter(), 0.0
 
     def begin(self, name: str, thread: int) -> None:
-        """A section begins, in that thread."""
+        """Note that a section begins in that thread."""
         with self._lock:
             self._inside.setdefault(thread, []).append((name, time.perf_counter()))
 
     def end(self, name: str, thread: int) -> None:
-        """It ends, and so do those within it whose end an exception has left out."""
+        """Note that a section ends, with sections inside it that an exception left open."""
         now = time.perf_counter()
         with self._lock:
             inside = self._inside.get(thread, [])
@@ -47,7 +47,7 @@ class SectionTimes:
                     return
 
     def step(self, number: int) -> None:
-        """A step begins."""
+        """Note that a step begins."""
         del number
         now = time.perf_counter()
         with self._lock:
@@ -56,12 +56,12 @@ class SectionTimes:
             self._stepped = now
 
     def spent(self) -> Mapping[str, Spent]:
-        """By name, so far; _STEP are the steps."""
+        """Return the times so far, by name; steps are under _STEP."""
         with self._lock:
             return dict(self._spent)
 
     def summary(self) -> str:
-        """A table of them, the longest first."""
+        """Return a table of the times, the longest first."""
         seconds = time.perf_counter() - self._begun
         rows = [("section", "calls", "seconds", "mean ms", "longest ms", "share")]
         found = sorted(self.spent().items(), key=lambda each: -each[1].seconds)

@@ -1,4 +1,4 @@
-"""Stretches of time: unions of them, and how much of a step they cover."""
+"""Computes unions of stretches of time, and how much of a step they cover."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from bisect import bisect_right
 from collections.abc import Iterable
 
 Stretch = tuple[float, float]
-"""From when until when, in seconds."""
+"""Begin and end of a stretch, in seconds."""
 
 
 class Cover:
-    """The union of some stretches. Empty and backward ones count as none."""
+    """Represents the union of some stretches. Empty and backward ones are ignored."""
 
     def __init__(self, stretches: Iterable[Stretch]) -> None:
         self._begins: list[float] = []
@@ -31,18 +31,19 @@ class Cover:
             total += more
 
     def within(self, begin: float, end: float) -> float:
-        """How many seconds between these two moments are covered."""
+        """Return how many seconds between these two moments are covered."""
         return max(self._until(end) - self._until(begin), 0.0)
 
     def _until(self, moment: float) -> float:
-        """Covered seconds before this moment."""
+        """Return the covered seconds before this moment."""
         place = bisect_right(self._begins, moment) - 1
         if place < 0:
             return 0.0
         return self._before[place] + min(moment, self._ends[place]) - self._begins[place]
 
     def between(self, begin: float, end: float) -> list[Stretch]:
-        """Those that overlap with the time between these moments, whole, ascending."""
+        """Return the whole stretches that overlap with the time between these moments,
+        ascending."""
         first = bisect_right(self._ends, begin)
         last = bisect_right(self._begins, end)
         return list(zip(self._begins[first:last], self._ends[first:last], strict=True))

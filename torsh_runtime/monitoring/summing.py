@@ -1,4 +1,4 @@
-"""Steps of one rank, summed up."""
+"""Sums up the steps of one rank."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from torsh_runtime.monitoring.joining import Call
 from torsh_runtime.monitoring.summaries import SECTIONS, RankSummary
 
 _MOST = 3.0
-"""So many times the median is the most that a single step counts."""
+"""The multiple of the median that a single step counts at most."""
 _RARE = 6
-"""Of so many steps one, such as with an evaluation, counts no more than the next one."""
+"""The number of steps of which one, such as with an evaluation, may be longer than the others."""
 
 
 def summary_of(steps: Sequence[Breakdown], calls: Sequence[Call]) -> RankSummary:
-    """Of some steps of one rank, at least one, among whose calls are these; without what only the
-    kernel knows."""
+    """Sum up some steps of one rank, at least one, which include these calls.
+
+    The result lacks what only the kernel knows.
+    """
     works = sorted(step.own for step in steps)
     most = min(_MOST * median(works), works[-1 - _rare(len(works))])
     mean = mean_of(steps)
@@ -38,12 +40,12 @@ def summary_of(steps: Sequence[Breakdown], calls: Sequence[Call]) -> RankSummary
 
 
 def _rare(count: int) -> int:
-    """How many of so many steps may be others than usual."""
+    """Return how many of `count` steps may be unusual."""
     return -(-count // _RARE) if count >= _RARE else 0
 
 
 def _pattern(calls: Sequence[Call], step: Breakdown) -> int:
-    """The same for ranks that call the same: their groups may be others."""
+    """Return a number that is equal for ranks with the same calls, whatever their groups."""
     called = {
         (operation.operation, operation.elements, operation.dtype, operation.ranks)
         for call in calls

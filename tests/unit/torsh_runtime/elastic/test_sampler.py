@@ -77,7 +77,7 @@ def test_other_batches_do_not_go_on_within_an_epoch() -> None:
     next(iter(sampler))
     for changed in ({"batch_size": 6}, {"dataset": 61}, {"shuffle": False}, {"drop_last": True}):
         made = {"dataset": 60, "batch_size": 12, "num_replicas": 1, "rank": 0, **changed}
-        with pytest.raises(ConfigError, match="within an epoch of other batches"):
+        with pytest.raises(ConfigError, match="within an epoch with other batches"):
             ElasticSampler(**made).load_state_dict(sampler.state_dict())
         other = ElasticSampler(**made)
         other.load_state_dict({"epoch": 4, "num_taken": 0, "seed": 1})  # of an earlier version
