@@ -87,7 +87,7 @@ def test_shapes_that_do_not_fit(shape: tuple[int, ...], places: int) -> None:
 
 @pytest.mark.parametrize("size", [2.0, "2", None, np.bool_(True)], ids=repr)
 def test_sizes_that_are_no_whole_numbers(size: object) -> None:
-    with pytest.raises(ConfigError, match="sizes are whole numbers"):
+    with pytest.raises(ConfigError, match="sizes are integers"):
         resolved((size, 1), 2)  # type: ignore[arg-type]
     assert all(type(each) is int for each in resolved((np.int64(2), -1), 6))
 
