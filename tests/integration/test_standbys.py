@@ -111,10 +111,10 @@ def test_standbys_that_die_are_replaced_and_no_failure(torshrun: Launcher) -> No
     torshrun.wait_for("up")
 
     def parked() -> list[int]:
-        """Children of the keeper that are no worker and no importer: they have no children."""
+        """Children of the keeper that are no worker and no zygote: they have no children."""
         return [pid for pid in torshrun.left_behind() if is_parked(pid)]
 
-    assert soon(lambda: len(parked()) == 2, 20), parked()  # the importer, and one that it forked
+    assert soon(lambda: len(parked()) == 2, 20), parked()  # the zygote, and one that it forked
     victims = parked()
     os.kill(max(victims), signal.SIGKILL)
     assert soon(lambda: len(parked()) == 2 and parked() != victims, 20)
@@ -132,8 +132,8 @@ def test_an_importer_that_is_killed_is_replaced(torshrun: Launcher) -> None:
     process = torshrun.start("--max-restarts", "1", "--preload", "auto", "--standbys", "0", script)
     torshrun.wait_for("up")
     worker = int((torshrun.folder / "up").read_text())
-    (importer,) = (pid for pid in torshrun.left_behind() if is_parked(pid) and pid != worker)
-    os.kill(importer, signal.SIGKILL)
+    (zygote,) = (pid for pid in torshrun.left_behind() if is_parked(pid) and pid != worker)
+    os.kill(zygote, signal.SIGKILL)
     os.kill(worker, signal.SIGKILL)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0

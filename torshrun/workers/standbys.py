@@ -26,7 +26,7 @@ IMPORTS = "TORSH_IMPORTS"
 
 
 class Standbys:
-    """All of this node: some for each kind of worker, from an importer of their own."""
+    """All of this node: some for each kind of worker, from a zygote of their own."""
 
     def __init__(
         self,
@@ -46,14 +46,14 @@ class Standbys:
             "modules": config.preload,
             "keeper": 1 if config.pid_namespace else around.keeper.pid,
         }
-        self._importers = [
-            kinds.setdefault(_kind(spec, rank), _importer(spec, rank, told, around))
+        self._zygotes = [
+            kinds.setdefault(_kind(spec, rank), _zygote(spec, rank, told, around))
             for rank in range(config.nproc_per_node)
         ]
         """By local rank."""
         may_restart = config.max_restarts > 0 or not config.is_alone
         asked = config.nproc_per_node if config.standbys == "auto" else config.standbys
-        self._ahead = Counter(self._importers[:asked] if may_restart else [])
+        self._ahead = Counter(self._zygotes[:asked] if may_restart else [])
         self._records = may_restart and config.preload == "auto"
         self._recorded, self._size = "", 0
         self._timer: asyncio.TimerHandle | None = None
@@ -64,13 +64,13 @@ class Standbys:
     @property
     def count(self) -> int:
         """How many wait."""
-        return sum(len(each.state.standbys) for each in set(self._importers))
+        return sum(len(each.state.standbys) for each in set(self._zygotes))
 
     def start(self) -> None:
         """Begin to import, and to fork as many as there are workers. Raises OSError."""
         self._seen.become("importing")
-        for importer, workers in Counter(self._importers).items():
-            importer.start(workers)
+        for zygote, workers in Counter(self._zygotes).items():
+            zygote.start(workers)
 
     def variables(self, place: WorkerEnv) -> Mapping[str, str]:
         """What a worker's environment has besides, to learn from it what to import."""
@@ -81,14 +81,14 @@ class Standbys:
 
     def expects(self, assignment: Assignment) -> bool:
         """Whether one is there that could be this worker, or is to come."""
-        return self._importers[assignment.worker.local_rank].state.expects
+        return self._zygotes[assignment.worker.local_rank].state.expects
 
     def take(
         self, assignment: Assignment, environ: Mapping[str, str], ends: Sequence[int]
     ) -> StandbyProcess | None:
         """Make one this worker, with the descriptors 0, 1, 2, ..; None if there is none now."""
-        importer = self._importers[assignment.worker.local_rank]
-        parked = importer.take(environ, sorted(assignment.cpus), ends)
+        zygote = self._zygotes[assignment.worker.local_rank]
+        parked = zygote.take(environ, sorted(assignment.cpus), ends)
         if parked:
             self._ids.discard(parked.worker_id)
             self._is_prepared = self._is_told = False
@@ -100,7 +100,7 @@ class Standbys:
         if pending:
             self._stop_timer()
             self._is_prepared = False
-            self._fill(Counter(self._importers[each.worker.local_rank] for each in pending), 0)
+            self._fill(Counter(self._zygotes[each.worker.local_rank] for each in pending), 0)
         elif self._is_prepared:
             self._prepare()
         elif self._timer is None:
@@ -116,8 +116,8 @@ class Standbys:
         """Import what workers have imported by now. To be called every second or so."""
         size = _size(self._recorded)
         if size and size == self._size:  # no more for the moment
-            for importer in set(self._importers):
-                importer.catch_up(self._recorded, size)
+            for zygote in set(self._zygotes):
+                zygote.catch_up(self._recorded, size)
         self._size = size
 
     def on_report(self, report: Report) -> bool:
@@ -125,16 +125,16 @@ class Standbys:
         number = getattr(report, "worker_id", None)
         if number not in self._ids:
             return False
-        for importer in set(self._importers):
-            importer.on_report(report)
+        for zygote in set(self._zygotes):
+            zygote.on_report(report)
         return True
 
     def close(self) -> None:
         """Those that are no workers end."""
         self._stop_timer()
         self._seen.become("closed")
-        for importer in set(self._importers):
-            importer.close()
+        for zygote in set(self._zygotes):
+            zygote.close()
 
     def _prepare(self) -> None:
         self._timer, self._is_prepared = None, True
@@ -144,16 +144,14 @@ class Standbys:
 
     def _fill(self, wanted: Counter[Zygote], room: int) -> None:
         """`room` is asked for those ahead only: a worker that is not forked takes more memory."""
-        for importer in set(self._importers):
-            importer.fill(wanted[importer], room)
+        for zygote in set(self._zygotes):
+            zygote.fill(wanted[zygote], room)
 
     def _tell_ready(self) -> None:
         if not self._is_told and 0 < self._ahead.total() <= self.count:
             self._is_told = True
             self._seen.become("ready", f"{self.count} wait")
-            modules = (
-                name for each in dict.fromkeys(self._importers) for name in each.state.modules
-            )
+            modules = (name for each in dict.fromkeys(self._zygotes) for name in each.state.modules)
             self._on_ready(self.count, tuple(dict.fromkeys(modules)))
 
     def _stop_timer(self) -> None:
@@ -189,7 +187,7 @@ def _kind(spec: WorkerSpec, local_rank: int) -> object:
     return spec.command(local_rank), tuple(sorted(spec.own_environ[local_rank].items()))
 
 
-def _importer(
+def _zygote(
     spec: WorkerSpec, local_rank: int, told: Mapping[str, object], around: ZygoteServices
 ) -> Zygote:
     own = spec.own_environ[local_rank]

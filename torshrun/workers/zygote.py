@@ -34,7 +34,7 @@ PREFIX = "[preload] "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZygoteServices:
-    """What importers have to do with."""
+    """What zygotes have to do with."""
 
     loop: asyncio.AbstractEventLoop
     keeper: reports.Keeper
@@ -63,7 +63,7 @@ class Zygote:
         self.state = machine.State()
         self._parked: dict[int, StandbyProcess] = {}
         self._bound: asyncio.TimerHandle | None = None  # of what the process is doing now
-        self._seen = Machine("importer", self.state.phase)
+        self._seen = Machine("zygote", self.state.phase)
 
     # ---- what others ask for
 

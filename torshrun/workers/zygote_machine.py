@@ -56,7 +56,7 @@ be forked, and so is a standby itself, until it is taken."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """An importer and its standbys."""
+    """A zygote and its standbys."""
 
     phase: Phase = "gone"
     wanted: int = 0
@@ -221,7 +221,7 @@ def _fail(state: State, why: str) -> Step:
 
 
 def _let_go(state: State) -> Step:
-    """Kill the importer, and those that it has not quite forked."""
+    """Kill the zygote, and those that it has not quite forked."""
     killed = [each for each in state.processes if each not in state.standbys]
     process = None if state.process in killed else state.process
     killing = tuple(map(Kill, killed))

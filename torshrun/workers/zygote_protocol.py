@@ -1,4 +1,4 @@
-"""What an importer's machine is told, and what it answers: events and instructions."""
+"""What a zygote's machine is told, and what it answers: events and instructions."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A worker's Python that waits, with imports done, until it is one: docs/standbys.md.
 
-The agent starts an importer with a worker's own command line. In here, before its script, it
+The agent starts a zygote with a worker's own command line. In here, before its script, it
 imports and then forks standbys, children of the keeper, that wait likewise. One that is taken gets
 its own variables and its standard streams, and goes on to the script as if it had just been
 started.
@@ -98,7 +98,7 @@ def refuse_hidden(folder: str, names: "set[str]") -> None:
 def serve(
     agent: socket.socket, preload: "torsh_preload.Preload", keeper: int
 ) -> "tuple[Mapping[str, Any], Sequence[int]]":
-    """As the importer, until this is a process that has been taken: by what, with descriptors."""
+    """As the zygote, until this is a process that has been taken: by what, with descriptors."""
     announce(agent, preload)
     while True:
         request, descriptors = receive(agent)
