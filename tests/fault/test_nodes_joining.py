@@ -21,9 +21,9 @@ print("place", rank, os.environ["WORLD_SIZE"], flush=True)
 while not os.path.exists("go"): time.sleep(0.01)
 """
 STEPS = {
-    "has begun the epoch": ("epoch", "Entrance._begin"),
-    "knows the epoch": ("epoch", "Entrance.enter"),
-    "serves the others": ("together", "Hub.open"),
+    "has begun the epoch": ("epoch", "EpochJoin._begin"),
+    "knows the epoch": ("epoch", "EpochJoin.enter"),
+    "serves the others": ("together", "AgentServer.open"),
     "has a lease": ("registration", "Registration.open_lease"),
     "is written down": ("registration", "Registration.write"),
     "leads": ("election", "Election.stand"),
