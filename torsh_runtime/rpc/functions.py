@@ -1,4 +1,5 @@
-"""Functions that can be called: by reference, by a registered name, or without occupying a thread."""
+"""Functions that can be called: by reference, by a registered name, or without occupying a
+thread."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ class Registry:
         self._functions: dict[str, Callable[..., Any]] = {}
 
     def register(self, name: str, function: Callable[..., Any]) -> None:
-        """Register the function under the name. Raises ValueError if another function has the name."""
+        """Register the function under the name. Raises ValueError if another function has the
+        name."""
         with self._lock:
             if self._functions.setdefault(name, function) is not function:
                 raise ValueError(f"another function is registered as {name!r} already")

@@ -41,7 +41,8 @@ class WorkerInfo(NamedTuple):
 
 @dataclass(frozen=True)
 class RpcBackendOptions:
-    """Options for making and serving calls in this process. Raises ConfigError for invalid values."""
+    """Options for making and serving calls in this process. Raises ConfigError for invalid
+    values."""
 
     num_worker_threads: int = DEFAULT_NUM_WORKER_THREADS
     """Functions that run at a time for others. A function that waits for a call of its own does not

@@ -30,7 +30,7 @@ class _Pickler(pickle.Pickler):
 
 
 def pack(value: object) -> tuple[bytes, list[pickle.PickleBuffer]]:
-    """Return the pickle of a value, and the buffers that belong to it. Raises what pickle raises."""
+    """Return the pickle of a value and the buffers that belong to it. Raises what pickle raises."""
     if not _known.issuperset(_FRAMEWORKS & sys.modules.keys()):
         _learn()
     buffers: list[pickle.PickleBuffer] = []

@@ -155,7 +155,8 @@ def created(
     timeout: Timeout,
     kept: object = None,
 ) -> RRef:
-    """Return a reference to what the function makes on that worker. `kept` lives until it is made."""
+    """Return a reference to what the function makes on that worker. `kept` lives until it is
+    made."""
     references, owner = agent.references, agent.directory.find(to).info
     key, fork = references.new_key(), references.new_key()
     inner: list[Any] = [kept]

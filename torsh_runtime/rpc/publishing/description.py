@@ -29,7 +29,7 @@ _ALIGNMENT = 64
 _LENGTH = struct.Struct("<Q")
 
 Placed = dict[str, tuple[str, tuple[int, ...], int]]
-"""By the names of arrays: dtype, shape, and the place of the first byte in the slot."""
+"""Dtype, shape and place of the first byte in the slot, by name of the array."""
 
 
 class SlotPlan(NamedTuple):
@@ -124,8 +124,7 @@ def items(tree: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
 
 
 def paths(tree: Any, name: str = ROOT) -> Iterator[tuple[str, Any]]:
-    """Yield everything that mappings with text keys lead to, with the names that arrays there have.
-    """
+    """Yield everything that mappings with text keys lead to, with the names that arrays there have."""
     yield name, tree
     if isinstance(tree, dict):
         for key, value in items(tree):
@@ -177,8 +176,7 @@ def _dtype_name(dtype: Any) -> str:
 
 
 def _memory_key(values: Any) -> Any:
-    """Return a key that is equal for arrays that are the same memory. None if that cannot be known.
-    """
+    """Return a key that is equal for arrays that are the same memory. None if that cannot be known."""
     if hasattr(values, "data_ptr"):
         memory: Any = values.data_ptr()
         return memory and (memory, values.dtype, tuple(values.shape), values.stride())

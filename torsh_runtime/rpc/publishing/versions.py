@@ -25,7 +25,7 @@ Wanted = tuple[str, Piece, str]
 
 
 class Version(PieceReader):
-    """One version, which is kept as long as this object and the arrays in its memory."""
+    """A version, which is kept as long as this object and the arrays in its memory."""
 
     def __init__(self, writer: str, number: int, manifest: Manifest, tree: Any) -> None:
         self.number, self.manifest, self.tree = number, manifest, tree
@@ -78,8 +78,7 @@ class Version(PieceReader):
 
 
 class SlotVersion(Version):
-    """A version in a slot. Arrays are views of it, and it is held until the last of them is gone.
-    """
+    """A version in a slot. Arrays are views of it, and it is held until the last of them is gone."""
 
     def __init__(self, writer: str, lease: Any, manifest: Manifest, tree: Any) -> None:
         super().__init__(writer, lease.version, manifest, tree)
@@ -183,8 +182,7 @@ _BATCH = 256 << 20
 
 
 def piece_of(whole: Any, piece: Piece) -> Any:
-    """Return the piece's elements of a whole array: a view where they are contiguous, else a copy.
-    """
+    """Return the piece's elements of a whole array: a view where they are contiguous, else a copy."""
     if piece.is_box:
         return whole if piece.is_whole and not piece.spans else cut(whole, piece)
     spans = [piece.spans_of(dim) for dim in range(len(piece.shape))]
@@ -216,8 +214,7 @@ def raw_pieces(lease: Any, manifest: Manifest, wanted: Sequence[tuple[str, Piece
 
 
 def host_framework(framework: str) -> str:
-    """Return the framework that an array was published from, or "numpy" if that is not installed.
-    """
+    """Return the framework that an array was published from, or "numpy" if that is not installed."""
     if framework == "torch":
         try:
             import torch  # noqa: F401

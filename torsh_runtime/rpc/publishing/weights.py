@@ -1,4 +1,4 @@
-"""One version of published weights, as a reader sees it."""
+"""A version of published weights, as a reader sees it."""
 
 from __future__ import annotations
 
@@ -121,8 +121,7 @@ class Weights(Mapping[str, Any]):
 
 
 class _Views:
-    """A version in the form that decode() reads: whole arrays of the frameworks that are installed.
-    """
+    """A version in the form that decode() reads: whole arrays of the frameworks that are installed."""
 
     def __init__(self, version: Version) -> None:
         self._version = version
