@@ -124,7 +124,8 @@ def items(tree: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
 
 
 def paths(tree: Any, name: str = ROOT) -> Iterator[tuple[str, Any]]:
-    """Yield everything that mappings with text keys lead to, with the names that arrays there have."""
+    """Yield everything that mappings with text keys lead to, with the names that arrays there
+    have."""
     yield name, tree
     if isinstance(tree, dict):
         for key, value in items(tree):
@@ -176,7 +177,8 @@ def _dtype_name(dtype: Any) -> str:
 
 
 def _memory_key(values: Any) -> Any:
-    """Return a key that is equal for arrays that are the same memory. None if that cannot be known."""
+    """Return a key that is equal for arrays that are the same memory. None if that cannot be
+    known."""
     if hasattr(values, "data_ptr"):
         memory: Any = values.data_ptr()
         return memory and (memory, values.dtype, tuple(values.shape), values.stride())

@@ -116,7 +116,8 @@ class Publication:
             self._pins.pop(pin, None)
 
     def fetch(self, pin: int, wanted: Sequence[tuple[str, Piece]]) -> list[NDArray[np.uint8]]:
-        """Return the bytes of these pieces. Raises CommError if the version is not held any more."""
+        """Return the bytes of these pieces. Raises CommError if the version is not held any
+        more."""
         with self._lock:
             found = self._pins.get(pin)
         if found is None:

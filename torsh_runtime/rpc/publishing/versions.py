@@ -78,7 +78,8 @@ class Version(PieceReader):
 
 
 class SlotVersion(Version):
-    """A version in a slot. Arrays are views of it, and it is held until the last of them is gone."""
+    """A version in a slot. Arrays are views of it, and it is held until the last of them is
+    gone."""
 
     def __init__(self, writer: str, lease: Any, manifest: Manifest, tree: Any) -> None:
         super().__init__(writer, lease.version, manifest, tree)
@@ -115,7 +116,7 @@ class SlotVersion(Version):
 
     def _memory(self, framework: str, is_own: bool) -> Any:
         """Return all arrays of the slot as bytes. Tensors cannot be made read-only, so programs get
-        copies of their own: see Weights."""
+        private ones: see Weights."""
         if framework == "numpy":
             return self._lease.array(is_own=False, is_writable=False)
         import torch
@@ -182,7 +183,8 @@ _BATCH = 256 << 20
 
 
 def piece_of(whole: Any, piece: Piece) -> Any:
-    """Return the piece's elements of a whole array: a view where they are contiguous, else a copy."""
+    """Return the piece's elements of a whole array: a view where they are contiguous, else a
+    copy."""
     if piece.is_box:
         return whole if piece.is_whole and not piece.spans else cut(whole, piece)
     spans = [piece.spans_of(dim) for dim in range(len(piece.shape))]
@@ -214,7 +216,8 @@ def raw_pieces(lease: Any, manifest: Manifest, wanted: Sequence[tuple[str, Piece
 
 
 def host_framework(framework: str) -> str:
-    """Return the framework that an array was published from, or "numpy" if that is not installed."""
+    """Return the framework that an array was published from, or "numpy" if that is not
+    installed."""
     if framework == "torch":
         try:
             import torch  # noqa: F401

@@ -121,7 +121,8 @@ class Weights(Mapping[str, Any]):
 
 
 class _Views:
-    """A version in the form that decode() reads: whole arrays of the frameworks that are installed."""
+    """A version in the form that decode() reads: whole arrays of the frameworks that are
+    installed."""
 
     def __init__(self, version: Version) -> None:
         self._version = version
