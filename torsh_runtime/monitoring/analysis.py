@@ -91,7 +91,7 @@ class Analysis:
 
 
 def analyse(records: Records, bound: float | None = 0.0) -> Analysis:
-    """Analyse the records, step by step. The records may contain anything.
+    """Break the records down, step by step. The records may contain anything.
 
     bound: the seconds by which the clocks of two ranks may differ; None: they cannot be compared.
     """

@@ -49,7 +49,7 @@ def astray(records: Mapping[int, Sequence[Operation]]) -> Astray | None:
 
 
 def _contiguous(held: Sequence[Operation]) -> list[Operation]:
-    """Return the last collectives of a rank before which no operation is missing."""
+    """Return the last collectives of a rank, since the last gap in its record."""
     gaps = [i + 1 for i, (a, b) in enumerate(pairwise(held)) if b.number != a.number + 1]
     return [
         each

@@ -17,14 +17,14 @@ class DebugConfig:
     """If true, rank 0 prints to stderr how long its steps and sections took, when monitoring
     ends."""
     log_communication: bool = False
-    """Each call of a collective or a message is logged, with its place in the program, at level
+    """Log each call of a collective or a message, with its place in the program, at level
     INFO of the logger "torsh_runtime.communication", to stderr if it has no handler."""
     save_timeline: bool = False
     """If true, each rank writes its recording as a Chrome trace when monitoring ends."""
     timeline_file: str = "torsh_timeline.json"
     """File of the trace. With several ranks "torsh_timeline.3.json" is that of rank 3."""
     memory_profiling: bool = False
-    """Each step notes the process's memory, and each section how much memory grew in it."""
+    """Note the process's memory in each step, and in each section how much memory grew."""
     bottleneck_detection: bool = False
     """A short form of a BottleneckDetectionConfig() beside this one."""
 

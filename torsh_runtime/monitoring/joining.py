@@ -40,7 +40,7 @@ Records = Mapping[int, Recorded]
 
 
 class Call(NamedTuple):
-    """One operation of one rank, matched with those of the others."""
+    """An operation of one rank, matched with those of the others."""
 
     operation: Operation
     key: Key | None
