@@ -28,6 +28,7 @@ DONE = (
     "torsh_runtime/elastic",
     "torsh_runtime/layout",
     "torsh_runtime/mesh",
+    "torsh_runtime/monitoring",
     "torsh_runtime/optim",
     "torsh_runtime/rpc",
     "torshrun/clusters",

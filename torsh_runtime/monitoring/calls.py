@@ -104,8 +104,8 @@ def _is_in(file: str, others: tuple[str, ...]) -> bool:
 
 
 def _spelt(argument: Any) -> str:
-    """Return a short text for an array or a list of arrays, or "" for other arguments but a
-    ReduceOp."""
+    """Return a short text for an array, a list of arrays or a ReduceOp, and "" for any other
+    argument."""
     if isinstance(argument, list | tuple) and argument and hasattr(argument[0], "dtype"):
         return f"{len(argument)} arrays, {_spelt(argument[0])}"
     if hasattr(argument, "dtype") and hasattr(argument, "shape"):
