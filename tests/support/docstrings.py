@@ -29,6 +29,7 @@ DONE = (
     "torsh_runtime/layout",
     "torsh_runtime/mesh",
     "torsh_runtime/monitoring",
+    "torsh_runtime/nn",
     "torsh_runtime/optim",
     "torsh_runtime/rpc",
     "torshrun/clusters",

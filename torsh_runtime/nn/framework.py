@@ -1,5 +1,5 @@
-"""What parallel code needs of this library besides tensors and modules: a
-torsh_runtime.framework.Framework, of which this library does not know."""
+"""Implements torsh_runtime.framework.Framework for this library, which does not know of it: the
+operations that parallel code needs besides tensors and modules."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Call = Callable[[], None]
 
 
 class NnFramework:
-    """This library's functions. Values are arrays."""
+    """Implements the framework with this library's functions. Values are arrays."""
 
     name = "nn"
     tensor_type = Tensor
