@@ -108,7 +108,7 @@ def analyse(records: Records, bound: float | None = 0.0) -> Analysis:
 def own_record() -> Held:
     """Return what this process has noted of late, to be sent to a process that analyses it. Empty
     where TORSH_RECORDER is off."""
-    from torsh_runtime.monitoring.recording import own_recording  # which agents do not need
+    from torsh_runtime.monitoring.recording import own_recording  # not needed by agents
 
     recording = own_recording()
     if recording is None:
@@ -206,7 +206,7 @@ def _changes(notes: Iterable[Note]) -> Iterator[tuple[float, list[Note]]]:
         names = [each.name for each in held]
         if note.kind == "begin":
             held = [*held, note]
-        elif note.name in names:  # what was within it and has not ended ends with it
+        elif note.name in names:  # open sections within it end with it
             held = held[: len(names) - 1 - names[::-1].index(note.name)]
         yield note.time, held
 

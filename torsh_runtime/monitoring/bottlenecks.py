@@ -102,6 +102,6 @@ class Findings:
         whole = content[: content.rfind(b"\n") + 1]
         self._read += len(whole)
         for line in whole.splitlines():
-            with suppress(ValueError, KeyError, TypeError):  # who wrote it is not known
+            with suppress(ValueError, KeyError, TypeError):  # its writer is not known
                 told = json.loads(line)
                 yield Bottleneck(str(told["event"]), told["facts"], str(told["facts"]["text"]))

@@ -99,8 +99,8 @@ def culprit(found: Sequence[Suspicion]) -> Suspicion | None:
     if not free:
         return found[0] if found else None
     ends = [each for each in free if not waiting & {*each.ranks}] or free
-    # Of what is waited in since about the same moment, by several clocks, what comes first in the
-    # program.
+    # Of operations that ranks have waited in since about the same moment, by several clocks, take
+    # the one that comes first in the program.
     soon = [each for each in ends if each.since < ends[0].since + _ABOUT]
     first = min(soon, key=lambda each: each.operation.number)
     return first._replace(ranks=tuple(rank for rank in first.ranks if rank not in waiting))

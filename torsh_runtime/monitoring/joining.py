@@ -161,7 +161,7 @@ def _last(ranks: Mapping[int, Operation], bound: float | None) -> int:
         for rank, each in ranks.items()
         if (end := each.left if each.came is None else each.came) is not None
     ]
-    # Whoever has not left, or was not told, may have waited for anybody.
+    # A rank that has not left, or was not informed, may have waited for any other.
     return min(waited)[1] if len(waited) == len(ranks) else -1
 
 

@@ -217,7 +217,7 @@ class Judge:
         if looks and ((is_known and has_grown) or has_others):
             standing.begin(looks)
             return "begin"
-        if past is None:  # what it did first says little of later: programs warm up
+        if past is None:  # the first steps say little: programs warm up
             standing.past = _Past(now, 0)
         elif ratio < self._threshold or not has_grown:
             past.learn(now)

@@ -115,7 +115,7 @@ def own_marks() -> Marks:
     return Marks(None if recording is None else recording.notebook)
 
 
-# What a forked child marks is not its parent's doing.
+# A forked child marks steps and sections of its own.
 os.register_at_fork(after_in_child=own_marks.cache_clear)
 
 
@@ -178,7 +178,7 @@ class Section(ContextDecorator):
 
 
 for _method in (step, Section.__enter__, Section.__exit__):
-    # torch.compile, which it would warn of what they call, is to run them as they are.
+    # Let torch.compile run them as they are: it would warn of the functions they call.
     vars(_method).update(_torchdynamo_disable=True, _torchdynamo_disable_msg="it notes the time")
 
 
@@ -204,6 +204,6 @@ def number_of(name: str, value: Any) -> float:
             raise TypeError
         return float(
             value.item() if hasattr(value, "item") else value
-        )  # a tensor with a graph, too
+        )  # also of a tensor with a graph
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise TypeError(f"{name}={value!r} is no number") from error

@@ -93,7 +93,7 @@ def _allocators() -> dict[str, int]:
     if tracemalloc.is_tracing():
         found["python"] = tracemalloc.get_traced_memory()[0]
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
-    with suppress(Exception):  # of a GPU in whatever state
+    with suppress(Exception):  # the GPU may be in any state
         if torch is not None and torch.cuda.is_initialized():
             found["torch.cuda"] = torch.cuda.memory_allocated()
     with suppress(Exception):
@@ -185,7 +185,7 @@ class _Inside:
 def _peak_and_present() -> tuple[int, int]:
     """Return resident bytes: the peak since it was reset, and now."""
     found = _PEAK.search(_read("/proc/self/status"))
-    if found is None:  # such as in a sandbox that leaves them out
+    if found is None:  # some sandboxes leave these lines out
         return resident(), resident()
     peak, now = (int(each) << 10 for each in found.groups())
     return max(peak, now), now

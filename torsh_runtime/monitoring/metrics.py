@@ -102,7 +102,7 @@ def _told(pace: Pace) -> Iterator[tuple[str, float | None]]:
 def _of_system() -> Numbers:
     found = {"cpu_seconds": _cpu_seconds(), "rss": float(resident())}
     torch: Any = sys.modules.get("torch")
-    with suppress(Exception):  # of a GPU in whatever state
+    with suppress(Exception):  # the GPU may be in any state
         if torch is not None and torch.cuda.is_initialized():
             found["gpu_memory"] = float(torch.cuda.memory_allocated())
     return found

@@ -167,7 +167,7 @@ class progress(Generic[Item]):  # noqa: N801  (it stands for tqdm)
         self.postfix = ", ".join(f"{name}={value_of(value)}" for name, value in given.items())
         self._numbers = {}
         for name, value in given.items():
-            with suppress(TypeError, ValueError):  # what is no number is shown alone
+            with suppress(TypeError, ValueError):  # other values are shown, not noted
                 text = isinstance(value, str)
                 self._numbers[name] = float(value) if text else number_of(name, value)
         if refresh:
@@ -212,7 +212,7 @@ class progress(Generic[Item]):  # noqa: N801  (it stands for tqdm)
         self.close()
 
     def __del__(self) -> None:
-        with suppress(Exception):  # as where Python ends
+        with suppress(Exception):  # for example, while Python exits
             self.close()
 
     def __len__(self) -> int:
@@ -256,7 +256,7 @@ class progress(Generic[Item]):  # noqa: N801  (it stands for tqdm)
         return text_of(self.desc, self.n, self.total, seconds, self.postfix, self._look, width)
 
     def _write(self, text: str) -> None:
-        if os.getpid() != self._pid:  # a forked child lets go of its parent's bars
+        if os.getpid() != self._pid:  # a forked child does not draw its parent's bars
             return
         with suppress(OSError, ValueError):  # nobody reads it any more
             self._file.write(text)

@@ -74,7 +74,7 @@ def _in_file() -> memoryview | None:
     try:
         with Path(file_beside(env.status_file)).open("r+b", buffering=0) as file:
             memory = memoryview(mmap.mmap(file.fileno(), 0))
-    except (OSError, ValueError):  # it is not there, or empty
+    except (OSError, ValueError):  # it is missing or empty
         return None
     magic, version, count = struct.unpack("=3Q", memory[:24]) if len(memory) >= 24 else (0, 0, 0)
     begin = HEADER_BYTES + env.local_rank * STRIDE

@@ -198,7 +198,7 @@ class _Replay:
         meeting = self._meetings[call.key]
         meeting.enter(now)
         self._moves += 1
-        if call.operation.operation == "send":  # which waits for nobody
+        if call.operation.operation == "send":  # a send waits for nobody
             return now + call.left - call.entered
         while meeting.missing > 0:
             yield "waits for others"

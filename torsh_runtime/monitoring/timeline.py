@@ -142,7 +142,7 @@ class _Operations:
             begin = sheet.when(each.entered)
             if begin is None or begin > sheet.until:
                 continue
-            # Those that take long have kept their place, so numbers are missing between them.
+            # Long operations keep their entries, so numbers are missing between them.
             missing = each.number - last - 1 if settled <= begin else 0
             last = each.number
             end = self._end(each, begin)

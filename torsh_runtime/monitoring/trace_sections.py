@@ -38,7 +38,7 @@ class _Sections:
             missing = note.number - last - 1 if before is not None else 0
             last = note.number
             made: list[Timed] = []
-            if missing > 0 and before is not None:  # which sections are still open is not known
+            if missing > 0 and before is not None:  # the open sections are not known
                 made += self._close_all(max(before, sheet.since))
                 made.append(sheet.missing(now, now, missing, "notes"))
             before = now

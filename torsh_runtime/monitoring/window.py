@@ -52,7 +52,7 @@ def spent(operations: Sequence[Operation], begin: float, end: float) -> Spent:
     far."""
     if not operations:
         return Spent(0.0, 0.0, 0.0, 0.0, 0)
-    first = operations[-1].number - ENTRIES  # before it only those are held that still go on
+    first = operations[-1].number - ENTRIES  # of older ones only those that still run are held
     begin = max(begin, min(each.entered for each in operations if each.number > first))
     covered = max(end - begin, 0.0)
     background = _in_background(operations)

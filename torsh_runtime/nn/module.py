@@ -205,7 +205,7 @@ class Module:
             write(own[name].data, array)
         return IncompatibleKeys(missing, unknown)
 
-    # All of it
+    # The whole module
 
     def apply(self, fn: Callable[[Module], object]) -> Self:
         """Call fn(module) for all modules below this one and then for this one."""

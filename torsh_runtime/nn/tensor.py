@@ -42,7 +42,7 @@ class Tensor(Variable):
     change is not noticed.
     """
 
-    __array_ufunc__ = None  # array + tensor is the tensor's business
+    __array_ufunc__ = None  # let the tensor compute array + tensor
 
     @property
     def shape(self) -> tuple[int, ...]:

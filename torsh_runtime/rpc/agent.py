@@ -148,7 +148,7 @@ class Agent:
             reply = self._hub.take_reply(call)
             if reply is None:
                 self._hub.forget(call)
-                reply = self._hub.take_reply(call)  # it may have come just now
+                reply = self._hub.take_reply(call)  # it may have arrived just now
         except _native.Ended as error:
             raise self._lost(worker, function, str(error)) from None
         if reply is None:
@@ -324,7 +324,7 @@ class Agent:
             self._lobby.check_alive(worker, is_near, time.monotonic() + _ATTEMPT_SECONDS)
         except Unreachable:
             return False
-        except TimeoutError:  # it is stopped, say
+        except TimeoutError:  # it may be stopped
             return True
         return True
 

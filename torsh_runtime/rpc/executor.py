@@ -58,7 +58,7 @@ class Executor(concurrent.futures.Executor):
             info = self._taken()
             try:
                 call = self._agent.invoke(info, fn, args, kwargs, self._timeout)
-            except PeerLost as error:  # nothing was begun there, so another one may
+            except PeerLost as error:  # nothing has begun there: try another worker
                 self._over(info, error)
             except BaseException as error:
                 self._over(info, error)

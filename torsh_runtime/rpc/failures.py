@@ -126,7 +126,7 @@ def _unpickled(account: Account) -> Exception:
             error = pickle.loads(account.pickled)  # noqa: S301  (within a sealed frame)
             if isinstance(error, Exception):
                 return error
-        except Exception:  # its module is not here, say
+        except Exception:  # for example, its module is missing here
             return _stand_in(account)
     return _stand_in(account)
 

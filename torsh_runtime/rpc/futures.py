@@ -80,7 +80,7 @@ class CallFuture(Future):
         with self._lock:
             is_first, self._is_settled = not self._is_settled, True
         if not is_first:
-            super().wait()  # for another thread that is at it
+            super().wait()  # for another thread that fetches it
             return
         value, error = None, None
         try:

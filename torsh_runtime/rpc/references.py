@@ -188,7 +188,7 @@ class References:
         """Forget, at the owner, all references of a worker whose process has ended or left."""
         with self._lock:
             for owned in list(self._pinned.values()):
-                owned.is_told |= owned.key.worker == worker  # or it never will be
+                owned.is_told |= owned.key.worker == worker  # its request would never arrive
                 for fork in [fork for fork, holder in owned.forks.items() if holder == worker]:
                     del owned.forks[fork]
                 self._keep(owned)
@@ -264,7 +264,7 @@ class References:
 
     def _tidy(self) -> None:
         while (action := self._released.get()) is not None:
-            with suppress(TorshError):  # the worker has gone, and what it kept with it
+            with suppress(TorshError):  # the worker has gone, with its values
                 action()
 
 

@@ -63,7 +63,7 @@ class Servers:
             others = [thread for thread in self._threads.copy() if thread is not own]
             if not others:
                 return
-            others[0].join(left)  # it may have started another one before
+            others[0].join(left)  # it may have started another thread before
             if not others[0].is_alive():
                 self._threads.discard(others[0])
 

@@ -57,7 +57,7 @@ class Peers:
         try:
             self._agent.directory.find(worker)
             return self._agent.call(worker, function, args, {}, limit)
-        except StoreError:  # it is looked for where it was served, perhaps by itself
+        except StoreError:  # the store may have ended with the worker
             reason = "it has ended, and so has the store that tells where workers are"
         except CallRefused:
             reason = "it has left"

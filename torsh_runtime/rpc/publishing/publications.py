@@ -48,7 +48,7 @@ class Publications:
         """Hold the newest version for a reader, as Publication.pin() does."""
         publication = self.find(name)
         pinned = publication.pin(reader)
-        if not self._peers.is_connected(reader):  # forget() was called before the pin was there
+        if not self._peers.is_connected(reader):  # forget() was called before the pin
             publication.forget(reader.id)
         return pinned
 
@@ -69,7 +69,7 @@ class Publications:
         with self._lock:
             known, self._known = self._known, {}
         for name, (publication, writer) in known.items():
-            with suppress(StoreError):  # the worker that serves the store has left before
+            with suppress(StoreError):  # the worker that served the store has left
                 self._registry.withdraw(name, writer)
             publication.close()
 
@@ -114,7 +114,7 @@ def _is_open(writer: Writer) -> bool:
     """Return whether a writer of this node has not ended."""
     try:
         found: bool = _native.SlotReader(writer.pid, writer.file, writer.token, "").is_open
-    except PermissionError:  # of a process that is there
+    except PermissionError:  # the process exists
         return True
     except OSError:
         return False
