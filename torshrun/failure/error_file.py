@@ -12,7 +12,7 @@ from torshrun.procfs import read_text
 
 
 def load_account(path: str) -> Account:
-    """What a worker left in its error file."""
+    """Return what a worker left in its error file."""
     return parse(read_text(path, ACCOUNT_BYTES))
 
 
