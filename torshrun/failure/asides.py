@@ -18,7 +18,7 @@ from torshrun.failure.suspect import Suspect, from_words
 from torshrun.text import printable_lines
 
 MOST_LINES = 200
-"""Lines of stderr in which a worker may complain while it goes on."""
+"""Lines of stderr in which a worker may complain while it continues."""
 _COMPLAINS = re.compile(rb"client socket has|ailed to connect")
 _NATIVE_FRAME = re.compile(r"(?:\[rank\d+\]:)?frame #")
 _NUMBERS = re.compile(rb"RuntimeWarning: (?:invalid value|divide by zero|overflow) encountered.*")
@@ -62,9 +62,7 @@ def muttered(exit_: Exit) -> Suspect | None:
 
 
 def unmade(exit_: Exit) -> str:
-    """Return the lines where it said that it could not make a file, and perhaps continued; "" if
-    none.
-    """
+    """Return the lines where it said that it could not make a file (and may have continued)."""
     lines = [line[:_TOLD_CHARS] for line in stderr_lines(exit_)[-MOST_LINES:]]
     told = [line for line in lines if _FILE.search(line) and _is_not_made(line)]
     return "; ".join(told[-_MOST_TOLD:])

@@ -47,8 +47,7 @@ class BlockedAt:
     line: str = ""
     """The source of that line; "" is unknown."""
     cleanup: str = ""
-    """The clean-up that it was in, "finally", "except" or "except of a loop"; "" is none that is
-    known."""
+    """The clean-up that it was in, "finally", "except" or "except of a loop"; "" is unknown."""
     waits_for: str = ""
     """The thing that it waited for there outside of any collective, by its code: A_FILE, ALL_RANKS
     or one of WAITS; "" if nothing can be told.
@@ -301,9 +300,7 @@ def _standing(frames: Sequence[_Frame]) -> BlockedAt | None:
 
 
 def _awaited(frames: Sequence[_Frame], own: _Frame) -> str:
-    """Return what it waits for, judged by the library calls in the line `own`, innermost first, or
-    else by that line.
-    """
+    """Return what it waits for, by the library calls in the line `own`, else by that line."""
     within = frames[::-1][: frames[::-1].index(own)]
     if _FOR_FILE.search(own.source):
         return A_FILE
@@ -343,9 +340,7 @@ def _call(frames: Sequence[_Frame]) -> tuple[str, str] | None:
 
 
 def _members(frames: Sequence[_Frame]) -> str:
-    """Return the ranks of the group that is made: new_group itself gets none if all ranks are in
-    it.
-    """
+    """Return the ranks of the group that is made; new_group itself gets none if it has all."""
     found = next(filter(None, (_RANKS.search(frame.arguments) for frame in frames)), None)
     return found[0] if found else ""
 

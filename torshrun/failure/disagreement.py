@@ -93,9 +93,7 @@ def _last_calls(case: Incident, ranks: Collection[int]) -> Mapping[int, str]:
 
 
 def _numbered_calls(case: Incident, calls: Mapping[int, str]) -> Mapping[int, str]:
-    """Return the calls with their numbers, where ranks that disagree called the same collective
-    now, but not before.
-    """
+    """Return the calls with their numbers, if ranks that disagree made equal calls only now."""
     if len(calls) < 2 or len({*calls.values()}) > 1:
         return {}
     stands = [(each.rank, each.standing) for each in case.witnesses if each.standing]

@@ -47,9 +47,7 @@ class Ending:
     is_own: bool = False
     """True if that Python was the worker itself, and no process that it had started."""
     at: float = 0.0
-    """The time when the exception was noted, on the node's monotonic clock, in seconds; 0 is
-    unknown.
-    """
+    """Seconds of the node's monotonic clock when the exception was noted; 0 is unknown."""
     trace: str = ""
     """The traceback of the exception, with its chain; "" is none. If `was_shown` it is the one that
     the program wrote somewhere just before it ended in order, else of "exit" and "left" it is the

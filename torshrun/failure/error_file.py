@@ -17,8 +17,9 @@ def load_account(path: str) -> Account:
 
 
 def write_account(path: str, cause: Exit, now: float, report: str = "") -> None:
-    """Leave the root cause where a launcher above this one reads it, with what people are told of
-    it. Raises OSError.
+    """Write the root cause, with the report for people, where a launcher above this one reads it.
+
+    Raises OSError.
     """
     import json
 

@@ -58,9 +58,7 @@ class Exit:
     waits for; "" is none.
     """
     awaits: str = ""
-    """The object that its main thread waited for in the kernel when it was asked to stop; "" is
-    unknown.
-    """
+    """The kernel object that its main thread waited for when asked to stop; "" is unknown."""
     holder: int = -1
     """The rank that had that, or whose process had; -1 is none that is known."""
     is_left: bool = False

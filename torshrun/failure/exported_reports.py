@@ -144,9 +144,7 @@ def _dumped(value: object) -> str:
 
 
 def decode(text: str, ranks: range, node: int, host: str = "") -> tuple[RankReport, ...]:
-    """Return what was reported of `ranks`, which are those of the node `node`; () if it makes no
-    sense.
-    """
+    """Return what was reported of `ranks`, those of the node `node`; () if it makes no sense."""
     groups = _loaded(text)
     found: dict[int, RankReport] = {}
     for facts in groups if isinstance(groups, list) else ():

@@ -34,9 +34,7 @@ def is_held(said: str) -> bool:
 
 
 def of_lock(said: str, lines: Sequence[str]) -> Diagnosis | None:
-    """Return what an error, with the lines of its traceback, shows if it is about a lock, else
-    None.
-    """
+    """Return what an error, with its traceback's lines, shows if it is about a lock, else None."""
     by_call = _HELD.search(said) and any(map(_LOCKS.search, lines[-_LAST:]))
     return Diagnosis(Kind.EXCEPTION, _WHY, _LET_GO) if by_call or _OF_LOCK.search(said) else None
 

@@ -81,8 +81,11 @@ NO_READING = Diagnosis(Kind.EXIT_CODE)
 def of_ranks(kind: Kind, who: str, call: str, others: str, what: str = "") -> Diagnosis:
     """Return the diagnosis of a kind that shows in what several ranks did.
 
-    Args: | who: The ranks at fault. | call: The collective in which others waited, or what was
-    called. | others: Those other ranks. | what: What is known of the cause.
+    Args:
+        who: The ranks at fault.
+        call: The collective in which others waited, or what was called.
+        others: Those other ranks.
+        what: What is known of the cause.
     """
     why, advice = _OF_RANKS[kind]
     return Diagnosis(kind, why.format(who=who, call=call, others=others, what=what), advice)

@@ -52,9 +52,7 @@ _BESIDE = re.compile(
     r"[\[(]?\d{2,4}[-/]\d\d[-/]\d\d.*\b(?:DEBUG|INFO|WARNING)\b|"
     r"Set the environment variable HYDRA_FULL_ERROR)"
 )
-"""Matches what says nothing of an end: what libraries log and warn of, and what is indented below
-it.
-"""
+"""Matches what says nothing of an end: logs and warnings of libraries, and lines below them."""
 _IN_THREAD = "Exception in thread "
 _LAST_TRACE = "the last traceback in its {}"
 _HANDLED = "earlier in its {}, an exception that it seems to have handled"
@@ -196,9 +194,7 @@ def said_last(words: Words) -> list[str]:
 
 
 def beside(exit_: Exit, words: Words) -> list[Words]:
-    """Return what its stderr has besides these words: an exception that did not end it, and the
-    last lines.
-    """
+    """Return what else its stderr has: an exception that did not end it, and the last lines."""
     lines = stderr_lines(exit_)
     trace = find_trace(lines) if not words.errors and not exit_.stopped else None
     found = []
@@ -335,9 +331,7 @@ def _is_header(line: str) -> bool:
 
 
 def _chain(lines: Sequence[str], found: list[int]) -> list[_Block]:
-    """Return the blocks that end with the last header, and remove their headers from `found`; none
-    if incomplete.
-    """
+    """Remove the headers of the last chain from `found`; return its blocks, [] if incomplete."""
     blocks: list[_Block] = []
     while found:
         start = found.pop()

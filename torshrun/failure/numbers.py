@@ -24,7 +24,7 @@ _NUMBER = re.compile(
 _WORD = re.compile(r"[a-z]", re.IGNORECASE)
 _GROWTH = 10.0
 _LEAST = 3
-"""Numbers, one after another, by which it shows that they grow."""
+"""The number of consecutive lines that show that numbers grow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,9 +67,7 @@ def _compared(case: Incident) -> Verdict | None:
 
 
 def _hogs(chosen: list[RankReport]) -> list[RankReport]:
-    """Return those ranks killed for want of memory that had taken it: one that has little may be
-    killed as well.
-    """
+    """Return those ranks killed for want of memory that had taken it, not those that had little."""
     peaks = [each.peak for each in chosen]
     if chosen[0].reading.kind is not Kind.OUT_OF_MEMORY or not all(peaks):
         return chosen
@@ -187,9 +185,7 @@ def _spread(case: Incident, alike: Sequence[RankReport]) -> Verdict:
 
 
 def _first_to_write(case: Incident) -> list[int]:
-    """Return the rank that wrote such a number where all others still wrote finite ones; [] if that
-    is not known.
-    """
+    """Return the rank that wrote such a number while all others' were finite; [] if unknown."""
     found = first_of({each.rank: each.numbers for each in case.witnesses})
     return [] if found is None else [found]
 

@@ -31,9 +31,7 @@ def relayed(case: Incident) -> Verdict | None:
 
 
 def _nearest(own: list[RankReport], silent: list[int], named: frozenset[int]) -> RankReport | None:
-    """Return the report that is nearest to the failure: one of its own that no rank has handed to
-    it.
-    """
+    """Return the report that is nearest to the failure: of a named rank, best of a silent one."""
     found = [each for each in own if each.rank in named]
     return next((each for each in found if each.rank in silent), next(iter(found), None))
 

@@ -104,9 +104,7 @@ def _quoted(heading: str, lines: Sequence[str]) -> list[str]:
 
 
 def _cut(words: Words, most: int) -> list[str]:
-    """Return at most `most` lines, without those that matter least: the outermost calls of each
-    exception of a chain.
-    """
+    """Return at most `most` lines, without the outermost calls of each exception of a chain."""
     lines = list(words.lines)
     if len(lines) <= most:
         return lines
@@ -122,9 +120,7 @@ def _cut(words: Words, most: int) -> list[str]:
 
 
 def _shares(sizes: Sequence[int], most: int) -> list[int]:
-    """Return how many lines each part may have, so that none has fewer than it needs while others
-    have more.
-    """
+    """Return how many lines each part may have: none too few while others have more."""
     left, shares = most, [0] * len(sizes)
     order = sorted(range(len(sizes)), key=sizes.__getitem__)
     for done, number in enumerate(order):
@@ -134,9 +130,7 @@ def _shares(sizes: Sequence[int], most: int) -> list[int]:
 
 
 def _cut_outermost(lines: Sequence[str], most: int) -> list[str]:
-    """Return the head of a traceback and its end. Lines that chain it to an earlier one are before
-    the head.
-    """
+    """Return a traceback's head, after the lines that chain it to an earlier one, and its end."""
     if len(lines) <= most:
         return [*lines]
     head = next((n for n, line in enumerate(lines) if line.endswith(_HEADER)), 0)

@@ -115,9 +115,7 @@ _UNNAMED = {
 
 
 def by_child(said: str) -> Diagnosis | None:
-    """Return what words about the end of a process that the worker had started show; None if they
-    are none.
-    """
+    """Return what words about the end of a worker's child process show; None if there are none."""
     found = _CHILD.search(said)
     if not found:
         return None
@@ -151,9 +149,7 @@ _NUMBERS = {11: "SIGSEGV", 7: "SIGBUS", 6: "SIGABRT", 4: "SIGILL", 8: "SIGFPE", 
 
 
 def of_job(reason: str, kind: Kind) -> Diagnosis:
-    """Describe a job that ended for a reason that is no worker's; its words may tell more of the
-    kind.
-    """
+    """Describe a job that ended for a reason that is no worker's; its words may tell the kind."""
     known = by_words([reason], "")
     advice = known.advice if known else _OF_JOBS.get(kind, "")
     return Diagnosis(known.kind if known else kind, reason, advice)

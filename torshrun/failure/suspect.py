@@ -55,9 +55,7 @@ class Suspect:
 
 
 def from_account(document: object) -> Suspect | None:
-    """Return the blame in a worker's error file, which may hold anything; None if it makes no
-    sense.
-    """
+    """Return the blame in a worker's error file; None if it makes no sense, as it may."""
     if not isinstance(document, dict) or document.get("how") not in get_args(How):
         return None
     ranks, calls = document.get("ranks"), document.get("calls", {})
@@ -141,9 +139,7 @@ class _Pattern(NamedTuple):
 
 
 def _says(how: How, *words: str, ranks: tuple[int, ...] = (), weak: bool = False) -> _Pattern:
-    """Return a pattern of alternative `words`, where RANK stands for a rank's number and RANKS for
-    several.
-    """
+    """Return a pattern of alternatives, in which RANK stands for a rank and RANKS for several."""
     text = "|".join(words).replace("RANKS", _LIST).replace("RANK", r"[0-9]{1,7}")
     return _Pattern(how, re.compile(text), ranks, weak)
 

@@ -33,9 +33,7 @@ def table_in(said: str, num_ranks: int) -> Mapping[int, str]:
 
 
 def in_a_line(error: str) -> str:
-    """Return the first line of an error, followed by what each rank has, if further lines tell
-    that.
-    """
+    """Return the first line of an error, then what each rank has, if further lines tell that."""
     first, rows = error.split("\n")[0][:_TOLD_CHARS], rows_in(error)[: 2 * _TOLD_CHARS]
     return f"{first[: _TOLD_CHARS // 2]} … {rows}" if rows else first
 
@@ -64,9 +62,7 @@ def _of_ranks(said: str) -> dict[int, str]:
 
 
 def _numbers(named: str) -> Iterable[int]:
-    """Return the ranks of runs like "0-2, 5", none if that is too many: a worker may write
-    anything.
-    """
+    """Return the ranks of runs like "0-2, 5"; none if too many: a worker may write anything."""
     try:
         return () if _FAR.search(named) else parse_ranges(named)
     except ValueError:

@@ -25,8 +25,7 @@ MOST_GROUPS = 6
 MOST_LINES = 2
 """Lines about what is out of step."""
 _KEPT = (24, 12, 4)
-"""Last calls of a rank that are told of, beside the last one in each group; fewer if there is no
-room."""
+"""Last calls of a rank that are reported besides those of its groups; fewer if space is short."""
 _OPENED = 1 << 18
 """Bytes of a node's trails that are looked at."""
 _MOST_OPERATIONS = 64

@@ -126,9 +126,7 @@ _SAME_KEY = "Compare the names of keys that ranks set and ask for, with their pr
 
 
 def not_made(case: Incident) -> Verdict | None:
-    """Blame ranks that said that they could not make a file, which others then did not find, and
-    continued.
-    """
+    """Blame ranks that said that they could not make a file that others then did not find."""
     own = case.own
     missing = [_names(each) for each in own]
     if not own or not all(missing):
@@ -193,9 +191,7 @@ _TELL = (
 
 
 def _names(witness: RankReport) -> set[str]:
-    """Return the files that it did not find, or for which it gave up waiting, without their
-    folders.
-    """
+    """Return the names of files that it did not find, or for which it gave up waiting."""
     if witness.reading.kind is not Kind.NO_FILE and not _GAVE_UP.search(witness.said):
         return set()
     return {name.rpartition("/")[2] for name in _FILE.findall(witness.said)}

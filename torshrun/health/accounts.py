@@ -67,8 +67,9 @@ def save_account(folder: Folder, account: Account) -> None:
 
 
 def save_finding(folder: Folder, number: int, node: int, finding: str) -> None:
-    """Save the root cause of round `number`, as failure/exported_reports.py writes it. Raises
-    OSError.
+    """Save the root cause of round `number`, encoded by failure/exported_reports.py.
+
+    Raises OSError.
     """
     write_kept(folder, number, f"finding_{node}.json", finding.encode())
 

@@ -165,9 +165,7 @@ def _limits(own: _Spans, at: float, others: _Spans) -> Iterator[tuple[float, flo
 
 
 def _widest(own: _Spans, at: float, placed: _Placed) -> Reading | None:
-    """Return all that a clock may be of which only these spans are known; None if that is
-    unbounded.
-    """
+    """Return all that a clock may be of which only these spans are known; None if unbounded."""
     limits = [*_limits(own, at, placed.sure)]
     least = [low for _, low, _ in limits if math.isfinite(low)]
     most = [high for _, _, high in limits if math.isfinite(high)]

@@ -18,9 +18,7 @@ from typing import NamedTuple
 MOST_DRIFT = 500e-6
 """The most by which a clock may run faster than another: as much as Linux lets NTP correct."""
 WANDER = 2e-6
-"""The most by which the drift may change within a minute or two: quartz changes by some 0.1 ppm a
-degree.
-"""
+"""The most by which that may change in a minute or two: quartz changes some 0.1 ppm a degree."""
 _ROUNDING = 2e-9
 """Seconds."""
 _KEPT = 64
@@ -76,9 +74,7 @@ class CommonClock(NamedTuple):
 
 
 class Region:
-    """Represents what the offset at a moment, and the drift, may be: a convex polygon around
-    `base`.
-    """
+    """Represents the possible offsets at a moment, and drifts: a convex polygon around `base`."""
 
     def __init__(self, reading: Reading) -> None:
         self._base = reading.offset

@@ -174,8 +174,9 @@ def collect_for(
     `seconds` includes the time to wait for them. It sleeps most of the time, so it needs a thread
     of its own, which yields to workers.
 
-    Raises: | OSError: `path` holds no recordings. | LookupError: The steps have passed or do not
-    come; the error says why.
+    Raises:
+        OSError: `path` holds no recordings.
+        LookupError: The steps have passed or do not come; the error says why.
     """
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
     collector, wait = Collector(path, most_bytes=most_bytes), StepWait(steps)
@@ -259,9 +260,7 @@ class _Followed:
         return Ring(self._descriptor, at, rows, words, count)
 
     def look(self) -> int:
-        """Look how many operations and notes there are. Returns how many more there are than
-        before.
-        """
+        """Look how many operations and notes there are; return how many more than before."""
         header = os.pread(self._descriptor, _LOOK.size, self._base).ljust(_LOOK.size, b"\0")
         head = layout.Head(*_LOOK.unpack(header))
         begun, notes_begun, names = head.begun, head.notes_begun, head.names_taken

@@ -86,9 +86,7 @@ class HangDetector:
         self._seen: dict[int, RankState] = {}
 
     def observe(self, now: float, samples: Sequence[Sample]) -> Hang | None:
-        """Take in the state of all workers at `now` (seconds, monotonic). Returns a hang, if it is
-        one.
-        """
+        """Take in the state of all workers at `now` (seconds, monotonic); return a hang, if any."""
         seen = self._seen if now - self._last <= self._patience else {}
         ordered = sorted(samples, key=lambda sample: sample.rank)
         self._seen = {each.rank: _state(seen.get(each.rank), each, now) for each in ordered}
@@ -215,9 +213,7 @@ def is_waiting(state: RankState) -> bool:
 
 
 def waited_group(states: Sequence[RankState]) -> Collective | None:
-    """Return the collective, for its group, of the rank that has waited for longest; None if none
-    waits.
-    """
+    """Return the collective of the rank that has waited for longest; None if none waits."""
     waiting = [state for state in states if state.waits_in]
     return max(waiting, key=lambda state: state.seconds).waits_in if waiting else None
 

@@ -19,9 +19,7 @@ from torshrun.health.kernel_facts import Facts, Process
 from torshrun.health.recent import Recent
 
 WARM_UP = 3
-"""The number of a worker's first steps that do not count: programs load, compile and allocate in
-them.
-"""
+"""First steps of a worker that do not count: programs load, compile and allocate in them."""
 
 
 class Pace:

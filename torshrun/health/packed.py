@@ -228,9 +228,7 @@ class Unpacked:
         self._groups = b""
 
     def recording(self, piece: Piece) -> memoryview:
-        """Return the words of a recording with the piece's operations and notes alone, and all
-        names and groups.
-        """
+        """Return the words of a recording with the piece's rows, and all names and groups."""
         begin = piece.first_name * _NAME_BYTES
         self._names[begin : begin + len(piece.names)] = piece.names
         known = piece.first_name + len(piece.names) // _NAME_BYTES

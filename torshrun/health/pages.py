@@ -34,9 +34,7 @@ class Collective:
     active: bool
     """True if the worker is in it, and has not left it."""
     rounds: int
-    """The number of times that the worker has met the others in this group: it grows while an
-    operation advances.
-    """
+    """Meetings of the worker with the others in this group: grows while an operation advances."""
     operation: str
     """The operation's name; "operation 99" for an unknown one."""
     dtype: str

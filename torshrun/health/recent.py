@@ -49,9 +49,7 @@ class Recent:
         return words
 
     def _read(self, begin: int, end: int, memory: bytearray) -> memoryview:
-        """Read these words of the recording into their places in memory, and return all of its
-        words.
-        """
+        """Read these words of the recording into their places in memory; return all its words."""
         into = memoryview(memory)[begin * _WORD : end * _WORD]
         os.preadv(self._descriptor, [into], self._begin + begin * _WORD)
         return memoryview(memory).cast("Q")

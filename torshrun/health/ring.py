@@ -13,8 +13,12 @@ class Ring:
     def __init__(self, descriptor: int, begun: int, first: int, words: int, count: int) -> None:
         """Read the ring from the file `descriptor`.
 
-        Args: | begun: The offset in the file of the number of rows that were begun. | first: The
-        offset of the first row. | words: The words of a row. | count: The number of rows.
+        Args:
+            descriptor: An open file.
+            begun: The offset in the file of the number of rows that were begun.
+            first: The offset of the first row.
+            words: The words of a row.
+            count: The number of rows.
         """
         self._descriptor, self._at, self._first, self.count = descriptor, begun, first, count
         self.size = 8 * words
@@ -69,9 +73,7 @@ class Ring:
         self._copied.clear()
 
     def take(self, *, is_last: bool) -> Iterator[tuple[int, bytes]]:
-        """Yield what was kept, in parts that fit a ring; a last part that is not full only if
-        `is_last`.
-        """
+        """Yield what was kept, in parts that fit a ring; a part that is not full if `is_last`."""
         whole = self.count * self.size
         while self._copied:
             first, kept = self._copied[0]

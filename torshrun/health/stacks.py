@@ -94,9 +94,7 @@ async def _dump(program: str, pid: int) -> tuple[str, str]:
 
 
 async def _run(argv: Sequence[str]) -> tuple[str, str]:
-    """Run py-spy, and return what it prints, and why it prints nothing; it does not outlive this
-    call.
-    """
+    """Run py-spy to its end, and return what it prints, and why it prints nothing."""
     pipe = asyncio.subprocess.PIPE
     try:
         process = await asyncio.create_subprocess_exec(

@@ -145,8 +145,6 @@ class TimerServer:
 
 
 def _pid_inside(pid: int) -> int:
-    """Return the pid by which the process, which may be in a pid namespace, knows itself; 0 is
-    unknown.
-    """
+    """Return the pid that the process, perhaps in a pid namespace, has for itself; 0 is unknown."""
     found = re.search(r"^NSpid:.*?(\d+)$", read_text(f"/proc/{pid}/status"), re.MULTILINE)
     return int(found[1]) if found else 0

@@ -48,9 +48,7 @@ class Worker:
                     yield each
 
     def _may_run(self, number: int) -> bool:
-        """Return whether an operation that had not ended when it was copied may still run at the
-        end.
-        """
+        """Return whether an operation that had not ended when it was copied may still run."""
         return number > self._begun - ENTRIES or number in self._late
 
     def notes(self) -> Iterator[Note]:

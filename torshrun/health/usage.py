@@ -24,9 +24,7 @@ class Usage(NamedTuple):
     memory: float | None
     """The used part of the machine's memory, or of a control group's if less is left there."""
     network: float | None
-    """The used part of the busiest interface, in its busier direction; None if its speed is
-    unknown.
-    """
+    """The used part of the busiest interface, in its busier direction; None without its speed."""
 
 
 class _Counted(NamedTuple):

@@ -52,8 +52,9 @@ def wait_of(pid: int) -> Wait | None:
 
 
 def _child(_pid: int, argument: int) -> Wait:
-    """Describe a wait for a child. `argument` is a pid, or less than 1 for any child, as 32 bits
-    with a sign.
+    """Describe a wait for a child.
+
+    `argument` is a pid, or less than 1 for any child, as 32 bits with a sign.
     """
     child = argument & 0xFFFFFFFF
     if 0 < child < 1 << 31:
@@ -118,9 +119,7 @@ def _socket(pid: int, target: str, verb: str) -> Wait | None:
 
 
 def _address(text: str) -> str:
-    """Return the address in hexadecimal words, which are in the machine's order (little-endian
-    here).
-    """
+    """Return the address in hexadecimal words of the machine's order, here little-endian."""
     host, _, port = text.partition(":")
     words = [bytes.fromhex(host[start : start + 8])[::-1] for start in range(0, len(host), 8)]
     address = b"".join(words)
@@ -131,9 +130,7 @@ def _address(text: str) -> str:
 
 
 def _other_end(pid: int, target: str) -> int:
-    """Return a process that the pipe leads to: a child or the parent of this one; 0 is none that is
-    known.
-    """
+    """Return a child or the parent of this process that has the pipe, too; 0 is unknown."""
     stat = read_stat(pid)
     related = [*children(pid), *([stat.parent] if stat else [])]
     return next((each for each in related[:MOST_PROCESSES] if target in _targets(each)), 0)

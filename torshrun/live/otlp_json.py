@@ -23,9 +23,7 @@ _UNITS = {"seconds": "s", "bytes": "By"}
 _ENVELOPE = ("v", "event", "time")
 Json = dict[str, Any]
 Since = Callable[[str], int]
-"""A function that returns since when the metric of a name has been counted, in nanoseconds since
-1970.
-"""
+"""A function that returns since when a metric has been counted, in nanoseconds since 1970."""
 
 
 def metrics_request(

@@ -181,8 +181,9 @@ def _by_name(now: Snapshot, values: Sequence[Mapping[str, float]]) -> dict[tuple
 
 
 def _metric(name: str, text: str, values: Any, *labels: str) -> Metric:
-    """Return a counter if its name says so, else a gauge. `values` is one number, or numbers by
-    labels.
+    """Return a counter if its name says so, else a gauge.
+
+    `values` is one number, or numbers by labels.
     """
     family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
     metric = family(f"torsh_{name.removesuffix('_total')}", text, labels=labels)

@@ -41,8 +41,11 @@ class Sender:
     def __init__(self, name: str, what: str, url: str, complain: Callable[[str], None]) -> None:
         """Prepare to send.
 
-        Args: | name: The thread's name. | what: What is sent, for warnings. | url: The server's
-        address. | complain: A function that takes a line, from any thread.
+        Args:
+            name: The thread's name.
+            what: What is sent, for warnings.
+            url: The server's address, for warnings.
+            complain: A function that takes a line, from any thread.
         """
         self._what = what
         self._url = url

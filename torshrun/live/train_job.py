@@ -24,8 +24,8 @@ Status = dict[str, Any]
 
 
 class ProgressReporter(Sender):
-    """Sends what a snapshot says of the workers' progress, as long as this node has rank 0 and they
-    report any.
+    """Sends the workers' progress by a snapshot, as long as this node has rank 0 and they report
+    any.
     """
 
     def __init__(
