@@ -62,7 +62,10 @@ def muttered(exit_: Exit) -> Suspect | None:
 
 
 def unmade(exit_: Exit) -> str:
-    """Return the lines where it said that it could not make a file (and may have continued)."""
+    """Return the lines where it said that it could not make a file; "" if there are none.
+
+    It may have continued after that.
+    """
     lines = [line[:_TOLD_CHARS] for line in stderr_lines(exit_)[-MOST_LINES:]]
     told = [line for line in lines if _FILE.search(line) and _is_not_made(line)]
     return "; ".join(told[-_MOST_TOLD:])

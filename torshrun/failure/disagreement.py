@@ -93,7 +93,10 @@ def _last_calls(case: Incident, ranks: Collection[int]) -> Mapping[int, str]:
 
 
 def _numbered_calls(case: Incident, calls: Mapping[int, str]) -> Mapping[int, str]:
-    """Return the calls with their numbers, if ranks that disagree made equal calls only now."""
+    """Return the calls with their numbers, if ranks that disagree made the same call; else {}.
+
+    They then differ in what they called before.
+    """
     if len(calls) < 2 or len({*calls.values()}) > 1:
         return {}
     stands = [(each.rank, each.standing) for each in case.witnesses if each.standing]

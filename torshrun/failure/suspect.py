@@ -55,7 +55,10 @@ class Suspect:
 
 
 def from_account(document: object) -> Suspect | None:
-    """Return the blame in a worker's error file; None if it makes no sense, as it may."""
+    """Return the blame in a worker's error file.
+
+    None if it makes no sense: a worker may write anything.
+    """
     if not isinstance(document, dict) or document.get("how") not in get_args(How):
         return None
     ranks, calls = document.get("ranks"), document.get("calls", {})

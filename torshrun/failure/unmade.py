@@ -126,7 +126,10 @@ _SAME_KEY = "Compare the names of keys that ranks set and ask for, with their pr
 
 
 def not_made(case: Incident) -> Verdict | None:
-    """Blame ranks that said that they could not make a file that others then did not find."""
+    """Blame ranks that could not make a file, by their own words, and continued.
+
+    Others then did not find that file.
+    """
     own = case.own
     missing = [_names(each) for each in own]
     if not own or not all(missing):
