@@ -38,13 +38,13 @@ def total(group: tr.ProcessGroup) -> float:
 def count_requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is asked of stores from now on."""
     asked: list[str] = []
-    real = StoreClient._call
+    real = StoreClient._send
 
-    def call(self: StoreClient, method: str, *given: Any, **named: Any) -> Any:
-        asked.append(method)
-        return real(self, method, *given, **named)
+    def send(self: StoreClient, call: Any, deadline: float) -> Any:
+        asked.append(repr(call.request))
+        return real(self, call, deadline)
 
-    monkeypatch.setattr(StoreClient, "_call", call)
+    monkeypatch.setattr(StoreClient, "_send", send)
     return asked
 
 

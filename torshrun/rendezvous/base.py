@@ -73,7 +73,7 @@ class Report:
     follows: bool = False
     """Whether the workers failed because they lost one of another node, whose failure it is."""
     testimony: str = ""
-    """What is known of how ranks here ended, in failure/exported_reports.py's form; "" is nothing."""
+    """What is known of how ranks here ended, as failure/exported_reports.py writes it, or ""."""
 
     @property
     def ending(self) -> Outcome:
@@ -103,7 +103,7 @@ class Verdict:
     sequel: Literal[Sequel, ""] = ""
     """Why there was no restart, if a failure ended the job."""
     finding: str = ""
-    """The root cause of the last round's failure, as failure/exported_reports.py writes it; "" is none."""
+    """The last round's root cause, as failure/exported_reports.py writes it, or ""."""
 
 
 # ---- events for the agent
