@@ -36,6 +36,7 @@ DONE = (
     "torshrun/shim",
     "torshrun/ssh",
     "torshrun/topology",
+    "torshrun/workers",
 )
 """Folders and files without faults, relative to the root of the repository."""
 
@@ -91,7 +92,7 @@ VERBS = _words("""
     program project promise promote propagate propose protect prove provide prune publish pull
     purge push put
     quantize query queue quit quote
-    raise randomize rank rate reach read rearrange rebuild recall receive reclaim recognize
+    raise randomize rank rate reach read reap rearrange rebuild recall receive reclaim recognize
     recompute reconfigure reconnect reconstruct record recover recreate redirect redraw reduce
     refer refill refresh refuse register reject rejoin relate relay release reload rely remember
     remove rename render renew reopen reorder repair repeat replace replay replicate reply

@@ -33,7 +33,7 @@ class LogFile:
     shared: bool = False
 
     def __post_init__(self) -> None:
-        """OSError if it cannot be opened."""
+        """Open the file. Raise OSError if that fails."""
         self._lock = threading.Lock()
         self._stamper = LineStamper()
         self._dead = False
@@ -84,7 +84,7 @@ class LogFile:
                 self._rotate()
 
     def _room(self, data: bytes, position: int) -> tuple[int, bool]:
-        """How much to add from this position, and whether the file is full then."""
+        """Return how many bytes to add from this position, and whether the file is full then."""
         left, room = len(data) - position, self.limit - self._size
         if not self.limit or left < room:
             return left, False
