@@ -29,10 +29,12 @@ DONE = (
     "torsh_runtime/layout",
     "torsh_runtime/mesh",
     "torsh_runtime/optim",
+    "torshrun/agent",
     "torshrun/clusters",
     "torshrun/ctl",
     "torshrun/functions",
     "torshrun/keeper",
+    "torshrun/rendezvous",
     "torshrun/shim",
     "torshrun/ssh",
     "torshrun/topology",
@@ -71,7 +73,7 @@ VERBS = _words("""
     establish estimate evaluate evict examine exchange exclude execute exercise exit expand
     expect expire explain export expose extend extract
     fail feed fetch fill filter finalize find finish fire fit fix flag flatten flip flush fold
-    follow forbid force forget fork format forward free freeze fuse
+    follow forbid form force forget fork format forward free freeze fuse
     gather generate get give go grant group grow guarantee guard guess
     halt hand handle hang hash have hear help hide highlight hold honor hook
     identify ignore import include increase increment indent index infer inform inherit

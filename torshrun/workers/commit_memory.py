@@ -17,9 +17,9 @@ class CommitMemory:
     that has it open. Workers open it by way of this process's descriptor."""
 
     def __init__(self, workers: int, namespace: bool = False) -> None:
-        """Create the memory;
+        """Create the memory.
 
-        `namespace` is whether the workers are in a PID namespace of their own.
+        `namespace` says whether the workers are in a PID namespace of their own.
         """
         self._descriptor = os.memfd_create("torsh-commits", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._namespace = namespace

@@ -49,9 +49,9 @@ class WorkerSpec:
     timer_file: str = ""
     """The pipe into which workers write torch's file timers; "" is none."""
     debugpy: Address | None = None
-    """Address at which the first worker serves it;
+    """Address at which the first worker serves it. Others use the ports after it.
 
-    others use the ports after it. None is nowhere.
+    None is nowhere.
     """
 
     def command(self, local_rank: int) -> tuple[str, ...]:
@@ -99,9 +99,9 @@ def _inherited(config: LaunchConfig, environ: Mapping[str, str]) -> dict[str, st
 
 
 def python_path(environ: Mapping[str, str]) -> str:
-    """Return PYTHONPATH for a worker that inherits `environ`:
+    """Return PYTHONPATH for a worker that inherits `environ`.
 
-    startup's hook first, and only once.
+    Startup's hook is first, and only once.
     """
     entries = environ["PYTHONPATH"].split(os.pathsep) if environ.get("PYTHONPATH") else []
     return os.pathsep.join([_HOOK, *(entry for entry in entries if entry != _HOOK)])
@@ -168,10 +168,7 @@ def _own_environ(
 
 
 def threads(usable: Sequence[CpuSet], quota: float) -> tuple[int, ...]:
-    """Return how many threads keep each worker to its processors, and all to `quota`;
-
-    at least 1.
-    """
+    """Return how many threads keep a worker to its processors, and all to `quota`; at least 1."""
     sharing = Counter(usable)
     share = quota / len(usable)
     return tuple(max(1, int(min(len(own) // sharing[own], share))) for own in usable)

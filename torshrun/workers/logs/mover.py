@@ -114,9 +114,9 @@ class Mover:
             self._busy_since = 0.0
 
     def _now(self) -> float:
-        """Return a clock that stops while a reader stalls:
+        """Return a clock that stops while a reader stalls.
 
-        then workers cannot finish their lines either.
+        Workers stall then, too, and cannot finish their lines.
         """
         return time.monotonic() - self._stalled
 

@@ -143,10 +143,7 @@ class LogPump:
 
     @property
     def status_width(self) -> int:
-        """Return how many columns the terminal with the status line has;
-
-        0 if there is no status line.
-        """
+        """Return how many columns the status line's terminal has; 0 if there is no status line."""
         if self._status is None:
             return 0
         with contextlib.suppress(OSError):

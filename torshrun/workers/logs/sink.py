@@ -40,9 +40,9 @@ class StatusLine:
             self._text, self._stale = text, True
 
     def around(self, data: bytes, now: float) -> bytes:
-        """Return what to write instead of `data`:
+        """Return what to write instead of `data`.
 
-        the status is erased, and drawn again if it is due.
+        The status is erased, and drawn again if it is due.
         """
         out, self._eraser = self._eraser + data, b""
         if data:

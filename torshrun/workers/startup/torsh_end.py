@@ -86,9 +86,9 @@ class EndNotes:
         self._before(kind, error, trace)
 
     def at_end(self) -> None:
-        """Note that Python ends in its own way:
+        """Note that Python ends in its own way.
 
-        at the script's end, by SystemExit or by an exception.
+        That is at the script's end, by SystemExit or by an exception.
         """
         try:
             if os.getpid() != self._own or self._has_raised:
@@ -146,9 +146,9 @@ class EndNotes:
         self._write(self._told(how, error, facts))
 
     def _told_of_shown(self) -> str:
-        """Return a note of the exception that the program showed just before its end;
+        """Return a note of the exception that the program showed just before its end.
 
-        "" if none.
+        Return "" if there is none.
         """
         if self._shown is None or self._now() - self._shown[1] > JUST_BEFORE:
             return ""

@@ -88,9 +88,9 @@ def do_imports(
 
 
 def refuse_hidden(folder: str, names: "set[str]") -> None:
-    """Raise RuntimeError if `folder` has a module with one of these names:
+    """Raise RuntimeError if `folder` has a module with one of these names.
 
-    they are imported already.
+    They are imported already.
     """
     for name in (each for each in names if "." not in each):
         spec = importlib.machinery.PathFinder.find_spec(name, [folder])
