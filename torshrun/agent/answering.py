@@ -107,8 +107,10 @@ class Answering:
         return Answer(await in_thread(packed))
 
     async def _trace(self, asked: Asked) -> Answer:
-        """What the workers note from now on, until the round is over, or for as long as is asked
-        for."""
+        """Answer with what the workers record from now on.
+
+        Record for the requested time, or until the round is over.
+        """
         from torshrun.health.tracing import InvalidTrace, trace_asked
 
         a_round = self.a_round()
@@ -156,7 +158,7 @@ class Answering:
 
 
 def _told(worker: Worker, stack: str) -> Mapping[str, Any]:
-    """Where a rank stands: what py-spy sees, or what its start hook has left."""
+    """Return where a rank is: what py-spy sees, or the stack that its start hook has left."""
     from torshrun.health.waits import wait_of
 
     stat = read_stat(worker.pid) if worker.alive else None

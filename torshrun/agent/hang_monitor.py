@@ -92,7 +92,10 @@ class HangMonitor:
                 detector = begin()
 
     def _samples(self, a_round: Round) -> Sequence[Sample]:
-        """What workers have left behind counts for each of them: it is not known whose it is."""
+        """Return a sample of each worker.
+
+        What workers have left running counts for each of them: it is not known whose it is.
+        """
         from torshrun import procfs
         from torshrun.health.detector import Sample
 
@@ -152,7 +155,7 @@ class HangMonitor:
             self.say(f"{format_ranks(held)} {is_in} a debugger, which does not count as a hang")
 
     def _ranks(self) -> dict[int, int]:
-        """Of the workers that run, by pid."""
+        """Return the ranks of the workers that run, by pid."""
         return {worker.pid: worker.rank for worker in self.group.workers if worker.alive}
 
     def _progress(self, a_round: Round) -> object:

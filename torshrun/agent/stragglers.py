@@ -37,7 +37,7 @@ class StragglerMonitor:
     group: WorkerGroup
     wish: Wish
     threshold: float
-    """How many times as long as others a slow rank works; 0: as judging.THRESHOLD has it."""
+    """Factor by which a slow rank works longer than others; 0: as in judging.THRESHOLD."""
     num_nodes: int
     between: float
     """Seconds between two signs of life, with which the leader is told."""
@@ -47,7 +47,7 @@ class StragglerMonitor:
     announce: Callable[[Finding, str], None]
     """Tells of something that was found, and what is done about it, or proposed; "" is nothing."""
     known: Mapping[str, bytes]
-    """What nodes have told of earlier rounds, by node id: it counts for nothing."""
+    """Summaries of earlier rounds, by node id, which are ignored."""
 
     def __post_init__(self) -> None:
         self._watching: asyncio.Task[None] | None = None
@@ -82,7 +82,7 @@ class StragglerMonitor:
             self._gpus = None
 
     def judge(self, by_node: Mapping[str, bytes]) -> None:
-        """This node leads: what all nodes told last, by node id."""
+        """Judge the last summaries of all nodes, by node id; this node leads."""
         found = {
             name: summaries.decode(content)
             for name, content in by_node.items()
@@ -130,14 +130,14 @@ class StragglerMonitor:
             cost = time.thread_time() - began
 
     def _pause(self, cost: float) -> float:
-        """Seconds until the next look, after one that took so much time of a processor."""
+        """Return the seconds until the next look; `cost` is the processor time of the last one."""
         if self.wish.interval:
             return max(self.wish.interval, self.between)
         step = max((pace.step_seconds for pace in self._paces), default=0.0)
         return min(max(STEPS * step, _SHORTEST, cost / _SHARE, self.between), _LONGEST)
 
     def _look(self) -> list[RankSummary]:
-        """Of those that have taken steps since the last look."""
+        """Return the summaries of the ranks that have taken steps since the last look."""
         found = []
         for pace, worker in zip(self._paces, self.group.workers, strict=False):
             with suppress(OSError):  # what they have noted cannot be read

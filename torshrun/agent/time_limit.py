@@ -24,7 +24,7 @@ class TimeLimit:
 
     @property
     def left(self) -> float:
-        """Seconds that are left of a time that has an end."""
+        """Return the seconds that are left of a time that has an end."""
         return max((self.ends_at or 0.0) - self._loop.time(), 0.0)
 
     def start(
