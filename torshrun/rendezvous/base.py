@@ -103,7 +103,7 @@ class Verdict:
     sequel: Literal[Sequel, ""] = ""
     """Reason why there was no restart, if a failure ended the job."""
     finding: str = ""
-    """The root cause of the last round's failure, as failure/exported_reports.py writes it; "" is none."""
+    """Root cause of the last round's failure, from failure/exported_reports.py; "" is none."""
 
 
 # ---- events for the agent
