@@ -160,9 +160,9 @@ def help_text(columns: int) -> str:
 
 
 def _record(option: Option) -> tuple[str, str]:
-    """Return what is on the left and right;
+    """Return what is on the left and right.
 
-    the default in one piece, so that no line ends in it.
+    The default is in one piece, so that no line ends in it.
     """
     default = option.unset if option.default is None else option.default
     end = f" [default: {default}]" if default and not option.is_flag else ""

@@ -38,8 +38,7 @@ def _pydevd() -> ModuleType | None:
     """Return the part of the debugger that changes command lines; None if it does not change them.
 
     With "subProcess": false, or without PyCharm's "Attach to subprocess automatically", the
-    function
-    in it only warns.
+    function in it only warns.
     """
     import _posixsubprocess
 

@@ -49,9 +49,7 @@ def plan(config: LaunchConfig, environ: Mapping[str, str]) -> str:
 
 
 def _first(config: LaunchConfig, word: str, port: int) -> WorkerEnv:
-    """Return the first worker's place, in which `port` also stands for what the rendezvous
-    decides.
-    """
+    """Return the first worker's place; `port` also stands for what the rendezvous decides."""
     alone, workers = config.is_alone, config.nproc_per_node
     place = NodeAssignment(
         round=0,

@@ -66,10 +66,7 @@ def read_stat(pid: int) -> ProcessStat | None:
 
 
 def rank_of(pid: int, ranks: Mapping[int, int]) -> int:
-    """Return the rank of the worker that is this process, or has started it;
-
-    -1 if there is none.
-    """
+    """Return the rank of the worker that is this process or started it; -1 if there is none."""
     for _ in range(_MOST_GENERATIONS):
         stat = read_stat(pid) if pid > 1 and pid not in ranks else None
         if stat is None:
@@ -96,11 +93,10 @@ def _has_signal(pid: int, name: str, signo: int) -> bool:
 
 
 def ended_badly(pid: int) -> list[tuple[str, int]]:
-    """Return the names and statuses of programs of the process that ended with a status other
-    than 0.
+    """Return the names and statuses of programs of the process that have failed.
 
-    These are its children that it has not reaped; a status is as of waitpid. The kernel shows them
-    only to those who may trace them.
+    These are its children that it has not reaped and whose status, as of waitpid, is not 0. The
+    kernel shows them only to those who may trace them.
     """
     found = []
     for child in children(pid):

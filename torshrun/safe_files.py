@@ -117,8 +117,7 @@ class Folder:
         """Raise OSError if another user has replaced the directory that was just made.
 
         Then its owner is not the owner of what this process makes in it. That owner need not be
-        this
-        process's user, for instance on a network file system.
+        this process's user, for instance on a network file system.
         """
         name, flags = f".{os.urandom(8).hex()}", os.O_CREAT | os.O_EXCL | os.O_WRONLY
         probe = os.open(name, flags | os.O_CLOEXEC, 0o600, dir_fd=self._descriptor)
@@ -134,8 +133,7 @@ class Folder:
         """Return a descriptor of a regular file below, to append to it.
 
         The file and its directories are made, for this user only, where they are missing. Raise
-        OSError if
-        the path has a link, or names anything but a file.
+        OSError if the path has a link, or names anything but a file.
         """
         flags = os.O_WRONLY | APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
         descriptor = self._open(PurePath(path), flags)

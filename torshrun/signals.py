@@ -16,9 +16,7 @@ NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 def exit_code(status: int) -> int:
-    """Return the exit code as a shell gives it, 128 + n for signal n, of a `status` as of
-    waitpid.
-    """
+    """Return the shell's exit code, 128 + n for signal n, of a `status` as of waitpid."""
     signo = status & 0x7F
     return 128 + signo if signo else status >> 8 & 0xFF
 

@@ -26,10 +26,7 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> list[str]:
-    """Return the lines as a terminal would show them, each printable;
-
-    none if it would show none.
-    """
+    """Return the lines that a terminal would show, each printable; none if it would show none."""
     plain = re.sub(_ESCAPES, "", text).rstrip()
     lines = plain.split("\n") if plain else []
     return [_marked(line.rstrip("\r").rpartition("\r")[2].expandtabs()) for line in lines]
@@ -50,9 +47,9 @@ def ranges(numbers: Collection[int]) -> list[str]:
 
 
 def parse_ranges(text: str) -> set[int]:
-    """Return the numbers of such runs between commas;
+    """Return the numbers of such runs, separated by commas; none for "".
 
-    none for "". Raise ValueError if malformed.
+    Raise ValueError if the text is malformed.
     """
     numbers: set[int] = set()
     for part in text.split(",") if text.strip() else ():
@@ -64,9 +61,9 @@ def parse_ranges(text: str) -> set[int]:
 
 
 def format_ranks(ranks: Collection[int]) -> str:
-    """Return "rank 3", or "ranks 0-2, 7";
+    """Return "rank 3" or "ranks 0-2, 7".
 
-    of very many runs the first ones and the count of ranks.
+    Of very many runs, name the first ones and the number of ranks.
     """
     found = ranges(frozenset(ranks))
     shown = ", ".join(found[:_MOST_RANGES])

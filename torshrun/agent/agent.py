@@ -420,9 +420,9 @@ class Agent:
             self._tell.stopping_others(stop, alive, cause)
 
     def _is_untidy(self) -> bool:
-        """Return whether the scratch directory is left:
+        """Return whether the scratch directory is left.
 
-        the keeper was killed before it removed it.
+        It is if the keeper was killed before removing it.
         """
         return os.path.lexists(self.scratch)
 

@@ -176,7 +176,7 @@ class Announcer:
         self.say(f"{left:.0f} s of the job's time are left: SIGUSR1 to the workers that handle it")
 
     def hung(self, hang: Hang, stacks: Stacks) -> str:
-        """Announce that workers make no progress, and return that in a line;
+        """Announce that workers make no progress, and return that in a line.
 
         `stacks` are by rank.
         """
@@ -193,9 +193,7 @@ class Announcer:
         self.emit("hang_detected", **facts, text=text)
 
     def stood_still(self, hang: Hang) -> str:
-        """Announce that workers which somebody stops made no progress, and return that in a
-        line.
-        """
+        """Announce that the workers being stopped made no progress, and return that in a line."""
         from torshrun.health.report import describe, summary
 
         text = describe(hang, {})
@@ -291,7 +289,7 @@ class Announcer:
             )
 
     def keeper_lost(self, keeper: Keeper, left: Sequence[object]) -> None:
-        """Announce that the keeper died;
+        """Announce that the keeper died.
 
         `left` are processes that could not be killed without it.
         """

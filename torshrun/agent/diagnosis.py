@@ -228,9 +228,9 @@ class Diagnosis:
         return self.stacks.get(ending.assignment.worker.rank, "") or _left_stack(ending)
 
     async def standing(self, endings: Sequence[Worker]) -> RootCause | None:
-        """Return for whom workers waited that were stopped while they hung;
+        """Return for whom workers waited that were stopped while they hung.
 
-        None if nobody stopped them.
+        Return None if they were not.
         """
         return await in_thread(partial(self._find_standing, endings)) if self.stood_still else None
 
@@ -259,9 +259,9 @@ class Diagnosis:
         return all(map(blamed, exits))
 
     def _look_up(self, exit_: Exit, ranks: Mapping[int, int]) -> None:
-        """Look for a fact about a failure while the others still live:
+        """Look for a fact about a failure while the others still live.
 
-        one of them may be its cause.
+        One of them may be its cause.
         """
         from torshrun.agent.facts import fact_about, fact_about_lock
         from torshrun.failure.cause import diagnose
@@ -390,8 +390,7 @@ async def in_thread(work: Callable[[], Result]) -> Result:
     """Do the work in a thread, and return its result.
 
     Examining the output of hundreds of workers takes its time, in which the keeper and the other
-    nodes
-    need heartbeats. The loop's own executor would need another thread to end.
+    nodes need heartbeats. The loop's own executor would need another thread to end.
     """
     from concurrent.futures import ThreadPoolExecutor
 

@@ -30,8 +30,7 @@ def fact_about(kind: Kind, said: str, ranks: Mapping[int, int], port: int = 0) -
     """Return who holds the port, or which file system is full, that these words mention.
 
     `ranks` are those of this node, by pid; `port` is the port that was wanted, in case the words do
-    not
-    contain it.
+    not contain it.
     """
     if kind in (Kind.DISK_FULL, Kind.SHARED_MEMORY):
         return Fact(" ".join(filter(None, map(_if_full, _places(said)))))

@@ -180,8 +180,7 @@ def _end(state: Waiting, verdict: base.Verdict) -> Step:
     """End, as the job is over.
 
     If the job was asked to stop, the last signal determines the exit code. A failure of this node's
-    own
-    does if it was asked to make room, since that request did not end it.
+    own does if it was asked to make room, since that request did not end it.
     """
     code, outcome, own = verdict.code, verdict.outcome, state.report
     if state.stopped_by and outcome in ("preempted", "stopped"):

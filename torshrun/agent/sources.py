@@ -98,8 +98,7 @@ def _clean_up(source: Sequence[str]) -> str:
     """Return as a comment to which block the last of these lines of Python belongs; "" if to none.
 
     The block is an except, perhaps of a loop, or a finally, or a loop that waits for a file or
-    counts
-    ranks. The indentation alone decides: what comes from a worker is not parsed.
+    counts ranks. The indentation alone decides: what comes from a worker is not parsed.
     """
     depth = _depth(source[-1]) + 1  # the block may stand in one line
     for place, line in [*enumerate(source)][::-1]:

@@ -55,9 +55,9 @@ class Standstill:
         return self._detector.observe(self._looked, self._samples(a_round))
 
     def _samples(self, a_round: Round) -> Sequence[Sample]:
-        """Return a sample of each worker, without the processes it started:
+        """Return a sample of each worker.
 
-        to find those takes time.
+        Processes that it started are left out: to find those takes time.
         """
         from torshrun import procfs
         from torshrun.health.detector import Sample

@@ -156,9 +156,9 @@ class Telemetry:
         )
 
     def _read_pace(self) -> Pace | None:
-        """Return the pace of the worker that is least far;
+        """Return the pace of the worker that is least far.
 
-        once the job is over, how far it came.
+        Once the job is over, return how far it came.
         """
         is_over = self.latest.state == "finished"
         if not (self._tells_pace or self._pump.status_width):

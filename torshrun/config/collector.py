@@ -16,9 +16,9 @@ _ENDPOINT, _HEADERS = OTLP_VARIABLES
 
 
 def collector(request: Request, environ: Mapping[str, str]) -> Collector | None:
-    """Return the collector of --otlp;
+    """Return the collector of --otlp.
 
-    None without it: variables alone may be meant for the workers.
+    Return None without the option: variables alone may be meant for the workers.
     """
     place = request["otlp"]
     if place is None:

@@ -168,9 +168,9 @@ class RendezvousConfig(Timeouts):
     """Address at which other nodes reach this one; "" is the one on the way to the endpoint."""
     access: Access = Access()
     secret: str = field(default="", repr=False)
-    """Secret that agents prove to know;
+    """Secret that agents prove to know.
 
-    if "", the first makes one up and the store passes it on.
+    If it is "", the first agent makes one up and the store passes it on.
     """
 
 
@@ -239,9 +239,9 @@ class LaunchConfig:
     error_file: str | None = None
     """File in which a launcher above this one reads why it failed (TORCHELASTIC_ERROR_FILE)."""
     scratch_place: str = "/tmp"
-    """Parent of the temporary directory:
+    """Parent of the temporary directory.
 
-    TMPDIR, or in another job's worker that job's directory.
+    It is TMPDIR, or in another job's worker that job's directory.
     """
     output: OutputConfig = OutputConfig()
 

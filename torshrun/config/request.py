@@ -62,9 +62,9 @@ class Request:
     """Settings for schedulers; only `torshctl render` knows its keys."""
 
     def __getitem__(self, key: str) -> Any:
-        """Return the value of the option's text;
+        """Return the value of the option's text; None if there is none.
 
-        None if there is none. Raise ConfigError if invalid.
+        Raise ConfigError if it is invalid.
         """
         entry = self.entries[key]
         try:

@@ -43,8 +43,7 @@ def _check_access(opened: os.stat_result, path: str, name: str) -> None:
     """Raise ConfigError if others than this user and root may read or change the opened file.
 
     The group may read a file of root's, who gave it to that group on purpose (a Kubernetes Secret,
-    for
-    example).
+    for example).
     """
     if not stat.S_ISREG(opened.st_mode):
         raise ConfigError(f"{name}: {path} is no file")

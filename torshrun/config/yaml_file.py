@@ -203,7 +203,7 @@ class _Reader:
         return self._given(key, node.value if option.is_flag else self._plain(key, node))
 
     def _plain(self, key: ScalarNode, node: Node) -> str:
-        """Return a scalar that is not a boolean:
+        """Return a scalar that is not a boolean.
 
         `role: no` is more often a mistake than intended.
         """

@@ -26,10 +26,8 @@ def routable(endpoints: Sequence[Address], *, may_be_private: bool = True) -> st
 
     It is IPv4 if the endpoint has both. It is a loopback address only if the endpoint's host is one
     itself, and `may_be_private` or there is nothing else: a host may know its own name as
-    127.0.1.1,
-    and one node may say localhost where others name this host. The call takes as long as the
-    resolver
-    does. Raise ConfigError if there is no way to any endpoint.
+    127.0.1.1, and one node may say localhost where others name this host. The call takes as long as
+    the resolver does. Raise ConfigError if there is no way to any endpoint.
     """
     for host, port in endpoints:
         for family, address in sorted(resolve(host, port), key=itemgetter(0)):  # IPv4 < IPv6

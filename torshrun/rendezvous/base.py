@@ -210,8 +210,7 @@ class Rendezvous(ABC):
         """Let this node leave the job; the others may continue.
 
         JobOver follows with this outcome and code, unless another verdict came first. If this node
-        takes
-        part in a round, it follows after the round's report.
+        takes part in a round, it follows after the round's report.
         """
 
     @abstractmethod

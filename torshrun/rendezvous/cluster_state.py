@@ -281,9 +281,8 @@ class ClusterState:
         """Limit the time for which grants of earlier leaders may last.
 
         A node of the round beats here, and so no longer to the round's author, who could not
-        continue
-        past a lease without it. The author ended by now + ttl, and what it granted ends a ttl
-        later.
+        continue past a lease without it. The author ended by now + ttl, and what it granted ends a
+        ttl later.
         """
         self.sight = self.sight.with_bound(now + 2 * self.settings.ttl)
 

@@ -90,8 +90,7 @@ class Election:
         """Return when to stand for election.
 
         It is later if the last leader, who knows most, is still heard, or if this node is not of
-        the round
-        and so does not know when the last term ended.
+        the round and so does not know when the last term ended.
         """
         last, header, now = self._last_fence, self.member.header, self.asking.clock()
         interval = self.asking.settings.interval

@@ -119,10 +119,8 @@ class EpochJoin:
         """Return the present epoch, with the listing of what all nodes watch.
 
         If there is none it is begun here, or, without `may_begin`, soon by another node; else
-        JobUnknown
-        is raised. `last` is the epoch that the store has lost. Raise RendezvousTimeout after the
-        join
-        timeout, and StoreError if there is no place in the job.
+        JobUnknown is raised. `last` is the epoch that the store has lost. Raise RendezvousTimeout
+        after the join timeout, and StoreError if there is no place in the job.
         """
         asking = self._asking
         began = self._entered = asking.clock()

@@ -280,8 +280,7 @@ class NodeRendezvous(Rendezvous):
         """Give up on an epoch for which nobody answers.
 
         If nobody leads, another epoch is begun, but not while nodes of a round of this one may
-        still run
-        workers. If somebody leads and does not answer, this node has no part in the job.
+        still run workers. If somebody leads and does not answer, this node has no part in the job.
         """
         settings, leader = self._settings, self._election.leader
         most = 2 * settings.ttl

@@ -24,8 +24,8 @@ ANSWERS_KEPT = 4
 MOST_QUICK, CROWD = 8, 256
 """Numbers of beats that follow each other at once when a leader or a round is new.
 
-The leader's clock is then known soon. MOST_QUICK is the limit of a node, down to QUICK_AGAIN if
-all nodes together would exceed CROWD.
+The leader's clock is then known soon. MOST_QUICK is the limit of a node, down to QUICK_AGAIN if all
+nodes together would exceed CROWD.
 """
 QUICK_AGAIN, EVERY = 2, 4
 """Number of beats that follow at once after every EVERY beats.

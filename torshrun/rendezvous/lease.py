@@ -18,8 +18,7 @@ def leader_until(view: ClusterState, lease_until: float, now: float) -> float:
 
     The latter holds for a bounded time only: a leader that never heard of these nodes waits for its
     end. And it holds only in a round of its own, in which all nodes rely on it and it on them: a
-    later
-    leader need not even have heard of other terms.
+    later leader need not even have heard of other terms.
     """
     header, settings = view.header, view.settings
     if lease_until - now > settings.ttl / 3 or header is None or header.fence != view.fence:
@@ -58,9 +57,8 @@ def _end_of(header: Header, view: ClusterState, answers: Mapping[int, float], no
     """Return the latest time at which the header's author has acted as the leader; inf if unknown.
 
     It could not continue without this node if it knew this node, as its answers show. Past its
-    lease
-    it needs beats of all nodes of its round, and each only counts when the next one says that it
-    was answered. Only the first may count without that, if it came during the lease.
+    lease it needs beats of all nodes of its round, and each only counts when the next one says that
+    it was answered. Only the first may count without that, if it came during the lease.
     """
     row = view.rows.get(header.leader)
     has_left = row is not None and row.state == "left"  # it had ceased before it gave its term back

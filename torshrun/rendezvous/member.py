@@ -253,8 +253,9 @@ class Member:
         return self._follow_header()
 
     def doubt(self, leader: LeaderRow | None, seconds: float) -> Events:
-        """Report that nobody of this run id has answered yet, and that it waits `seconds` at
-        most.
+        """Report that nobody of this run id has answered yet.
+
+        This node waits for `seconds` at most.
         """
         what = "a node to lead the job; what the store holds may be another's"
         then = "a new one is begun"

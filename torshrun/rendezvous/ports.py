@@ -48,8 +48,7 @@ def bound(port: int) -> socket.socket:
     """Return a socket that holds the port, or any free one if it is 0, until it is closed.
 
     A server that uses SO_REUSEADDR can still listen there. Raise ConfigError, which names the
-    process
-    that holds the port.
+    process that holds the port.
     """
     held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

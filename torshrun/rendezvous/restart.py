@@ -72,8 +72,7 @@ class Hosts:
     """Holds what a leader saw of hosts in its term, as a value.
 
     A loss counts if its round had not lasted. The first is free; then the pause before a node of
-    that
-    host may join again doubles, as between restarts.
+    that host may join again doubles, as between restarts.
     """
 
     def __init__(

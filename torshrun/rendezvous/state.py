@@ -164,8 +164,7 @@ def _missing_of(earlier: list[NodeRow], view: ClusterState, now: float) -> tuple
     workers.
 
     Its leader could not continue for longer than a ttl without the first of its nodes that is here
-    and
-    no longer beats to it, nor after it has come here itself; what it granted ends a ttl later.
+    and no longer beats to it, nor after it has come here itself; what it granted ends a ttl later.
     """
     if not earlier:
         return 0, now

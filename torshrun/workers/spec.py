@@ -71,8 +71,7 @@ class WorkerSpec:
         """Return the spec of the workers that `config` describes.
 
         `environ` is the agent's own, `allowed` are the processors that it may use, and `root` holds
-        /sys,
-        /proc and /dev. Raise ConfigError if this machine cannot place the workers.
+        /sys, /proc and /dev. Raise ConfigError if this machine cannot place the workers.
         """
         inherited = _inherited(config, environ)
         encoded_environment(inherited)

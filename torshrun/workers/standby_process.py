@@ -35,8 +35,7 @@ class StandbyProcess:
         """Create the connection to the process.
 
         `hear` is called with each message of the process, and `lose` when no more can come. Raise
-        OSError
-        if no descriptor is left.
+        OSError if no descriptor is left.
         """
         self.worker_id = worker_id
         """What the keeper knows it by."""

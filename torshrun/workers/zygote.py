@@ -1,7 +1,7 @@
 """Runs a process that imports ahead, and the standbys that are forked from it.
 
-Workers whose commands and variables are equal, except for their places, share a zygote.
-The machine in zygote_machine decides what is done with these processes; it is carried out here.
+Workers whose commands and variables are equal, except for their places, share a zygote. The machine
+in zygote_machine decides what is done with these processes; it is carried out here.
 """
 
 from __future__ import annotations

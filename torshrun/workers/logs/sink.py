@@ -1,9 +1,9 @@
 """Writes lines of many authors to an output of the agent, and a status line below them on
 terminals.
 
-The cursor always rests where the log ends. After a newline that is the first column, and the
-status is drawn on that very row. After an unfinished line or a carriage return it is drawn one
-row further down, so that it disturbs neither.
+The cursor always rests where the log ends. After a newline that is the first column, and the status
+is drawn on that very row. After an unfinished line or a carriage return it is drawn one row further
+down, so that it disturbs neither.
 """
 
 from __future__ import annotations

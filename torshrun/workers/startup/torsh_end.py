@@ -253,8 +253,7 @@ def port_of(error: BaseException) -> int:
     """Return the port that was in use, which Python's own error does not contain; 0 if unknown.
 
     It is taken from an address in the frames that the error passed through, or from what they call
-    a
-    port, the innermost first.
+    a port, the innermost first.
     """
     if not isinstance(error, OSError) or error.errno != ADDRESS_IN_USE:
         return 0

@@ -157,8 +157,7 @@ def leading_imports(kind: str, target: str) -> "list[Statement]":
     """Return the imports at the head of the script or module.
 
     They end at the first statement that may do something else, or that imports what is not
-    installed:
-    the user's own code may change.
+    installed: the user's own code may change.
     """
     path = _file(kind, target)
     if path is None:
