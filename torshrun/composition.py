@@ -32,7 +32,7 @@ from torshrun.workers.processes import become_subreaper
 from torshrun.workers.spec import WorkerSpec
 
 OUTAGE = 120.0
-"""Seconds that a job goes on without etcd while its nodes hear each other."""
+"""Seconds that a job continues without etcd while its nodes hear each other."""
 LAST_WORDS = 1.0
 """Seconds that the account of a mistake of our own may take to get out."""
 

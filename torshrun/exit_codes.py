@@ -15,7 +15,7 @@ BUDGET_SPENT = 79
 HUNG = 80
 """The workers made no progress for --hang-timeout."""
 CANNOT_EXECUTE = 126
-"""The program is there, but when it was started it could not be executed."""
+"""Code of a program that exists but could not be executed when it was started."""
 NOT_FOUND = 127
 """Code of a program whose interpreter was missing when it was started."""
 SIGNALLED = 128

@@ -307,7 +307,7 @@ class Agent:
         self._tell.say(f"rank {rank} is killed: {finding}")
 
     async def _settle(self, settle: protocol.Settle) -> None:
-        """Wait for others that fail, longer as long as all blame somebody who has not failed."""
+        """Wait for others that fail, longer as long as all blame a worker that has not failed."""
         follows = self._start_looking()
         await asyncio.sleep(settle.seconds)
         if await follows and await self._start_looking():

@@ -1,4 +1,4 @@
-"""Answers what torshctl asks all agents of a run: workers' recordings, and where they stand."""
+"""Answers torshctl's questions to all agents of a run: workers' recordings, and their stacks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torshrun.workers.group import Worker, WorkerGroup
 MOST_TRACED = 2
 """Traces that are collected at the same time."""
 MOST_WAITING = 4
-"""Questions that wait for their turn; others are told to come again."""
+"""Number of questions that may wait for their turn; others are not answered."""
 STACKS_BOUND = 8.0
 """Seconds that the stacks of all workers here may take."""
 STACK_CHARS = 1 << 14

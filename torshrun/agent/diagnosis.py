@@ -36,7 +36,10 @@ if TYPE_CHECKING:  # at the start it would take time
 
 Result = TypeVar("Result")
 STARTUP_SECONDS = 10.0
-"""A worker that failed so soon, before any process group was initialised, failed at its start."""
+"""Seconds within which a worker that fails has failed at its start.
+
+It has unless a process group was initialised before.
+"""
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _LOOKED_INTO = ("failure", "hang", "closing", "verdict")
 KEPT_BYTES = 1 << 20
@@ -121,7 +124,7 @@ class Diagnosis:
     tells_others: bool = False
     """True if other nodes are to know how the workers here ended, or were stopped."""
     clock: Callable[[float], CommonClock | None] = lambda at: None
-    """Tells what the nodes' common clock is at a moment of this node's."""
+    """Returns the nodes' common clock at a moment of this node's."""
 
     def __post_init__(self) -> None:
         self._looking = asyncio.Lock()

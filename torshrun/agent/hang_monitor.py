@@ -34,10 +34,10 @@ class HangMonitor:
     """Seconds without progress that are a hang; 0 never looks at all."""
     group: WorkerGroup
     post: Callable[[protocol.Event], None]
-    """Takes the event that tells of a hang."""
+    """Takes the event that reports a hang."""
     timer_file: str
     on_expired: Callable[[int, str], None]
-    """Is told the rank of a worker whose own timer ran out, and what happened, just before."""
+    """Called with the rank of a worker whose own timer ran out, and what happened, just before."""
     say: Callable[[str], None]
     """Gets a line for people."""
 
@@ -58,7 +58,7 @@ class HangMonitor:
         self._seen = Machine("hangs", "idle")
 
     def start(self, a_round: Round) -> None:
-        """Watch this round, whose pages stay open until stop(). It is told of a hang once."""
+        """Watch this round, whose pages stay open until stop(). A hang is reported once."""
         self.finding, self._has_pardoned = None, False
         if self._timers:
             self._timers.forget()

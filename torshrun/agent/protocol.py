@@ -100,7 +100,7 @@ class StartWorkers(NamedTuple):
 
 
 class Settle(NamedTuple):
-    """Send SettleOver after so many seconds."""
+    """Asks to send SettleOver after this many seconds."""
 
     round: int
     seconds: float

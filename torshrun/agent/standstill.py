@@ -1,4 +1,4 @@
-"""Knows for how long workers have made no progress when somebody else stops them."""
+"""Determines whether workers made progress before they are stopped by others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # at the start it would take time
     from torshrun.health.detector import Hang, HangDetector, Sample
 
 SECONDS = 10.0
-"""Without progress for so long workers stand still."""
+"""Seconds without progress after which workers stand still."""
 _BETWEEN = 4.0  # seconds between two looks
 _PATIENCE = 30.0
 

@@ -24,7 +24,7 @@ from torshrun.health.usage import Usage, UsageMeter
 from torshrun.workers.group import WorkerGroup
 
 STEPS = 6
-"""Between two looks, where nobody says how long."""
+"""Number of steps between two looks, unless the user gives an interval."""
 _SHORTEST, _LONGEST = 0.1, 10.0  # seconds between two looks then
 _SHARE = 0.01
 """The part of a processor that the looks may take then."""
@@ -40,12 +40,12 @@ class StragglerMonitor:
     """Factor by which a slow rank works longer than others; 0: as in judging.THRESHOLD."""
     num_nodes: int
     between: float
-    """Seconds between two signs of life, with which the leader is told."""
+    """Seconds between two heartbeats, which carry the summaries to the leader."""
     tell_leader: Callable[[bytes], None]
     replace: Callable[[str], bool]
     """Asks the node of this id to leave, if another can take its place; whether it was asked."""
     announce: Callable[[Finding, str], None]
-    """Tells of something that was found, and what is done about it, or proposed; "" is nothing."""
+    """Reports a finding, and what is done about it, or proposed; "" is nothing."""
     known: Mapping[str, bytes]
     """Summaries of earlier rounds, by node id, which are ignored."""
 

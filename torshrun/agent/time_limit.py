@@ -13,7 +13,7 @@ MARGIN = 5.0
 
 
 class TimeLimit:
-    """Calls back before the end of so many seconds, counted from when it is made."""
+    """Calls back before the end of a number of seconds, counted from when it is made."""
 
     def __init__(self, seconds: float | None, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

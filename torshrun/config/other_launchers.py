@@ -1,4 +1,4 @@
-"""Options of other launchers, and what stands for them here."""
+"""Maps options of other launchers to those of torshrun."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ DEFAULT = "default"
 TARGETS: Mapping[str, str] = MappingProxyType(
     {"script": "", "module": "module", "program": "no_python"}
 )
-"""The keys of a file that say what to run, and the flag that each one stands for."""
+"""Keys of a file that say what to run, with the flag for each."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,10 +33,11 @@ nanoseconds of the leader's CLOCK_MONOTONIC: when the beat came and when it was 
 
 
 class AgentServer(Heartbeats):
-    """Answers to agents of one epoch of the job, once it is open, until it is closed.
+    """Answers agents of one epoch of the job, once it is open, until it is closed.
 
-    Each node's has a key of its own, so that what is said to one cannot be said to another. At node
-    rank 0 a round's store is here, under its own prefix: users of earlier ones disturb nobody.
+    Each node has a key of its own, so that a message to one cannot be sent to another. At node rank
+    0 a round's store is here, under its own prefix, so that users of earlier ones do not disturb
+    it.
     """
 
     def __init__(self, epoch: Epoch, node: str, on_refused: Callable[[str], None]) -> None:

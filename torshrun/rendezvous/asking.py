@@ -73,7 +73,7 @@ class Asking:
                     take(event)
 
     async def pause(self) -> None:
-        """Wait after a failed attempt, about as long as nobody's has succeeded."""
+        """Wait after a failed attempt, about as long as no attempt has succeeded."""
         pause = max(self.clock() - self._fails_since, FIRST_PAUSE)
         pause = min(pause, LONGEST_PAUSE, self.settings.interval)
         await asyncio.sleep(pause * self.chance.uniform(0.5, 1))

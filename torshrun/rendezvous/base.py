@@ -165,7 +165,7 @@ class Summaries:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """torshctl asks all agents: `Rendezvous.answer` is to be told what this one has to say."""
+    """Asks this agent a question of torshctl; the answer goes to `Rendezvous.answer`."""
 
     id: str
     kind: str
@@ -219,9 +219,10 @@ class Rendezvous(ABC):
 
     @abstractmethod
     def tell_leader(self, summary: bytes) -> None:
-        """Send this to the agent that leads, past the store, with the next sign of life. It takes
-        the place of what was told before, and a new leader is told it, too: Summaries come of it.
-        ValueError if it is longer than SUMMARY_BYTES.
+        """Send this to the agent that leads, past the store, with the next heartbeat.
+
+        It replaces what was sent before, and a new leader gets it, too. The leader's agent receives
+        it in Summaries. Raise ValueError if it is longer than SUMMARY_BYTES.
         """
 
     @abstractmethod
@@ -234,8 +235,10 @@ class Rendezvous(ABC):
 
     @abstractmethod
     def replace(self, node: str) -> bool:
-        """Ask the node of this id to leave the job, as torshctl drain does, if this one leads and
-        another waits that can take its place. Whether it was asked.
+        """Ask the node of this id to leave the job, and return whether it was asked.
+
+        It is asked as by torshctl drain, but only if this node leads and another waits that can
+        take its place.
         """
 
     @abstractmethod
@@ -244,7 +247,7 @@ class Rendezvous(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Give everything back, within a few seconds; leases too, so that nobody waits for them."""
+        """Release everything within a few seconds, also leases, so that no node waits for them."""
 
 
 def check_summary(summary: bytes) -> bytes:

@@ -13,7 +13,7 @@ from torshrun.rendezvous.settings import Settings
 from torshrun.rendezvous.sight import Sight, Term
 
 FORGOTTEN_AFTER = 10.0
-"""Times the ttl: a node that has not beaten for so long, and has no row, is none of ours."""
+"""Number of ttls after which a node without heartbeats and row no longer belongs to the job."""
 
 
 @dataclass(slots=True)

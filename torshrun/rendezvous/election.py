@@ -26,7 +26,7 @@ _NEVER = 0, -math.inf
 
 @dataclass(eq=False)
 class Election:
-    """The leader's row as it stands. While it is this node's, this node leads and answers beats."""
+    """Row of the leader in its present form. While it is this node's, this node leads."""
 
     asking: Asking
     member: Member
@@ -103,7 +103,7 @@ class Election:
         return now + soon
 
     async def stand(self) -> None:
-        """Write this node's row if there is no leader; the watch tells who won."""
+        """Write this node's row if there is no leader; the watch shows who won."""
         asking, settings, row = self.asking, self.asking.settings, self.member.row
         self.stands_at = asking.clock() + settings.interval  # if nothing comes of it
         self._seen.become("standing", f"since revision {self._revision}", node=row.node)

@@ -37,12 +37,15 @@ class Epoch:
     run_id: str
     name: str
     after: str
-    """The name of the epoch that this one goes on; "" if it is a job's first."""
+    """Name of the epoch that this one continues; "" if it is a job's first."""
     secret: bytes
     """The job's."""
     past: tuple[str, ...] = ()
-    """The names of those that it takes the place of, the newest first: the one that it goes on, the
-    one that stood there, and what these had taken the place of."""
+    """Names of the epochs that it replaces, the newest first.
+
+    These are the epoch that it continues, the one that the store had, and those that these
+    replaced.
+    """
     revision: int = 0
     """At which it was written to the store."""
     is_proven: bool = False
@@ -222,7 +225,7 @@ class EpochJoin:
     async def _begin(
         self, found: dict[str, Entry], stands: Epoch | None, last: Epoch | None
     ) -> None:
-        """Write a new epoch in the place of what was found, unless somebody is faster."""
+        """Write a new epoch in place of what was found, unless another node is faster."""
         asking, entry = self._asking, found.get(rows.EPOCH)
         secret = self._own or (last.secret if last else secrets.token_bytes(32))
         made_up = "" if self._own else secret.hex()

@@ -13,10 +13,10 @@ from torsh_runtime.store.base import Store
 
 
 class Growth:
-    """Tells whether this node holds the job's growth.
+    """Controls whether this node holds the job's growth.
 
     The workers of node rank 0 write to the round's store for how many seconds it may grow from then
-    on. Once they have, it may not at other times; before that nothing is told.
+    on. Once they have, it may not grow at other times; before that there is no limit.
     """
 
     def __init__(self, hold: Callable[[bool], None]) -> None:

@@ -59,8 +59,9 @@ class Heartbeats(ABC):
     async def beat(
         self, node: str, endpoint: str, fence: int, beat: Heartbeat, timeout: float
     ) -> Reply:
-        """Send one beat and wait `timeout` seconds at most for its answer; never raises. `fence`
-        tells leaders apart: for another one it may connect anew.
+        """Send a beat and wait `timeout` seconds at most for its answer; never raises.
+
+        `fence` tells leaders apart: for another one it may connect anew.
         """
 
     @abstractmethod

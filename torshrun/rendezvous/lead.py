@@ -21,7 +21,7 @@ from torshrun.rendezvous.state import Action, Adopt, Close, Conclude, Form, List
 from torshrun.rendezvous.watch_cache import WatchCache
 
 A_WHILE = 1.0
-"""Seconds after which people are told what is waited for."""
+"""Seconds after which people are informed of what is waited for."""
 SHORTEST_WAIT = 0.001
 """Seconds between two decisions when nothing is heard: timers may fire a little early."""
 REST = 4.0

@@ -78,7 +78,10 @@ class Registration:
         self.renewed = sent
 
     async def write(self) -> bool:
-        """Write the member's row; whether it stands. StoreError: not known."""
+        """Write the member's row, and return whether the store has it.
+
+        Raise StoreError if that is not known.
+        """
         if self._unsure:
             await self._read()
             if self.written == self._member.row or not self._may_write():
@@ -133,7 +136,7 @@ class Registration:
         return False
 
     async def end(self, *, keep_row: bool) -> None:
-        """Give the lease back, and with it the row, unless that is to be read for a while yet."""
+        """Release the lease, and with it the row, unless that is to stay readable for a while."""
         if self.lease and not keep_row:
             await self._asking.ask(self._asking.store.revoke(self.lease), 2.0)
         self.lease = 0

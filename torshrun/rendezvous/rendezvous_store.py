@@ -55,9 +55,11 @@ class RendezvousStore:
     async def open(
         cls, config: RendezvousConfig, say: Say, on_refused: Say = lambda why: None
     ) -> RendezvousStore:
-        """Reach the store, or serve it, within the join timeout. `say` is told what it waits for,
-        `on_refused` who was turned away from it, if it is served here. RendezvousTimeout when there
-        was none; StoreError when it refused this node; ConfigError.
+        """Connect to the store, or serve it, within the join timeout.
+
+        `say` is called with what it waits for, and `on_refused`, if the store is served here, with
+        who was turned away. Raise RendezvousTimeout if there was none, StoreError if it refused
+        this node, and ConfigError.
         """
         if config.backend == "etcd":
             return await _open_etcd(config)
@@ -87,9 +89,11 @@ async def patiently(
     say: Say,
     hint: Callable[[], str] = lambda: "",
 ) -> T:
-    """Try until it works. RendezvousTimeout after `timeout` seconds, naming the last reason;
-    `say` is told one once it takes a while. A StoreError that has no OSError behind it is final.
-    `hint` adds to the reasons.
+    """Try until it works.
+
+    Raise RendezvousTimeout after `timeout` seconds, with the last reason; `say` is called with one
+    once it takes a while. A StoreError that has no OSError behind it is final. `hint` adds to the
+    reasons.
     """
     clock = asyncio.get_running_loop().time
     began, pause, told = clock(), _PAUSES[0], False
@@ -185,9 +189,11 @@ def _must_host(config: RendezvousConfig) -> bool:
 
 
 async def _host(config: RendezvousConfig, on_refused: Say) -> tuple[RendezvousStore | None, bool]:
-    """Serve the store, if the address is this host's, or this node is told to, and nobody serves
-    there yet; else whether that is why not. It is served on every address, as others may know this
-    host by another, but on loopback alone if that is the address and there is no secret.
+    """Serve the store, if no node serves there yet, and this one is to.
+
+    It is to if the address is this host's, or if the options say so. Otherwise return whether the
+    port is taken. The store is served on every address, as others may know this host by another,
+    but on loopback alone if that is the address and there is no secret.
     """
     (address,) = config.endpoints
     is_taken = False

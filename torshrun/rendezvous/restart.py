@@ -13,13 +13,13 @@ from torshrun.rendezvous.settings import Settings
 LONGEST_PAUSE = 60.0
 """Seconds; the pause doubles up to this."""
 STABLE_SECONDS = 300.0
-"""A round that lasted so long ends a streak of failures."""
+"""Seconds after which a round ends a streak of failures."""
 _VARIATION = 0.25
 """Part of it by which a pause varies, so that jobs that failed together do not return together."""
 MOST_LOSSES = 5
-"""After so many in a row a host's nodes are not taken any more, ..."""
+"""Number of losses in a row after which a host's nodes are refused."""
 REFUSED_SECONDS = 3600.0
-"""... for so long."""
+"""Seconds for which they are refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,14 +37,14 @@ VERDICT, WAIT = "ctl/verdict", "ctl/wait"
 QUESTIONS = "ctl/question/"
 """Under CONTROL, which all agents watch."""
 ANSWERS = "answer/"
-"""Agents write here what they were asked, and nobody but torshctl watches it."""
+"""Prefix under which agents write answers; only torshctl watches it."""
 CONTROL, NODES, PLACES, WANTS = "ctl/", "nodes/", "place/", "want/"
 """NODES and WANTS are watched by the leader alone. A place is read by the node it is for."""
 DRAIN_KEPT = 86400.0
 """Seconds that a request to drain a node is kept: the ids of nodes never come again."""
 WANT_SIZE, WANT_STOP, WANT_DRAIN = "want/size", "want/stop", "want/drain/"
 SET = b"1"
-"""Stands where a key says it all: in that of a node that is to go, or the mark of an epoch."""
+"""Value of keys that say everything: of a node that is to leave, or of an epoch's mark."""
 
 
 def base(run_id: str) -> str:
@@ -253,7 +253,7 @@ class SizeWanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopWanted:
-    """`want/stop`: somebody asked for the end of the job."""
+    """Asks for the end of the job, under `want/stop`."""
 
     code: Annotated[int, range(1, 256).__contains__]
     reason: str

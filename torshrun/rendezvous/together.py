@@ -92,7 +92,7 @@ class Together(Rendezvous):
         return self._part.common_clock(at)
 
     def replace(self, node: str) -> bool:
-        """Replace a node, and return whether that was possible.
+        """Ask a node to leave if another can take its place. Return whether it was asked.
 
         It is not if the store may go with the node, or if no other node can have its rank.
         """
@@ -199,7 +199,7 @@ class Together(Rendezvous):
         return await patiently(names, attempt, config.join_timeout, self._part.say)
 
     async def _watch_host(self, meeting: RendezvousStore) -> None:
-        """End when the store's host says that nobody serves it any more: it does not come back."""
+        """End when the store's host reports that it is no longer served: it does not come back."""
         ttl, refusals = self.settings.ttl, 0
         while refusals < _REFUSALS:
             await asyncio.sleep(ttl / _REFUSALS)

@@ -12,9 +12,12 @@ ROOM = 1 << 40
 
 
 class CommitMemory:
-    """A file without a name, of which this process keeps the descriptor: it takes memory only where
-    workers have written, is of a size that nobody can change, and is gone with the last process
-    that has it open. Workers open it by way of this process's descriptor."""
+    """Provides a file without a name, of which this process keeps the descriptor.
+
+    The file takes memory only where workers have written, has a size that nobody can change, and
+    vanishes with the last process that has it open. Workers open it through this process's
+    descriptor.
+    """
 
     def __init__(self, workers: int, namespace: bool = False) -> None:
         """Create the memory.

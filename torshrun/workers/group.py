@@ -79,7 +79,7 @@ class Worker:
 
 
 class Listener(Protocol):
-    """Is told, in order, what becomes of a round's workers."""
+    """Receives, in order, the events of a round's workers."""
 
     def on_started(self) -> None:
         """Handle that the programs of all workers run."""
@@ -216,9 +216,10 @@ class WorkerGroup:
         return True
 
     def finish(self, signo: int, grace: float) -> None:
-        """End a round whose workers have all ended well: what they left running may end by itself
-        for `grace` seconds, or not at all after SIGKILL, and gets SIGTERM then, or now if that is
-        the signal.
+        """End a round whose workers have all ended well.
+
+        What they left running may end without a signal for `grace` seconds. Then it gets SIGTERM,
+        or at once if `signo` is SIGTERM. With SIGKILL it is killed at once.
         """
         if self.standbys:
             self.standbys.pause()

@@ -23,7 +23,7 @@ from torshrun.workers.processes import kill, named, wait_for
 from torshrun.workers.spec import encoded, encoded_environment
 
 ALL = 0xFFFFFFFF
-"""Stands for every worker where a worker's id is asked for."""
+"""Id that stands for all workers."""
 PING, LEFTOVERS = 1, 2
 """Tags of ask_left(), which say why the keeper is asked."""
 

@@ -14,7 +14,7 @@ from torshrun.procfs import tree
 from torshrun.workers.keeper import LEFTOVERS, Keeper
 
 QUIET = 1.0
-"""Seconds in which helpers may end of which nobody need know."""
+"""Seconds in which helpers may end without a message."""
 LAST_GRACE = 5.0
 """Seconds between SIGTERM and SIGKILL."""
 MOST_NAMED = 8
@@ -35,9 +35,9 @@ class Leftovers:
     grace: float
     """Seconds until they get SIGTERM; with 0 they get SIGKILL at once."""
     tell: Callable[[Stage, Sequence[int], float], None]
-    """Is told their pids, and the seconds until the next stage."""
+    """Called with their pids, and the seconds until the next stage."""
     over: Callable[[], None]
-    """Is called when none is left, or what is left is to be killed."""
+    """Called when none is left, or what is left is to be killed."""
     _terminated: set[int] = field(default_factory=set)
     _pause: float = FIRST_PAUSE
     _told: bool = False

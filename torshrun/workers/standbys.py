@@ -22,7 +22,7 @@ processors."""
 ROOM = 64 << 20
 """Bytes of memory that must be left for each standby: what it will not share with others."""
 IMPORTS = "TORSH_IMPORTS"
-"""Tells a worker in which file to note what it imports."""
+"""Variable that names the file in which a worker is to note its imports."""
 
 
 class Standbys:
@@ -113,7 +113,7 @@ class Standbys:
             self._timer = self._loop.call_later(AHEAD, self._prepare)
 
     def pause(self) -> None:
-        """Fork nobody until the next want(): a sweep would kill those on their way."""
+        """Fork no process until the next want(): a sweep would kill those being forked."""
         self._stop_timer()
         self._is_prepared = False
         self._seen.become("paused")

@@ -27,9 +27,9 @@ from torshrun.workers.logs.pump import LogPump
 from torshrun.workers.standby_process import StandbyProcess
 
 VARIABLE = "TORSH_PARK"
-"""Tells a process that it is to wait, and how: startup/torsh_standby.py."""
+"""Variable that makes a process wait, and says how: see startup/torsh_standby.py."""
 PREFIX = "[preload] "
-"""Stands before what modules write while they are imported."""
+"""Prefix of what modules write while they are imported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class ZygoteServices:
     inherited: tuple[int, ...]
     """Descriptors that each worker gets behind its standard streams."""
     on_change: Callable[[], None]
-    """Is called when a standby is there, or none is to be expected any more."""
+    """Called when a standby is ready, or when none is expected any more."""
     complain: Callable[[str], None]
     """Gets the reason why workers have to import for themselves."""
 
@@ -68,7 +68,10 @@ class Zygote:
     # ---- what others ask for
 
     def start(self, wanted: int) -> None:
-        """Begin to import, for so many standbys. After an OSError workers import for themselves."""
+        """Begin to import, for `wanted` standbys.
+
+        After an OSError workers import for themselves.
+        """
         self._feed(protocol.Beginning(wanted))
         if why := machine.why_no_tasks(wanted, available_tasks()):
             raise OSError(errno.EAGAIN, why)

@@ -43,7 +43,7 @@ IMPORT_BOUND = 120.0
 FORK_BOUND = 10.0
 """Seconds that a fork may take."""
 MOST_DEATHS = 3
-"""Standbys that may die, none being taken meanwhile, before there are to be no more."""
+"""Standbys that may die, with none taken meanwhile, before no more are made."""
 MOST_REVIVALS = 3
 """Number of times that a process is replaced which was killed after its imports."""
 TASKS = 32
@@ -204,7 +204,7 @@ def _on_end(state: State, how: str) -> Step:
 
 
 def _begin_anew(state: State) -> Step:
-    """Begin anew with another process; standbys that are there stay."""
+    """Begin anew with another process; existing standbys remain."""
     state, letting_go = _let_go(state)
     return state, (*letting_go, Begin())
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """A process is to be started that imports, for so many standbys."""
+    """Reports that a process is about to start that imports, for a number of standbys."""
 
     wanted: int
 
@@ -31,7 +31,7 @@ class StartRefused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Announced:
-    """The process has imported what it was told."""
+    """Reports that the process has imported what was requested."""
 
     modules: tuple[str, ...] = ()
     failed: Mapping[str, str]
@@ -68,7 +68,7 @@ class RoomSeen:
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """A worker has imported what this file names, which has so many bytes."""
+    """Reports that a worker has imported what a file names, and the size of that file in bytes."""
 
     recorded: str
     size: int
@@ -193,7 +193,7 @@ class Complain:
 
 @dataclass(frozen=True, slots=True)
 class TellChange:
-    """A standby is there, or none is to be expected any more."""
+    """Reports that a standby is ready, or that none is expected any more."""
 
 
 Instruction = (

@@ -104,7 +104,7 @@ class LogFile:
 
 
 class LineFilter(LineHolder):
-    """Adds those of one stream's lines to a file that contain what somebody looks for."""
+    """Adds those of a stream's lines to a file that contain one of the requested texts."""
 
     def __init__(self, needles: tuple[bytes, ...], prefix: bytes, file: LogFile) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""Lines in a flow of bytes, and what stands before each: the worker's prefix and the time.
+"""Splits a flow of bytes into lines, and precedes each with the worker's prefix and the time.
 
-A newline or a carriage return ends one; \\r\\n ends one only.
+A newline or a carriage return ends a line; \\r\\n ends one only.
 """
 
 from __future__ import annotations

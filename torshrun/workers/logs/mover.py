@@ -16,7 +16,7 @@ from torshrun.workers.logs.stream import Stream
 PARTIAL_SECONDS = 0.2
 """Seconds for which an unfinished line is held back, without the time in which a reader stalls."""
 STALL_SECONDS = 0.05
-"""Moving what is there takes longer than this only when a reader stalls."""
+"""Seconds after which the moving of available bytes is taken to be stalled by a reader."""
 
 
 class Mover:
@@ -87,7 +87,7 @@ class Mover:
         self.sink.write(b"")  # erases the status line, which may have changed its row
 
     def stop(self, done: Callable[[], None]) -> None:
-        """Let go of everything, then call `done`; the thread ends. is_stopped() tells when."""
+        """Release everything, then call `done`; the thread ends. is_stopped() reports when."""
         for stream in list(self._streams.values()):
             self._finish(stream)
         self._running = False

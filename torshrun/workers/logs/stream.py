@@ -89,7 +89,7 @@ class Stream:
     printer: LineHolder | None
     """Tap that shows the stream on the console; None if none does."""
     clock: Callable[[], float] | None
-    """Gives the time that stands before its lines; None: none does."""
+    """Returns the time that precedes its lines; None if none does."""
     tail: bytes | None
     """The last TAIL_BYTES read, of which some may still be on their way; None: not remembered."""
     received: int = 0

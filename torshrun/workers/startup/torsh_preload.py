@@ -79,7 +79,7 @@ class Preload:
                 each.__class__ = plain
 
     def run_hook(self, name: str) -> None:
-        """Import what Python imports by itself if it is there; what goes wrong is told there."""
+        """Import what Python imports unasked if it exists; Python itself reports errors in it."""
         self.run([(name, ())])
         self.failed.pop(name, None)
         self.modules = []

@@ -37,8 +37,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 VARIABLE = "TORSH_PARK"
-"""Tells a process that it is to wait, and how, as JSON: the descriptor of its socket, the keeper's
-pid, what to import and for whom."""
+"""Variable that makes a process wait, as JSON: the descriptor of its socket, the keeper's pid,
+what to import and for whom.
+"""
 LENGTH = struct.Struct(">I")
 MOST_DESCRIPTORS = 8
 ADOPTION = 10.0

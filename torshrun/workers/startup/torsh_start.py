@@ -101,9 +101,10 @@ def load(name: str) -> "ModuleType":
 
 
 def leave_traces(stack_file: str, ends: "ModuleType") -> None:
-    """Have this process leave an account of an exception that ends it, how its Python ended, and
-    where it stands when it is asked to stop. Only the first Python of a worker does: those that it
-    starts find the file.
+    """Have this process leave an account of an exception that ends it, and of how its Python ended.
+
+    When it is asked to stop, it also leaves its stack. Only the first Python of a worker does so:
+    those that it starts find the file.
     """
     import atexit
     import faulthandler
