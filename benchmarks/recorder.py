@@ -137,8 +137,10 @@ def report_off() -> list[Check]:
         return [_check("off: ns more", None, _MOST_OFF_NS)]
     source = Path(__file__).with_name("recorder_off.cpp")
     with TemporaryDirectory() as folder:
-        program = f"{folder}/recorder_off"
-        places = ["-I", str(source.parents[1] / "torsh_runtime" / "csrc"), "-o", program]
+        program, root = f"{folder}/recorder_off", source.parents[1]
+        make = [sys.executable, "-P", str(root / "cmake" / "enumerations.py"), folder]
+        subprocess.run(make, check=True)
+        places = ["-I", folder, "-I", str(root / "torsh_runtime" / "csrc"), "-o", program]
         subprocess.run([compiler, "-std=c++20", "-O2", *places, str(source)], check=True)
         told = subprocess.run([program], stdout=subprocess.PIPE, text=True, check=True).stdout
     return [_check("off: ns more", float(told), _MOST_OFF_NS)]

@@ -95,5 +95,5 @@ def test_a_step_may_be_a_number_of_numpys_or_torchs(tmp_path: Path) -> None:
         assert loaded is not None
         assert (type(loaded.step), loaded.step) == (int, 2)
     for step in (True, 1.0, np.float64(1), torch.tensor([1, 2]), "1", None, np.int64(-1)):
-        with pytest.raises(ConfigError, match="step must be a whole number"):
+        with pytest.raises(ConfigError, match="step must be an integer"):
             checkpointer.save(step, {})  # type: ignore[arg-type]

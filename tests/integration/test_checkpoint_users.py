@@ -127,7 +127,7 @@ def test_what_others_own_stays_and_the_new_one_is_there(place: Path, mode: int, 
 
     with stranger(save) as other:
         (found,) = other.says()
-    assert "an old checkpoint stays" in found
+    assert "an old checkpoint remains" in found
     assert why in found
     loaded = Checkpointer(place).load()
     assert loaded is not None

@@ -194,7 +194,7 @@ def test_in_another_group_what_was_a_ranks_own_is_forgotten(
     assert residual(compressor).any()
     zeros = np.zeros(SIZE, np.float32)
     assert not average(compressor, alone(), zeros, SHAPES).any()
-    assert "TopK was rank 1 of 2 and is rank 0 of 1: it forgets" in caplog.text
+    assert "TopK was rank 1 of 2 and is rank 0 of 1: it discards" in caplog.text
 
 
 def test_rounding_to_half_precision_is_kept() -> None:

@@ -1,4 +1,4 @@
-"""What this job does, measured: statistics, and the record of the last operations."""
+"""Measures what this job does: statistics, and the record of the last operations."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -60,7 +60,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """What is loaded when it is used: agents read the layout alone."""
+    """Load a name when it is first used, since agents read the layout alone."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,6 +1,6 @@
-"""Where the time of each step went, by rank: own work, communication that it waited for, that which
-its work hid, and whom it waited for. Pure; agents and workers use it.
-"""
+"""Finds where the time of each step went, by rank: own work, communication that the rank waited
+for, communication that its work hid, and the ranks it waited for. Pure; agents and workers use
+it."""
 
 from __future__ import annotations
 
@@ -21,26 +21,27 @@ T = TypeVar("T")
 
 
 class Breakdown(NamedTuple):
-    """One step of one rank, in seconds."""
+    """The breakdown of one step of one rank, in seconds."""
 
     rank: int
     step: int
     begin: float
     end: float
     own: float
-    """In which it was in no operation: `end - begin - exposed`."""
+    """Seconds in no operation: `end - begin - exposed`."""
     exposed: float
-    """In operations, and in waits for those that go on in the background: `waiting + moving`."""
+    """Seconds in operations, and in waits for those in the background: `waiting + moving`."""
     hidden: float
-    """In which an operation went on in the background while it worked."""
+    """Seconds in which the rank worked while an operation went on in the background."""
     waiting: float
-    """Until all ranks had entered an operation."""
+    """Seconds in operations until all ranks had entered."""
     moving: float
-    """After that, until it left the operation. Where nobody knows when all had entered, all."""
+    """Seconds after that, until the rank left the operation. All of them where nobody knows when
+    all had entered."""
     waiting_for: Mapping[int, float]
-    """By the rank that came last; -1 is unknown."""
+    """Waiting seconds by the rank that came last; -1 is unknown."""
     sections: Mapping[str, float]
-    """Of own work, by section of the script; in nested ones it is the inner one's."""
+    """Seconds of own work, by section of the script. Of nested sections the inner one counts."""
 
     @property
     def seconds(self) -> float:
@@ -49,35 +50,35 @@ class Breakdown(NamedTuple):
 
 @dataclass(frozen=True)
 class Analysis:
-    """What records say about the steps that they hold whole."""
+    """The result of analyse(): what records say about the steps that they contain completely."""
 
     source: Source
-    """How the steps were found: by notes, by the pattern in which operations repeat, or windows of
-    a second."""
+    """The source of the steps: notes, the pattern in which operations repeat, or windows of a
+    second."""
     steps: Sequence[Breakdown]
-    """By step, then by rank."""
+    """Breakdowns ordered by step, then by rank."""
     calls: Mapping[int, Sequence[Call]]
-    """Each rank's operations in the order in which they were entered."""
+    """Operations of each rank, in the order in which they were entered."""
 
     def of_rank(self, rank: int) -> list[Breakdown]:
-        """Its steps, ascending."""
+        """Return the rank's steps, ascending."""
         return [each for each in self.steps if each.rank == rank]
 
     def mean(self, rank: int) -> Breakdown | None:
-        """A rank's mean step; None without any."""
+        """Return the rank's mean step, or None without any."""
         return mean_of(self.of_rank(rank))
 
     def speedup_without(self, rank: int) -> float | None:
-        """How many times as fast the steps would be if this rank's own work took as long as that
-        of the other ranks in the median; None if the records do not tell.
-        """
+        """Return how many times as fast the steps would be if this rank's own work took as long as
+        the median of the other ranks'. None if the records do not allow an answer."""
         windows, steps = self._common_window()
         if rank not in windows or len(windows) < 2:
             return None
         return replay.speedup_without(rank, self.calls, windows, steps)
 
     def _common_window(self) -> tuple[dict[int, Stretch], int]:
-        """From when until when each rank was in the steps that all have, and how many they are."""
+        """Return begin and end of the steps that all ranks have, by rank, and the number of these
+        steps."""
         held: dict[int, dict[int, Breakdown]] = {}
         for each in self.steps:
             held.setdefault(each.rank, {})[each.step] = each
@@ -90,9 +91,9 @@ class Analysis:
 
 
 def analyse(records: Records, bound: float | None = 0.0) -> Analysis:
-    """Take the records apart, by step. They may hold anything.
+    """Break the records down, step by step. The records may contain anything.
 
-    bound: by how many seconds the clocks of two ranks may differ; None: they cannot be compared.
+    bound: the seconds by which the clocks of two ranks may differ; None: they cannot be compared.
     """
     calls = joined(records, bound)
     source, found = spans(calls, {rank: record.notes for rank, record in records.items()})
@@ -105,9 +106,9 @@ def analyse(records: Records, bound: float | None = 0.0) -> Analysis:
 
 
 def own_record() -> Held:
-    """What this process has noted of late, to be sent to another one that analyses it. Empty where
-    TORSH_RECORDER is off."""
-    from torsh_runtime.monitoring.recording import own_recording  # which agents do not need
+    """Return what this process has noted of late, to be sent to a process that analyses it. Empty
+    where TORSH_RECORDER is off."""
+    from torsh_runtime.monitoring.recording import own_recording  # not needed by agents
 
     recording = own_recording()
     if recording is None:
@@ -119,7 +120,7 @@ def own_record() -> Held:
 def breakdowns(
     rank: int, calls: Sequence[Call], notes: Sequence[Note], of_rank: Sequence[Span]
 ) -> list[Breakdown]:
-    """One rank's steps."""
+    """Return the breakdowns of one rank's steps."""
     if not of_rank:
         return []
     front = [call for call in calls if not call.operation.in_background]
@@ -151,7 +152,8 @@ def breakdowns(
 
 
 def mean_of(steps: Sequence[Breakdown]) -> Breakdown | None:
-    """The mean of some steps of one rank, of the newest one's number; None without any."""
+    """Return the mean of some steps of one rank, with the newest one's number, or None without
+    any."""
     if not steps:
         return None
     last = steps[-1]
@@ -173,9 +175,8 @@ def mean_of(steps: Sequence[Breakdown]) -> Breakdown | None:
 
 
 def sections_of(notes: Iterable[Note], until: float) -> dict[str, Cover]:
-    """When the main thread was in each section, and in none within that. One that has not ended
-    goes on until then.
-    """
+    """Return, by section, the times in which the main thread was in it and in none within it. A
+    section that has not ended lasts until `until`."""
     found: dict[str, list[Stretch]] = {}
     since, name = -math.inf, ""
     for moment, open_ones in _changes(notes):
@@ -188,7 +189,7 @@ def sections_of(notes: Iterable[Note], until: float) -> dict[str, Cover]:
 
 
 def open_sections(notes: Iterable[Note]) -> list[Note]:
-    """The begins of those that have not ended, from the outermost on."""
+    """Return the begins of the sections that have not ended, from the outermost on."""
     held: list[Note] = []
     for _, open_ones in _changes(notes):
         held = open_ones
@@ -196,7 +197,8 @@ def open_sections(notes: Iterable[Note]) -> list[Note]:
 
 
 def _changes(notes: Iterable[Note]) -> Iterator[tuple[float, list[Note]]]:
-    """Each moment at which the main thread begins or ends a section, and which are open then."""
+    """Yield each moment at which the main thread begins or ends a section, with the sections open
+    then."""
     held: list[Note] = []
     for note in sorted(notes, key=lambda note: note.time):
         if note.thread or note.kind not in ("begin", "end") or not math.isfinite(note.time):
@@ -204,7 +206,7 @@ def _changes(notes: Iterable[Note]) -> Iterator[tuple[float, list[Note]]]:
         names = [each.name for each in held]
         if note.kind == "begin":
             held = [*held, note]
-        elif note.name in names:  # what was within it and has not ended ends with it
+        elif note.name in names:  # open sections within it end with it
             held = held[: len(names) - 1 - names[::-1].index(note.name)]
         yield note.time, held
 

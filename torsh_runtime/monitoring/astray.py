@@ -1,4 +1,5 @@
-"""Which rank alone has made other calls than all others, where these make the same in all groups.
+"""Finds the one rank that has made other calls than all others, where these make the same in all
+groups.
 
 A group of two ranks that disagree does not tell which one is wrong. Ranks that run one program, and
 are in groups of the same sizes, make the same calls in the same order, each in its own groups.
@@ -16,25 +17,26 @@ from torsh_runtime.monitoring.layout import MESSAGES, NO_OPERATIONS, Operation
 SIZED = ("all_reduce", "reduce", "broadcast", "reduce_scatter")
 """Operations whose sizes have to be the same on all ranks."""
 _FEWEST = 3
-"""Ranks that it takes: of two nobody knows who is wrong."""
+"""The smallest number of ranks: of two nobody knows which one is wrong."""
 _MOST = 64
-"""Ranks that are compared each with each."""
+"""The largest number of ranks that are compared each with each."""
 
 
 class Astray(NamedTuple):
-    """The rank, and where its calls part from the others'."""
+    """The rank, and the calls in which it differs from the others."""
 
     rank: int
     called: Operation
-    """What it called there."""
+    """The first call in which the rank differs."""
     instead_of: Operation
-    """What others called there: as a rank of one of its groups did, if one is known."""
+    """The call of others in its place, if possible by a rank of one of its groups."""
     others: tuple[int, ...]
     """The ranks that it is compared with."""
 
 
 def astray(records: Mapping[int, Sequence[Operation]]) -> Astray | None:
-    """None if there is no such rank, or it cannot be told which one it is."""
+    """Return the rank that has gone astray. None if there is none, or it is not clear which one it
+    is."""
     alike: dict[object, dict[int, list[Operation]]] = defaultdict(dict)
     for rank, held in records.items():
         calls = [each for each in _contiguous(held) if each.ranks > 1]
@@ -47,7 +49,7 @@ def astray(records: Mapping[int, Sequence[Operation]]) -> Astray | None:
 
 
 def _contiguous(held: Sequence[Operation]) -> list[Operation]:
-    """The last collectives of a rank, between which there is nothing that is not known."""
+    """Return the last collectives of a rank, since the last gap in its record."""
     gaps = [i + 1 for i, (a, b) in enumerate(pairwise(held)) if b.number != a.number + 1]
     return [
         each
@@ -57,13 +59,13 @@ def _contiguous(held: Sequence[Operation]) -> list[Operation]:
 
 
 def _sizes(held: Sequence[Operation]) -> tuple[int, ...]:
-    """Of the groups that a rank is in."""
+    """Return the sizes of the groups that a rank is in."""
     sizes = {each.group: each.ranks for each in held if each.ranks > 1}
     return tuple(sorted(sizes.values()))
 
 
 def _aligned(rows: Mapping[int, Sequence[Operation]]) -> Mapping[int, Sequence[Operation]]:
-    """The calls of each from the first one on that all of them have made together."""
+    """Return the calls of each rank, from the first one that all of them have made together."""
     turns = [{(each.group, each.sequence) for each in calls} for calls in rows.values()]
     common = set.intersection(*turns)
     starts = {
@@ -81,7 +83,8 @@ def _aligned(rows: Mapping[int, Sequence[Operation]]) -> Mapping[int, Sequence[O
 def _odd_one(
     rows: Mapping[int, Sequence[Operation]], records: Mapping[int, Sequence[Operation]]
 ) -> Astray | None:
-    """The only rank with which all others differ that do not differ from each other."""
+    """Return the only rank that differs from all others, while these do not differ from each
+    other."""
     forms = {rank: [form(each) for each in calls] for rank, calls in rows.items()}
     parted = {
         (one, other): at
@@ -101,12 +104,12 @@ def _odd_one(
 
 
 def _parting(one: Sequence[object], other: Sequence[object]) -> int | None:
-    """Where they differ first; None if one is how the other begins."""
+    """Return the first place where they differ, or None if one is how the other begins."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((place for place, (mine, its) in pairs if mine != its), None)
 
 
 def form(each: Operation) -> object:
-    """What a call has in common with those of the same place in other groups."""
+    """Return what a call has in common with those of the same place in other groups."""
     same = each.operation, each.dtype, each.ranks
     return (*same, each.reduction, each.elements) if each.operation in SIZED else same

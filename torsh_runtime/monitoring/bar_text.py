@@ -6,25 +6,26 @@ import math
 from typing import NamedTuple
 
 _NARROWEST = 4
-"""Columns of the bar itself; where there are fewer it is left out."""
+"""The smallest width of the bar itself in columns; where there is less room it is left out."""
 
 
 class Look(NamedTuple):
-    """How a bar is to be written."""
+    """The form in which a bar is written."""
 
     unit: str = "it"
     scale: bool | float = False
-    """Whether numbers have prefixes such as "k", or what they are multiplied by."""
+    """True if numbers have prefixes such as "k"; a number multiplies the counts."""
     divisor: float = 1000
-    """By how much prefixes differ."""
+    """The factor between two prefixes."""
     initial: float = 0
-    """Where it began to count, which took no time."""
+    """The count at the beginning, which took no time."""
 
 
 def text_of(
     desc: str, n: float, total: float | None, seconds: float, postfix: str, look: Look, width: int
 ) -> str:
-    """One line of at most so many columns: "desc:  12%|##    | 120/1000 [00:37<04:35, 3.20it/s]".
+    """Return one line of at most `width` columns: "desc: 12%|## | 120/1000 [00:37<04:35,
+    3.20it/s]".
 
     seconds: since the bar began.
     """
@@ -48,7 +49,7 @@ def text_of(
 
 
 def clock(seconds: float) -> str:
-    """As in "01:05", or "1:01:05"; "?" for what is no time."""
+    """Return a duration as "01:05" or "1:01:05", or "?" for invalid seconds."""
     if not 0 <= seconds < 1e9:
         return "?"
     minutes, rest = divmod(int(seconds), 60)
@@ -57,7 +58,7 @@ def clock(seconds: float) -> str:
 
 
 def value_of(value: object) -> str:
-    """Of a postfix: a number with three digits."""
+    """Return a postfix's value as text, numbers with three digits."""
     if isinstance(value, int) or not isinstance(value, float):
         return str(value).strip()
     short = f"{value:.3g}"
@@ -75,7 +76,7 @@ def _rate(rate: float, look: Look) -> str:
 
 
 def scaled(number: float, divisor: float = 1000) -> str:
-    """With a prefix and three digits: "1.20M"."""
+    """Return the number with a prefix and three digits: "1.20M"."""
     for prefix in ("", "k", "M", "G", "T", "P"):
         if abs(number) < 999.5:
             digits = 2 if abs(number) < 9.995 else 1 if abs(number) < 99.95 else 0

@@ -1,4 +1,4 @@
-"""What a script asks for by BottleneckDetectionConfig, and what it is told then."""
+"""The BottleneckDetectionConfig of a script, and the Bottleneck that its callback receives."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _log = logging.getLogger("torsh_runtime.monitoring")
 
 @dataclass(frozen=True)
 class BottleneckThresholds:
-    """From which part on, of 1, a resource of a node counts as used up."""
+    """The used part, of 1, from which a resource of a node counts as used up."""
 
     cpu_utilization: float = 0.9
-    """Of all its processors."""
+    """The limit of all its processors."""
     memory_utilization: float = 0.8
     network_utilization: float = 0.8
-    """Of its busiest interface, where its speed is known."""
+    """The limit of its busiest interface, where its speed is known."""
     gpu_utilization: float = 0.9
-    """Of its busiest GPU, where NVML tells."""
+    """The limit of its busiest GPU, where NVML reports it."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -33,13 +33,14 @@ class BottleneckThresholds:
 
 
 class Bottleneck(NamedTuple):
-    """What was found, or is over. `facts` are those of that event, as docs/events.md has them."""
+    """Reports that a bottleneck was found, or is over. `facts` are those of that event, as in
+    docs/events.md."""
 
     event: str
     """straggler_found, straggler_gone, resource_exhausted or resource_available."""
     facts: Mapping[str, Any]
     text: str
-    """The same in a line."""
+    """A line that describes it."""
 
 
 Callback = Callable[[Bottleneck], object]
@@ -54,11 +55,11 @@ class BottleneckDetectionConfig:
     thresholds: BottleneckThresholds = field(default_factory=BottleneckThresholds)
     enable_auto_scaling: bool = False
     """Drain the node of a rank that is slow for long if another node waits for a place; else that
-    is proposed. With one node nothing follows."""
+    is only proposed. With one node this has no effect."""
     enable_notifications: bool = True
-    """Tell of it: a line of torshrun's, an event, `torshrun --notify`, and `callback`."""
+    """Report it: a line of torshrun's, an event, `torshrun --notify`, and `callback`."""
     callback: Callback | None = None
-    """Is called with each Bottleneck, by the thread that begins a step or a section next."""
+    """Called with each Bottleneck, by the thread that begins a step or a section next."""
 
     def __post_init__(self) -> None:
         interval = self.detection_interval_ms
@@ -73,14 +74,14 @@ class BottleneckDetectionConfig:
 
     @property
     def wish(self) -> Wish:
-        """What the agent is asked for."""
+        """Return the request to the agent."""
         limits = {name: getattr(self.thresholds, f"{name}_utilization") for name in RESOURCES}
         seconds = self.detection_interval_ms / 1000
         return Wish(seconds, limits, self.enable_auto_scaling, self.enable_notifications)
 
 
 def call(callback: Callback, found: Bottleneck) -> None:
-    """An error of the callback is logged: the training goes on."""
+    """Call the callback. Its errors are logged, and the training continues."""
     try:
         callback(found)
     except Exception:

@@ -1,4 +1,4 @@
-"""How a script that has a BottleneckDetectionConfig is told what was found.
+"""Reports what was found to a script that has a BottleneckDetectionConfig.
 
 Under torshrun the agents look, and judge; here nothing runs. The agent writes what it has found to
 a file beside its status pages, at which this process looks when it begins a step or a section. Any
@@ -30,9 +30,8 @@ _OFTEN = 0.1  # seconds between two looks at the file
 
 
 def begin(config: BottleneckDetectionConfig) -> Callable[[], None]:
-    """Have it done; what is returned ends the calls of `callback`. Agents go on until their round
-    ends. ConfigError where nothing is recorded.
-    """
+    """Begin the detection. Return a function that ends the calls of `callback`. Agents continue
+    until their round ends. Raises ConfigError where nothing is recorded."""
     recording = own_recording()
     if recording is None:
         raise ConfigError(
@@ -62,7 +61,7 @@ def _observe(findings: Findings) -> Callable[[], None]:
 
 
 class Findings:
-    """What the agent has found, as this process is told: whenever it begins a step or a section."""
+    """Reads what the agent has found, whenever this process begins a step or a section."""
 
     def __init__(self, path: str, callback: Callback) -> None:
         self._path, self._callback = path, callback
@@ -74,13 +73,13 @@ class Findings:
         self.look()
 
     def end(self, name: str, thread: int) -> None:
-        """Nothing follows."""
+        """Do nothing at the end of a section."""
 
     def step(self, number: int) -> None:
         self.look()
 
     def look(self) -> None:
-        """Call back with what is new, but not too often."""
+        """Call back with new findings, but not too often."""
         now = time.monotonic()
         if now - self._looked < _OFTEN or not self._lock.acquire(blocking=False):
             return
@@ -103,6 +102,6 @@ class Findings:
         whole = content[: content.rfind(b"\n") + 1]
         self._read += len(whole)
         for line in whole.splitlines():
-            with suppress(ValueError, KeyError, TypeError):  # who wrote it is not known
+            with suppress(ValueError, KeyError, TypeError):  # its writer is not known
                 told = json.loads(line)
                 yield Bottleneck(str(told["event"]), told["facts"], str(told["facts"]["text"]))

@@ -17,19 +17,19 @@ _OURS = str(Path(__file__).parents[1]) + os.sep
 _PYTHONS = str(Path(os.__file__).parent) + os.sep
 _PACKAGES = (f"{_PYTHONS}site-packages{os.sep}", f"{_PYTHONS}dist-packages{os.sep}")
 Tell = Callable[[str, Sequence[object], int], None]
-"""Is told of a call before it begins: its name, its arrays and its reduction, and how many ranks
-the group has."""
+"""A function that is called before each call begins, with its name, its arrays and reduction, and
+the size of the group."""
 
 
 class Observed(Protocol):
-    """A group that tells of its calls."""
+    """A group that reports its calls."""
 
     def show_calls(self) -> None:
-        """Look anew whom to tell."""
+        """Look again for the function to report calls to."""
 
 
 class Calls:
-    """Who looks at the calls of this process's groups."""
+    """Holds the function that observes the calls of this process's groups."""
 
     def __init__(self) -> None:
         self._groups: WeakSet[Observed] = WeakSet()
@@ -37,17 +37,17 @@ class Calls:
         self._lock = threading.Lock()
 
     def add(self, group: Observed) -> None:
-        """One more group."""
+        """Add a group."""
         with self._lock:
             self._groups.add(group)
 
     @property
     def tell(self) -> Tell | None:
-        """Who is to be told of all calls; None if nobody looks."""
+        """Return the function to report all calls to, or None."""
         return self._tell
 
     def look(self, tell: Tell | None) -> None:
-        """Have this told of all calls from now on; None: nobody any more."""
+        """Report all calls to `tell` from now on, or to nobody if it is None."""
         with self._lock:
             self._tell, groups = tell, list(self._groups)
         for group in groups:
@@ -56,7 +56,7 @@ class Calls:
 
 @cache
 def own_calls() -> Calls:
-    """Those of this process."""
+    """Return the calls of this process."""
     return Calls()
 
 
@@ -80,7 +80,7 @@ class CallLog:
         self._log.info("%s(%s) of %d ranks at %s", operation, text, ranks, _place())
 
     def stop(self) -> None:
-        """Log nothing any more."""
+        """Stop logging."""
         own_calls().look(None)
         self._log.setLevel(self._level)
         if self._handler is not None:
@@ -88,8 +88,8 @@ class CallLog:
 
 
 def _place() -> str:
-    """Where the program is in this thread: the innermost call that is not this library's, torch's
-    or Python's own."""
+    """Return the place of the program in this thread: the innermost call that is not this
+    library's, torch's or Python's own."""
     frame, torch = sys._getframe(2), sys.modules.get("torch")
     others = (_OURS, "<frozen", *(torch.__path__ if torch is not None else ()))
     while frame.f_back is not None and _is_in(frame.f_code.co_filename, others):
@@ -104,7 +104,8 @@ def _is_in(file: str, others: tuple[str, ...]) -> bool:
 
 
 def _spelt(argument: Any) -> str:
-    """An array, or a list of them, in a few words; "" for what tells nothing."""
+    """Return a short text for an array, a list of arrays or a ReduceOp, and "" for any other
+    argument."""
     if isinstance(argument, list | tuple) and argument and hasattr(argument[0], "dtype"):
         return f"{len(argument)} arrays, {_spelt(argument[0])}"
     if hasattr(argument, "dtype") and hasattr(argument, "shape"):

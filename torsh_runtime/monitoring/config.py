@@ -1,4 +1,4 @@
-"""What start() can be asked to do besides what is always recorded."""
+"""Options of start(), for what is done besides the recording, which always runs."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ LAST_PORT = 65535
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DebugConfig:
-    """Looks at what this process does. ConfigError for values of other types."""
+    """Looks at what this process does. Raises ConfigError for values of other types."""
 
     enable_profiling: bool = False
-    """When monitoring ends, rank 0 prints to stderr how long its steps and sections took."""
+    """If true, rank 0 prints to stderr how long its steps and sections took, when monitoring
+    ends."""
     log_communication: bool = False
-    """Each call of a collective or a message is logged, with its place in the program, at level
-    INFO of the logger "torsh_runtime.communication", to stderr if no handler is there."""
+    """Log each call of a collective or a message, with its place in the program, at level
+    INFO of the logger "torsh_runtime.communication", to stderr if it has no handler."""
     save_timeline: bool = False
-    """When monitoring ends, each rank writes what its recording holds as a Chrome trace."""
+    """If true, each rank writes its recording as a Chrome trace when monitoring ends."""
     timeline_file: str = "torsh_timeline.json"
-    """Where to; with several ranks "torsh_timeline.3.json" is that of rank 3."""
+    """File of the trace. With several ranks "torsh_timeline.3.json" is that of rank 3."""
     memory_profiling: bool = False
-    """Each step notes the process's memory, and each section by how much memory grew in it."""
+    """Note the process's memory in each step, and in each section how much memory grew."""
     bottleneck_detection: bool = False
-    """The same as a BottleneckDetectionConfig() beside this one."""
+    """A short form of a BottleneckDetectionConfig() beside this one."""
 
     def __post_init__(self) -> None:
         _check_types(self)
@@ -35,20 +36,20 @@ class DebugConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsConfig:
-    """Numbers about this process. ConfigError for wrong values."""
+    """Selects the numbers collected about this process. Raises ConfigError for wrong values."""
 
     collection_interval_ms: int = 1000
-    """Numbers are read again after so many milliseconds at the earliest."""
+    """Milliseconds that must pass before numbers are read again."""
     enable_system_metrics: bool = True
     """Processor time and memory, which are also noted at a step, once in each interval."""
     enable_communication_metrics: bool = True
     """Calls, bytes and seconds of collectives and messages."""
     enable_training_metrics: bool = True
-    """Steps, samples a second, and what step() was told."""
+    """Steps, samples a second, and the arguments of step()."""
     export_prometheus: bool = False
-    """Serve them to Prometheus. Under torshrun its agent does, with --metrics-port."""
+    """Serve the numbers to Prometheus. Under torshrun its agent does, with --metrics-port."""
     prometheus_port: int = 9090
-    """Without torshrun, the port of local rank 0 on 127.0.0.1; rank k has the k-th behind."""
+    """Without torshrun, the port of local rank 0 on 127.0.0.1. Local rank k has this port + k."""
 
     def __post_init__(self) -> None:
         _check_types(self)

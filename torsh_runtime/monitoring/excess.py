@@ -1,4 +1,5 @@
-"""By how much a rank takes longer than it should, and whether by more than chance explains. Pure.
+"""Computes by how much a rank takes longer than it should, and whether by more than chance
+explains. Pure.
 
 Steps may vary by chance, as with sentences of all lengths, or when garbage is collected now and
 then. How much they vary is estimated from the differences between looks that follow each other (von
@@ -20,46 +21,46 @@ from typing import NamedTuple
 _HELD = 64
 """Looks that are remembered."""
 _LONE = log(2)
-"""More than that, in a single look, may be a hiccup: it takes another look."""
+"""Excess beyond which a single look may be a hiccup, so that another look is needed."""
 _SURE, _SURER = 3.5, 5.0
-"""So many times as large as its standard error an excess has to be, and where looks vary much: few
-of them are extreme there, and these very. There are many looks and ranks."""
+"""Standard errors that an excess must have, and those where looks vary much: few of them are
+extreme there, and these very. There are many looks and ranks."""
 _MUCH = 0.08
-"""Standard deviation of a look from which on they do."""
+"""Standard deviation of a look from which looks count as varying much."""
 _MOST_DIFFERENCE = 0.7
-"""More than that, of two looks, is a hiccup, which says little of how much they vary."""
+"""Difference of two looks beyond which it is a hiccup, which says little of how much they vary."""
 _LARGEST = 1e6
-"""Of a ratio, which may be nonsense."""
+"""The largest ratio, since it may be nonsense."""
 _USUAL, _WEIGHT = 0.03, 4
-"""Standard deviation of a look that is supposed before any is seen, and for how many it counts."""
+"""Standard deviation of a look that is assumed before any is seen, and the looks it counts for."""
 _COMMON_WEIGHT = 8
-"""For how many of its own looks that of all ranks counts."""
+"""The number of a rank's own looks that the common variance counts for."""
 
 
 class Spread(NamedTuple):
-    """Squared differences between looks that follow each other, and how many there are."""
+    """Squared differences between looks that follow each other, and their number."""
 
     squares: float
     differences: int
 
     def variance(self, supposed: float, weight: int) -> float:
-        """Of one look; the supposed one counts like so many."""
+        """Return the variance of one look. The supposed one counts like `weight` looks."""
         return (self.squares / 2 + weight * supposed) / (self.differences + weight)
 
 
 @dataclass
 class Excess:
-    """Of one rank, look by look."""
+    """Excess of one rank, look by look."""
 
     _looks: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_HELD))
-    """How many steps each saw, and the logarithm of how many times as long they took."""
+    """Steps of each look, and the logarithm of how many times as long as expected they took."""
     _squares: deque[float] = field(default_factory=deque)
-    """Of the newest differences between two looks."""
+    """Squares of the newest differences between two looks."""
     _sum: float = 0.0
     _last: float | None = None
 
     def add(self, steps: int, ratio: float) -> None:
-        """A look at so many steps, which took `ratio` times as long as they should."""
+        """Add a look at `steps` steps, which took `ratio` times as long as they should."""
         excess = log(min(max(ratio, 1 / _LARGEST), _LARGEST))
         if self._last is not None:
             self._squares.append(min(abs(excess - self._last), _MOST_DIFFERENCE) ** 2)
@@ -70,7 +71,7 @@ class Excess:
         self._looks.append((steps, excess))
 
     def forget(self) -> None:
-        """Count from now on; how much looks vary is remembered."""
+        """Forget the looks. How much they vary is remembered."""
         self._looks.clear()
 
     @property
@@ -78,15 +79,16 @@ class Excess:
         return Spread(max(self._sum, 0.0), len(self._squares))
 
     def _spread_without(self, looks: int) -> Spread:
-        """But for the step up to the last looks, which would be the change and no noise."""
+        """Return the spread without the step up to the last looks, which would be the change and no
+        noise."""
         squares, count = self.spread
         if count < looks:
             return self.spread
         return Spread(max(squares - self._squares[-looks], 0.0), count - 1)
 
     def looks_above(self, ratio: float, steps: int, common: float) -> int:
-        """How many of the last looks, which saw `steps` steps at least, prove that the rank takes
-        `ratio` times as long; 0 is none. common: as common_variance() gives it."""
+        """Return how many of the last looks, which saw at least `steps` steps, prove that the rank
+        takes `ratio` times as long. 0 is none. `common` is the result of common_variance()."""
         looks, enough = self._fewest(steps), log(ratio)
         if not looks or self._middle(looks) < enough / 2:
             return 0
@@ -100,12 +102,14 @@ class Excess:
         return 0
 
     def is_below(self, ratio: float, steps: int, looks: int) -> bool:
-        """Whether it took less in most of the last looks: so many, and as saw so many steps."""
+        """Return whether it took less in most of the last looks: at least `looks` of them, which
+        saw at least `steps` steps."""
         count = max(self._fewest(steps), looks)
         return len(self._looks) >= count > 0 and self._middle(count, upper=True) < log(ratio)
 
     def _fewest(self, steps: int) -> int:
-        """How many of the last looks saw so many steps; 0 if all did not."""
+        """Return how many of the last looks saw `steps` steps together, or 0 if all of them did
+        not."""
         for count, (seen, _) in enumerate(reversed(self._looks), 1):
             steps -= seen
             if steps <= 0:
@@ -113,7 +117,7 @@ class Excess:
         return 0
 
     def _middle(self, count: int, *, upper: bool = False) -> float:
-        """The lower, or upper, median of the last looks."""
+        """Return the lower, or upper, median of the last looks."""
         return sorted(self._newest(count))[count // 2 if upper else (count - 1) // 2]
 
     def _mean(self, count: int) -> float:
@@ -124,7 +128,7 @@ class Excess:
 
 
 def common_variance(spreads: Iterable[Spread]) -> float:
-    """Of a look of any rank."""
+    """Return the variance of a look of any rank."""
     squares, count = 0.0, 0
     for each in spreads:
         squares, count = squares + each.squares, count + each.differences

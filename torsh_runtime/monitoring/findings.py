@@ -1,4 +1,4 @@
-"""What is told of a rank, a link or a resource that slows the job down."""
+"""Reports of a rank, a link or a resource that slows the job down."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ _WORDS: Mapping[str, str] = {
 
 
 class Finding(NamedTuple):
-    """A rank that has become slow, or is so no more; or a resource that is used up, or is not."""
+    """A rank that has become slow, or is no longer so; or a resource that is used up, or is not."""
 
     kind: Literal["straggler", "link", "resource"]
     is_gone: bool
-    """Whether it is over."""
+    """True if it is over."""
     node: int
     ranks: tuple[int, ...]
-    """Of the job: the slow one, or those of the node."""
+    """Ranks of the job: the slow one, or those of the node."""
     step: int
-    """The last that was seen; -1 is unknown."""
+    """The last step that was seen; -1 is unknown."""
     ratio: float
-    """How many times as long its own work takes as the others', or as before if there are none; of
-    a resource the part that is used."""
+    """Quotient of its own work and the others', or its own before if there are none. For a
+    resource, the part that is used."""
     speedup: float
-    """How many times as fast steps would be without it; 1 is unknown."""
+    """Quotient of the present time of steps and that without the cause; 1 is unknown."""
     cause: Cause
-    """Of a resource its name: cpu, memory, network or gpu."""
+    """The cause; for a resource its name: cpu, memory, network or gpu."""
     is_lasting: bool = False
-    """Whether this is only told anew because it has been so for long."""
+    """True if the finding is only repeated because it has lasted for long."""
 
     @property
     def text(self) -> str:
-        """One line for people."""
+        """Return one line for people."""
         who = f"node {self.node}" if self.kind != "straggler" else f"rank {self.ranks[0]}"
         if self.node < 0:
             who = "the network between nodes"
@@ -59,8 +59,8 @@ class Finding(NamedTuple):
         )
 
     def event(self, sequel: str = "") -> tuple[str, dict[str, Any]]:
-        """The event that tells of it, by name, and its facts. `sequel`: what is done about it, or
-        proposed, in a sentence."""
+        """Return the name of the event that reports it, and its facts. `sequel`: what is done about
+        it, or proposed, in a sentence."""
         text = f"{self.text}. {sequel}" if sequel else self.text
         facts: dict[str, Any] = {"node": self.node, "ranks": list(self.ranks), "text": text}
         if self.kind == "resource":
@@ -74,6 +74,6 @@ class Finding(NamedTuple):
 
 
 def in_words(cause: Cause) -> str:
-    """What the cause is, for a sentence."""
+    """Return a phrase for the cause, to be used in a sentence."""
     name = cause.removeprefix("section ")
     return f'section "{name}" takes longer' if name != cause else _WORDS.get(cause, cause)

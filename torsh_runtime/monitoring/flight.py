@@ -1,4 +1,5 @@
-"""Who has not called what the others wait in: found from the recordings of all ranks."""
+"""Finds the ranks that have not called what the others wait in, from the recordings of all
+ranks."""
 
 from __future__ import annotations
 
@@ -12,14 +13,15 @@ from torsh_runtime.monitoring.notes import DEFAULT
 from torsh_runtime.monitoring.unmatched import unmatched
 
 Records = Mapping[int, Sequence[Operation]]
-"""Each rank's last operations, in the order in which they began."""
+"""The last operations of each rank, in the order in which they began."""
 Members = Mapping[int, Sequence[int]]
-"""By number of a group its ranks of the job, in the group's order, as far as they are known."""
+"""Ranks of the job in each group, by the group's number and in its order, as far as they are
+known."""
 _NO_COLLECTIVES = (*MESSAGES, *NO_OPERATIONS)
 _ONE_WAY = ("broadcast", "reduce", "gather", "scatter")
 """Operations that some ranks leave before others have entered."""
 _ABOUT = 1.0
-"""Seconds between operations of which it is not known by the time which one came first."""
+"""Seconds between operations within which the time does not show which one came first."""
 _NONE: Mapping[int, str] = MappingProxyType({})
 _NO_MEMBERS: Members = MappingProxyType({})
 
@@ -32,48 +34,49 @@ class Suspicion(NamedTuple):
     `astray`: the rank has alone made another call than all others that are in such groups;
     `crosswise`: each of them has not begun what the next one waits in."""
     ranks: tuple[int, ...]
-    """Of the job, ascending: whom the others wait for, or who differ from most."""
+    """Ranks of the job, ascending: those the others wait for, or those that differ from most."""
     operation: Operation
-    """As one of the others has called it."""
+    """The operation as one of the others has called it."""
     waiting: tuple[int, ...]
     """The ranks that are in it, or have failed there, ascending."""
     has_failed: bool
-    """Whether it has failed on all of these."""
+    """True if it has failed on all of these."""
     since: float
-    """When the first of these entered it: seconds of CLOCK_MONOTONIC of its machine."""
+    """Time at which the first of these entered it: seconds of CLOCK_MONOTONIC of its machine."""
     last: Mapping[int, Operation]
-    """What each of `ranks` has called last in this group, or at its turn; none of those that have
-    called nothing there. If they wait crosswise: in what each of them waits."""
+    """The last call of each of `ranks` in this group, or its call at this turn, without the ranks
+    that have called nothing there. If they wait crosswise, the operation in which each of them
+    waits."""
     agreeing: tuple[int, ...] = ()
-    """Of a mismatch: the ranks that have called `operation` there, ascending. Who is astray is
-    compared with these."""
+    """The ranks that have called `operation` there in case of a mismatch, ascending. A rank that is
+    astray is compared with these."""
 
     @property
     def is_by_most(self) -> bool:
-        """Whether more ranks have called one thing than another."""
+        """Return whether more ranks have called one thing than another."""
         is_more = self.kind == "mismatch" and len(self.agreeing) > len(self.ranks)
         return is_more or self.kind == "astray"
 
 
 class Told(NamedTuple):
-    """What else is known, for words."""
+    """Further facts that are used in texts."""
 
     groups: Mapping[int, str] = _NONE
     """Names of groups by number."""
     places: Mapping[int, str] = _NONE
-    """Where a rank is: "node2"."""
+    """Place of a rank: "node2"."""
     doing: Mapping[int, str] = _NONE
-    """What a rank did meanwhile: "in section data since 31 s"."""
+    """Activity of a rank meanwhile: "in section data since 31 s"."""
 
 
 NOTHING = Told()
 
 
 def suspicions(records: Records, members: Members = _NO_MEMBERS) -> list[Suspicion]:
-    """What is out of step, the operation that has been waited in longest first.
+    """Return what is out of step. The operation in which ranks have waited longest comes first.
 
-    Ranks of which there is no record of a group may be no members of it: they are not suspected,
-    unless `members` has them, or all ranks are members, and nothing of theirs was overwritten.
+    Ranks without a record of a group may be no members of it: they are not suspected, unless
+    `members` has them, or all ranks are members, and nothing of theirs was overwritten.
     """
     groups = sorted({each.group for held in records.values() for each in held})
     found = [each for group in groups for each in _of_group(records, group, members)]
@@ -84,9 +87,9 @@ def suspicions(records: Records, members: Members = _NO_MEMBERS) -> list[Suspici
 
 
 def culprit(found: Sequence[Suspicion]) -> Suspicion | None:
-    """The one that explains the others, if there is any: who alone has called something else; else
-    whom others wait for, and who waits for nobody; else those that wait for each other.
-    """
+    """Return the suspicion that explains the others, if there is one: a rank that alone has called
+    something else; else ranks that others wait for, and that wait for nobody; else those that wait
+    for each other."""
     for kind in ("astray", "mismatch"):
         for each in found:
             if each.kind == kind:
@@ -96,18 +99,16 @@ def culprit(found: Sequence[Suspicion]) -> Suspicion | None:
     if not free:
         return found[0] if found else None
     ends = [each for each in free if not waiting & {*each.ranks}] or free
-    # Of what is waited in since about the same moment, by several clocks, what comes first in the
-    # program.
+    # Of operations that ranks have waited in since about the same moment, by several clocks, take
+    # the one that comes first in the program.
     soon = [each for each in ends if each.since < ends[0].since + _ABOUT]
     first = min(soon, key=lambda each: each.operation.number)
     return first._replace(ranks=tuple(rank for rank in first.ranks if rank not in waiting))
 
 
 def _members(records: Records, group: int, size: int, members: Members) -> Collection[int]:
-    """Ranks that surely are members of the group, whether they have called anything there or not.
-
-    One whose record of it may be overwritten is left out.
-    """
+    """Return ranks that surely are members of the group, even if they have called nothing there. A
+    rank whose record of it may be overwritten is left out."""
     whole = members.get(group) or (records if size == len(records) else ())
     return {
         rank
@@ -117,8 +118,8 @@ def _members(records: Records, group: int, size: int, members: Members) -> Colle
 
 
 def _calls(held: Sequence[Operation], group: int) -> dict[int, Operation]:
-    """Those in the group, by their number there; of a group that was made again, as by a second
-    init_process_group(), those since then."""
+    """Return the calls in the group, by their number there. For a group that was made again, as by
+    a second init_process_group(), these are the calls since then."""
     found: dict[int, Operation] = {}
     last = -1
     for each in held:
@@ -150,9 +151,8 @@ def _of_group(records: Records, group: int, members: Members) -> list[Suspicion]
 def _at(
     sequence: int, held: Mapping[int, Mapping[int, Operation]], idle: Collection[int]
 ) -> Suspicion | None:
-    """What is out of step at this operation of a group. `idle` are members that have called nothing
-    there.
-    """
+    """Return what is out of step at this operation of a group. `idle` are members that have called
+    nothing there."""
     at_it = {rank: calls[sequence] for rank, calls in held.items() if sequence in calls}
     waiting = tuple(sorted(rank for rank, each in at_it.items() if each.state != "done"))
     differing = _differing(at_it)
@@ -189,7 +189,8 @@ def _of_messages(records: Records, members: Members) -> Iterator[Suspicion]:
 
 
 def _crosswise(records: Records, found: Sequence[Suspicion]) -> Suspicion | None:
-    """Ranks of which each waits for the next one, in a circle, in different operations."""
+    """Return a suspicion of ranks that wait in a circle, each for the next one, in different
+    operations."""
     waits: dict[int, Suspicion] = {}
     for each in found:
         if each.kind == "missing":
@@ -204,7 +205,7 @@ def _crosswise(records: Records, found: Sequence[Suspicion]) -> Suspicion | None
 
 
 def _astray(records: Records, found: Sequence[Suspicion]) -> Suspicion | None:
-    """Who alone has made another call, if that has led to anything."""
+    """Return the rank that alone has made another call, if that has led to anything."""
     odd = astray(records)
     if odd is None or any(_names(each, odd.rank) for each in found):
         return None
@@ -221,9 +222,8 @@ def _names(suspicion: Suspicion, rank: int) -> bool:
 
 
 def first_missed(records: Records, ranks: Collection[int]) -> Operation | None:
-    """The first call, in the order of the program, that others have made and none of these ranks,
-    in groups that one of these is in. Others may have gone through it, as a root does.
-    """
+    """Return the first call, in the order of the program, that others have made and none of these
+    ranks, in groups of at least one of these. Others may have gone through it, as a root does."""
     found: list[Operation] = []
     for rank in ranks:
         reached = {
@@ -239,7 +239,8 @@ def first_missed(records: Records, ranks: Collection[int]) -> Operation | None:
 
 
 def _circle(waits_for: Mapping[int, Sequence[int]]) -> list[int]:
-    """The ranks of one circle, each of which waits for the next one; [] if there is none."""
+    """Return the ranks of one circle, each of which waits for the next one, or [] if there is
+    none."""
     left = set(waits_for)
     while left:
         row = [min(left)]
@@ -257,14 +258,15 @@ def _circle(waits_for: Mapping[int, Sequence[int]]) -> list[int]:
 
 
 def _call_in(held: Sequence[Operation], suspicion: Suspicion) -> Operation:
-    """The rank's own call of what it waits in."""
+    """Return the rank's own call of what it waits in."""
     model = suspicion.operation
     alike = (each for each in held if (each.group, each.sequence) == (model.group, model.sequence))
     return next((each for each in alike if each.state != "done"), model)
 
 
 def _differing(at_it: Mapping[int, Operation]) -> tuple[int, ...]:
-    """Those that have called something else than most, or than the first where there is no most."""
+    """Return the ranks that have called something else than most, or than the first where no call
+    has the most ranks."""
     calls: dict[object, list[int]] = {}
     for rank in sorted(at_it):
         calls.setdefault(_call(at_it[rank]), []).append(rank)
@@ -273,7 +275,8 @@ def _differing(at_it: Mapping[int, Operation]) -> tuple[int, ...]:
 
 
 def _call(operation: Operation) -> object:
-    """What has to be the same on all ranks. Where sizes may differ by rank they are left out."""
+    """Return what has to be the same on all ranks. Sizes are left out where they may differ by
+    rank."""
     same = (operation.operation, operation.dtype, operation.root, operation.arrays)
     if operation.operation in SIZED:
         return *same, operation.reduction, operation.elements
@@ -284,15 +287,15 @@ def _call(operation: Operation) -> object:
 
 
 _ENDS = {"send": "to", "recv": "from", "wait": "with"}
-"""What the other rank of a message is to it."""
+"""The preposition before the other rank of a message."""
 
 
 _OTHER_END = {"send": "recv", "recv": "send"}
-"""What the other rank of a message calls."""
+"""The call of the other rank of a message."""
 
 
 def named(operation: Operation, groups: Mapping[int, str] = _NONE) -> str:
-    """Such as "all_reduce(float32[8], SUM) #12 of group 1f"."""
+    """Return a text such as "all_reduce(float32[8], SUM) #12 of group 1f"."""
     has_array = operation.operation not in ("barrier", *NO_OPERATIONS)
     words = [f"{operation.dtype}[{operation.elements}]"] if has_array else []
     if operation.operation == "batch":
@@ -308,14 +311,15 @@ def named(operation: Operation, groups: Mapping[int, str] = _NONE) -> str:
 
 
 def group_named(group: int, groups: Mapping[int, str] = _NONE) -> str:
-    """ "the default group", "group dp", or by its number where it has no name."""
+    """Return "the default group", "group dp", or the group's number where it has no name."""
     if not group or groups.get(group) == DEFAULT:
         return "the default group"
     return f"group {groups.get(group) or format(group, 'x')}"
 
 
 def in_words(suspicion: Suspicion, now: float | None = None, told: Told = NOTHING) -> str:
-    """One line. `now`: the time on the waiting ranks' machine, to say since when they wait."""
+    """Return one line about the suspicion. `now`: the time on the waiting ranks' machine, to say
+    since when they wait."""
     called, others = named(suspicion.operation, told.groups), _others(suspicion, now)
     if suspicion.kind == "crosswise":
         return _in_circle(suspicion, now, told)
@@ -358,7 +362,7 @@ def _on(rank: int, told: Told) -> str:
 
 
 def _others(suspicion: Suspicion, now: float | None) -> str:
-    """Who waits in it, or has failed there."""
+    """Return a text about the ranks that wait in it, or have failed there."""
     ranks, is_one = _ranks(suspicion.waiting), len(suspicion.waiting) == 1
     if suspicion.has_failed:
         return f"it has failed on {ranks}"

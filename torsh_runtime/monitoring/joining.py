@@ -1,4 +1,5 @@
-"""Which operations of several ranks are one and the same, when all had entered it, and who last."""
+"""Matches operations of several ranks that are one and the same, with the time at which all had
+entered and the rank that came last."""
 
 from __future__ import annotations
 
@@ -10,13 +11,13 @@ from torsh_runtime.monitoring.layout import MESSAGES, NO_OPERATIONS, Operation
 from torsh_runtime.monitoring.notes import Group, Note
 
 Key = tuple[object, ...]
-"""What all ranks' records of one operation have in common."""
+"""The part that all ranks' records of one operation have in common."""
 _SOON = 50e-6
-"""Seconds: who has waited no longer has come last, or nearly so."""
+"""Seconds. A rank that has waited no longer than this has come last, or nearly so."""
 
 
 class Recorded(Protocol):
-    """What one rank has noted, with times in seconds of a clock that is the same for all ranks."""
+    """The notes of one rank, with times in seconds of a clock that is the same for all ranks."""
 
     @property
     def operations(self) -> Sequence[Operation]: ...
@@ -27,7 +28,7 @@ class Recorded(Protocol):
 
 
 class Held(NamedTuple):
-    """A record as values."""
+    """A record in the form of values."""
 
     operations: Sequence[Operation] = ()
     notes: Sequence[Note] = ()
@@ -35,28 +36,29 @@ class Held(NamedTuple):
 
 
 Records = Mapping[int, Recorded]
-"""By rank of the job."""
+"""Records by rank of the job."""
 
 
 class Call(NamedTuple):
-    """One operation of one rank, as it stands among those of the others."""
+    """An operation of one rank, matched with those of the others."""
 
     operation: Operation
     key: Key | None
-    """None is an operation whose counterparts cannot be told."""
+    """None if it is not known which operations of others belong to it."""
     entered: float
     came: float
-    """When all had entered it, as far as that is known: between `entered` and `left`."""
+    """The time at which all had entered it, as far as that is known: between `entered` and
+    `left`."""
     left: float
     last: int
     """The rank that entered it last; -1 is unknown."""
 
 
 def joined(records: Records, bound: float | None = 0.0) -> dict[int, list[Call]]:
-    """Each rank's operations and waits for them, in the order in which they were entered. Nonsense
-    is left out, and so are batches, whose operations are noted themselves.
+    """Return each rank's operations and waits for them, in the order in which they were entered.
+    Nonsense is left out, and so are batches, whose operations are noted themselves.
 
-    bound: by how many seconds clocks of two ranks may differ; None: they cannot be compared.
+    bound: the seconds by which clocks of two ranks may differ; None: they cannot be compared.
     """
     horizon = _horizon(records)
     keyed = {rank: _keyed(rank, record) for rank, record in records.items()}
@@ -79,7 +81,7 @@ def joined(records: Records, bound: float | None = 0.0) -> dict[int, list[Call]]
 
 
 def _horizon(records: Records) -> float:
-    """The last moment that anything is known of: until then run operations that have not ended."""
+    """Return the last known moment. Operations that have not ended run until then."""
     moments = [
         moment
         for record in records.values()
@@ -92,7 +94,7 @@ def _horizon(records: Records) -> float:
 
 
 def _keyed(rank: int, record: Recorded) -> list[tuple[Operation, Key | None]]:
-    """In the order in which they began."""
+    """Return the operations with their keys, in the order in which they began."""
     members = {group.number: group.members for group in record.groups}
     lives: dict[Key, tuple[int, int]] = {}
     found: list[tuple[Operation, Key | None]] = []
@@ -112,7 +114,8 @@ def _keyed(rank: int, record: Recorded) -> list[tuple[Operation, Key | None]]:
 def _with_waits(
     found: Sequence[tuple[Operation, Key | None]],
 ) -> list[tuple[Operation, Key | None]]:
-    """The same with the keys of waits: those of the operations that are waited for."""
+    """Return the operations with keys for waits, too: those of the operations that are waited
+    for."""
     keys = {operation.number: key for operation, key in found if operation.awaited is None}
     return [
         (operation, key if operation.awaited is None else keys.get(operation.awaited))
@@ -125,7 +128,8 @@ def _is_collective(operation: Operation) -> bool:
 
 
 def _key(rank: int, operation: Operation, members: Mapping[int, Sequence[int]]) -> Key | None:
-    """Without the sequence number; None if it cannot be told with whom the operation is."""
+    """Return the key without the sequence number, or None if the other ranks of the operation are
+    unknown."""
     if _is_collective(operation):
         return ("all", operation.group)
     if operation.operation not in MESSAGES or operation.root < 0:
@@ -145,7 +149,8 @@ def _makes_sense(operation: Operation) -> bool:
 
 
 def _last(ranks: Mapping[int, Operation], bound: float | None) -> int:
-    """Who entered last: by the clock, or where it is too close to call who waited least."""
+    """Return the rank that entered last: by the clock, or where it is too close to call, the one
+    that waited least."""
     if len(ranks) < 2 or _was_other(ranks):
         return -1
     entered = sorted((each.entered, rank) for rank, each in ranks.items())
@@ -156,12 +161,12 @@ def _last(ranks: Mapping[int, Operation], bound: float | None) -> int:
         for rank, each in ranks.items()
         if (end := each.left if each.came is None else each.came) is not None
     ]
-    # Whoever has not left, or was not told, may have waited for anybody.
+    # A rank that has not left, or was not informed, may have waited for any other.
     return min(waited)[1] if len(waited) == len(ranks) else -1
 
 
 def _was_other(ranks: Mapping[int, Operation]) -> bool:
-    """Whether a rank that nothing is known of came last: all that are known have waited."""
+    """Return whether an unknown rank came last: all known ones have waited."""
     operations = ranks.values()
     if len(ranks) >= max(each.ranks for each in operations):
         return False
@@ -190,7 +195,7 @@ def _call(
 def _came(
     operation: Operation, ranks: Mapping[int, Operation], bound: float | None
 ) -> float | None:
-    """When all had entered it; None is unknown."""
+    """Return the time at which all had entered it, or None if that is unknown."""
     if operation.came is not None or bound is None or operation.operation == "send":
         return operation.came
     has_all = operation.operation == "recv" or len(ranks) >= operation.ranks

@@ -1,8 +1,8 @@
-"""Which ranks have become slow, and why, from summaries of all nodes. Pure.
+"""Judges which ranks have become slow, and why, from summaries of all nodes. Pure.
 
-A rank is slow whose own work takes longer than that of the other ranks that do the same, and longer
-than its own did before; or, for longer, only the former: it may have been slow from the start. Both
-its beginning and its end take several steps in a row, nearly all of which say so.
+A rank is slow if its own work takes longer than that of the other ranks that do the same, and
+longer than its own did before; or, for longer, only the former: it may have been slow from the
+start. Both its beginning and its end take several steps in a row, nearly all of which say so.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ from torsh_runtime.monitoring.summaries import (
 )
 
 THRESHOLD = 1.2
-"""A rank that takes so many times as long as the others is slow, if nobody says otherwise."""
+"""The default quotient of a rank's time and the others' from which on it is slow."""
 ENOUGH, SURE = 10, 20
-"""So many steps have to be slow where others and the past agree, and where only others say so."""
+"""Steps that have to be slow: where others and the past agree, and where only others say so."""
 LOOKS = 3
-"""So many looks have to find a resource used up, or free again."""
+"""Looks that have to find a resource used up, or free again."""
 _MOST = 5 / 4
-"""Of so many times as many steps."""
+"""The multiple of these steps that is remembered."""
 _EXPLAINS = 0.4
 """The part of the time lost that a cause has to account for."""
 _A_FAULT = 100e-6
 """Seconds that reading a page takes at least, on fast disks."""
 _LEARNS = 0.2
-"""How much the newest summary counts in what is known of the past."""
+"""The weight of the newest summary in what is known of the past."""
 _LASTING = 100
-"""Steps after which a slow rank has been so for long."""
+"""Steps after which a rank has been slow for long."""
 _SLOWER = 1.25
-"""How many times as fast as a slow link any other is."""
+"""Quotient of the rate of any other link and that of a slow one."""
 _Change = Literal["", "begin", "lasting", "end"]
 
 
 @dataclass
 class _Evidence:
-    """Steps in a row, and which of them speak for something."""
+    """Steps in a row, and whether they are evidence for something."""
 
     enough: int
     held: deque[tuple[int, bool]] = field(default_factory=deque)
 
     def add(self, steps: int, speaks: bool) -> bool:
-        """Whether enough do now."""
+        """Add steps, and return whether there is enough evidence now."""
         most = int(self.enough * _MOST)
         self.held.append((min(steps, most), speaks))
         while sum(steps for steps, _ in self.held) - self.held[0][0] >= most:
@@ -61,13 +61,13 @@ class _Evidence:
 
 @dataclass
 class _Past:
-    """What a rank's steps were like before it was slow."""
+    """A rank's steps before it was slow, in summary."""
 
     summary: RankSummary
     steps: int
 
     def learn(self, now: RankSummary) -> None:
-        """A little of how it is now."""
+        """Mix in a little of the present summary."""
         weight = max(_LEARNS, now.steps / (self.steps + now.steps))
         mixed = [
             before + weight * (after - before)
@@ -84,23 +84,23 @@ class _Past:
 
 @dataclass
 class _Standing:
-    """What is known of one rank, or of one node's link."""
+    """The state of one rank, or of one node's link."""
 
     past: _Past | None = None
     excess: Excess = field(default_factory=Excess)
-    """Of a rank."""
+    """Excess of a rank."""
     looks: int = 0
-    """So many it took to find it slow."""
+    """Number of looks that it took to find it slow."""
     slow: _Evidence = field(default_factory=lambda: _Evidence(ENOUGH))
     from_start: _Evidence = field(default_factory=lambda: _Evidence(SURE))
     well: _Evidence = field(default_factory=lambda: _Evidence(ENOUGH))
     is_slow: bool = False
     steps: int = 0
-    """Since it is slow."""
+    """Number of steps since it is slow."""
 
     @classmethod
     def of_looks(cls) -> _Standing:
-        """Of something that is counted in looks at it."""
+        """Return the standing of something that is counted in looks at it."""
         return cls(slow=_Evidence(LOOKS), well=_Evidence(LOOKS))
 
     def begin(self, looks: int = 0) -> None:
@@ -116,14 +116,14 @@ class _Standing:
 
 
 class Judge:
-    """Takes summaries and tells what has changed."""
+    """Takes summaries and reports what has changed."""
 
     def __init__(
         self, threshold: float = THRESHOLD, limits: Mapping[str, float] | None = None
     ) -> None:
-        """threshold: see THRESHOLD; more than 1. limits: from which part on a resource (cpu,
-        memory, network, gpu) counts as used up; None looks at none.
-        """
+        """Create a judge. `threshold` is more than 1; see THRESHOLD. `limits` has the used part
+        from which on a resource (cpu, memory, network, gpu) counts as used up. With None, resources
+        are not judged."""
         self._threshold = threshold
         self._well = 1 + (threshold - 1) / 2
         self._limits = limits or {}
@@ -136,7 +136,8 @@ class Judge:
         self._growth: list[float] = []
 
     def observe(self, summaries: Iterable[NodeSummary]) -> list[Finding]:
-        """Take the newest summary of each node; what was seen before is only compared with."""
+        """Take the newest summary of each node, and return the findings. Summaries that were seen
+        before are only compared with."""
         nodes = {each.node: each for each in summaries}
         fresh = [each for each in nodes.values() if self._seen.get(each.node) != each.number]
         self._seen = {each.node: each.number for each in nodes.values()}
@@ -184,8 +185,8 @@ class Judge:
         ]
 
     def _quotient_of_past(self, standing: _Standing, now: RankSummary) -> float:
-        """How many times as long the rank's own work takes as it did, by how much that of other
-        ranks has grown since."""
+        """Return how many times as long the rank's own work takes as it did, divided by how much
+        that of other ranks has grown since."""
         past = standing.past
         if past is None or not past.steps:
             return 1.0
@@ -194,7 +195,7 @@ class Judge:
         return growth / max(usual or 1.0, 1.0)
 
     def _growths(self, ranks: Iterable[RankSummary]) -> list[float]:
-        """By how much the own work of each rank has grown, ascending."""
+        """Return by how much the own work of each rank has grown, ascending."""
         pairs = (
             (each.own, self._ranks[each.rank].past) for each in ranks if each.rank in self._ranks
         )
@@ -203,7 +204,7 @@ class Judge:
     def _change(
         self, standing: _Standing, now: RankSummary, ratio: float, *, has_others: bool
     ) -> _Change:
-        """What becomes of the rank's standing by what it does now."""
+        """Update the rank's standing by its newest summary, and return the change."""
         excess, past = standing.excess, standing.past
         excess.add(now.steps, ratio)
         if standing.is_slow:
@@ -216,7 +217,7 @@ class Judge:
         if looks and ((is_known and has_grown) or has_others):
             standing.begin(looks)
             return "begin"
-        if past is None:  # what it did first says little of later: programs warm up
+        if past is None:  # the first steps say little: programs warm up
             standing.past = _Past(now, 0)
         elif ratio < self._threshold or not has_grown:
             past.learn(now)
@@ -235,10 +236,9 @@ class Judge:
     def _observe_links(
         self, nodes: Mapping[int, NodeSummary], ranks: Mapping[int, RankSummary]
     ) -> list[Finding]:
-        """Whether operations take longer than they did, on all ranks, while none works longer. Who
-        came last has waited for nobody, so what the others do not wait less is the network's; what
-        tells that all have come goes over it, too.
-        """
+        """Find whether operations take longer than they did, on all ranks, while none works longer.
+        The rank that came last has waited for nobody, so time that the others do not wait less is
+        the network's. The signal that all have come uses the network, too."""
         now = min(ranks.values(), key=_communication)
         links, past = self._links, self._links.past
         if past is None or not past.steps or any(each.is_slow for each in self._ranks.values()):
@@ -264,7 +264,8 @@ class Judge:
     def _begin_link(
         self, links: _Standing, now: RankSummary, ratio: float, slowest: int
     ) -> _Change:
-        """Whether links are slow from now on. Whose it is may take a few more steps to be seen."""
+        """Return whether links are slow from now on. It may take a few more steps to see whose link
+        it is."""
         is_over = ratio >= self._threshold
         is_enough = links.slow.add(now.steps, is_over)
         is_sure = links.from_start.add(now.steps, is_over)
@@ -305,7 +306,8 @@ def _quotient(one: float, other: float) -> float:
 
 
 def _speedup(now: RankSummary, reference: RankSummary, others: Sequence[RankSummary]) -> float:
-    """How many times as fast steps would be: no more is gained than the others wait for it."""
+    """Return how many times as fast steps would be. No more is gained than the others wait for
+    it."""
     gain = now.own - reference.own
     if others:
         gain = min(gain, max(reference.waiting - now.waiting, 0.0))
@@ -313,7 +315,7 @@ def _speedup(now: RankSummary, reference: RankSummary, others: Sequence[RankSumm
 
 
 def _cause(node: NodeSummary, now: RankSummary, reference: RankSummary) -> Cause:
-    """Of what explains enough of the time that is lost, what would be the reason for the others."""
+    """Return the most fundamental of the causes that explain enough of the lost time."""
     lost = (now.own - reference.own) * _EXPLAINS
     usual = dict(reference.sections)
     grown = [(seconds - usual.get(name, 0.0), name) for name, seconds in now.sections]
@@ -334,7 +336,7 @@ def _communication(rank: RankSummary) -> float:
 
 
 def _slowest_link(nodes: Mapping[int, NodeSummary]) -> int:
-    """The node whose connections deliver much less than those of any other; -1 is none."""
+    """Return the node whose connections deliver much less than those of any other; -1 is none."""
     rates = sorted((each.rate, number) for number, each in nodes.items() if each.rate is not None)
     if len(rates) < 2 or rates[0][0] * _SLOWER > rates[1][0]:
         return -1

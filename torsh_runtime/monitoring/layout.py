@@ -61,7 +61,7 @@ HEADER_BYTES = 4096
 RECORDED: tuple[str, ...] = (*OPERATIONS, *NOTED)
 MESSAGES = ("send", "recv")
 NO_OPERATIONS = NOTED
-"""What is recorded beside operations, which are recorded themselves."""
+"""Recorded names that are no operations. What a batch or a wait consists of is recorded itself."""
 
 
 class Head(NamedTuple):
@@ -117,27 +117,29 @@ _ITEM_BYTES = tuple(ITEM_BYTES.values())
 
 
 def file_beside(status_file: str) -> str:
-    """The file of a round's recordings, by that of its status pages."""
+    """Return the file of a round's recordings, which is beside that of its status pages."""
     return f"{status_file}.operations"
 
 
 class Operation(NamedTuple):
-    """One operation of a worker, as it was noted."""
+    """An operation of a worker, as it was noted."""
 
     number: int
-    """It grows from one operation of the worker to the next, by 1 where nothing is skipped."""
+    """Number of the operation. It grows from one operation of the worker to the next, by 1 where
+    nothing is skipped."""
     operation: str
-    """One of RECORDED."""
+    """Name of the operation, which is in RECORDED."""
     dtype: str
     reduction: str
     elements: int
-    """Of a list in all; of a batch, the operations that were launched together."""
+    """Number of elements, for a list in all; for a batch, the operations that were launched
+    together."""
     nbytes: int
     root: int
     """Rank of the group that it starts from, or at the other end of a message; less than 0 is
     none."""
     arrays: int
-    """Length of the list of arrays that it was given; 0 is an array that is no list's."""
+    """Length of the list of arrays that it was given; 0 is a single array."""
     group: int
     """Number of the group, the same on all its ranks; 0 is the default group."""
     ranks: int
@@ -151,24 +153,25 @@ class Operation(NamedTuple):
     entered: float
     """Seconds of CLOCK_MONOTONIC, as the next two."""
     came: float | None
-    """When this rank knew that all had entered it, a receiver that its sender had; None if it was
-    not told."""
+    """Time at which this rank knew that all had entered, for a receiver that its sender had. None
+    if it was not informed."""
     left: float | None
     """None while it is running."""
     path: str = ""
-    """Which way its bytes went, one of PATHS; "" is unknown."""
+    """The way its bytes took, which is in PATHS; "" is unknown."""
     in_background: bool = False
-    """Whether it went on by itself after its call: its caller may wait in a `wait`."""
+    """True if it continued after its call returned: its caller may wait in a `wait`."""
     awaited: int | None = None
-    """Of a wait the `number` of the operation that is waited for; None of others, or if unknown."""
+    """For a wait the `number` of the operation that is waited for. None for others, or if
+    unknown."""
 
 
 class Tallied(NamedTuple):
-    """What was counted of the operations of one kind and size."""
+    """Counts of the operations of one kind and size."""
 
     operation: str
     size_class: int
-    """Of k: 2^(k-1) to 2^k - 1 bytes."""
+    """Class of the size; k contains 2^(k-1) to 2^k - 1 bytes."""
     calls: int
     nbytes: int
     seconds: float
@@ -177,7 +180,7 @@ class Tallied(NamedTuple):
 
 
 class Clock(NamedTuple):
-    """What a processor's ticks are in seconds of CLOCK_MONOTONIC."""
+    """Converts a processor's ticks to seconds of CLOCK_MONOTONIC."""
 
     ticks: int
     seconds: float
@@ -185,18 +188,18 @@ class Clock(NamedTuple):
     """Ticks a second."""
 
     def at(self, ticks: int) -> float:
-        """The time of so many ticks."""
+        """Return the time of that many ticks."""
         return self.seconds + (ticks - self.ticks) / self.rate
 
 
 def words_of(memory: bytes | memoryview) -> memoryview:
-    """A recording's words; zeros for what is missing of it."""
+    """Return a recording's words, with zeros in place of what is missing."""
     content = bytes(memory[:RECORDING_BYTES]).ljust(RECORDING_BYTES, b"\0")
     return memoryview(content).cast("Q")
 
 
 def clock_of(words: memoryview) -> Clock | None:
-    """None if there is none yet, or it is nonsense."""
+    """Return the recording's clock, or None if there is none yet or it is nonsense."""
     head = Head(*words[:FIRST_ENTRY])
     ticks, time = head.last_ticks - head.first_ticks, head.last_time - head.first_time
     if head.looks % 2 or ticks <= 0 or time <= 0:
@@ -207,10 +210,9 @@ def clock_of(words: memoryview) -> Clock | None:
 def operations_of(
     words: memoryview, later: memoryview, first: int = 0, most: int = ENTRIES
 ) -> list[Operation]:
-    """The last `most` operations that are held, in the order in which they began, from the one of
-    number `first` on. `later`: the same recording, read again afterwards; an operation that was
-    overwritten in between is left out.
-    """
+    """Return the last `most` operations that are held, in the order in which they began, from
+    number `first` on. `later` is the same recording, read again afterwards. An operation that was
+    overwritten in between is left out."""
     clock = clock_of(later)
     if clock is None:
         return []
@@ -230,7 +232,7 @@ def operations_of(
 
 
 def tallies_of(words: memoryview) -> Iterator[Tallied]:
-    """What was counted of all groups."""
+    """Yield the counts of all groups together."""
     clock = clock_of(words)
     rate = clock.rate if clock is not None else float("inf")
     starts = range(FIRST_TALLY, FIRST_TALLY + TALLIES * _TALLY_WORDS, _TALLY_WORDS)
@@ -246,7 +248,8 @@ def tallies_of(words: memoryview) -> Iterator[Tallied]:
 
 
 def durations_of(words: memoryview) -> dict[str, list[tuple[float, int]]]:
-    """By operation, how many calls took less than so many seconds and no less than half of that."""
+    """Return, by operation, pairs of seconds and the number of calls that took less than these
+    seconds and no less than half of them."""
     clock = clock_of(words)
     if clock is None:
         return {}

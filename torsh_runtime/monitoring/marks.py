@@ -21,54 +21,54 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Observer(Protocol):
-    """Takes part in what is marked, in the thread that marks it."""
+    """Is notified of what is marked, in the thread that marks it."""
 
     def begin(self, name: str, thread: int) -> None:
-        """A section begins."""
+        """Note that a section begins."""
 
     def end(self, name: str, thread: int) -> None:
-        """A section ends."""
+        """Note that a section ends."""
 
     def step(self, number: int) -> None:
-        """A step begins."""
+        """Note that a step begins."""
 
 
 class Marks:
-    """Those of one process. Any thread may set them."""
+    """Steps and sections of one process. Any thread may set them."""
 
     def __init__(self, notebook: Notebook | None) -> None:
-        """notebook: None where nothing is recorded."""
+        """Create marks that are noted in `notebook`, which is None where nothing is recorded."""
         self._notebook = notebook
         self.observers: tuple[Observer, ...] = ()
         self.count = 0
-        """How many steps were marked, by whomever."""
+        """Number of steps that were marked, by anyone."""
         self._is_given = self._gives_way = False
         self._given: int | None = None
         self._source: weakref.ref[object] | None = None
         self._automatic = 0
 
     def begin(self, name: str, thread: int | None = None) -> None:
-        """A section begins, in the thread of that threading.get_ident(), or in this one."""
+        """Begin a section, in the thread of that threading.get_ident(), or in this one."""
         for each in self.observers:
             each.begin(name, threading.get_ident() if thread is None else thread)
         if self._notebook is not None:
             self._notebook.write("begin", name, 0.0, thread)
 
     def end(self, name: str, thread: int | None = None) -> None:
-        """It ends."""
+        """End a section, in the thread of that threading.get_ident(), or in this one."""
         if self._notebook is not None:
             self._notebook.write("end", name, 0.0, thread)
         for each in self.observers:
             each.end(name, threading.get_ident() if thread is None else thread)
 
     def scalar(self, name: str, value: float) -> None:
-        """Something has this value now."""
+        """Note that something has this value now."""
         if self._notebook is not None:
             self._notebook.write("scalar", name, value)
 
     def step(self, number: int, scalars: Mapping[str, float]) -> None:
-        """The program says that this step begins: nobody else's steps count any more. Said again,
-        it adds these numbers to the step."""
+        """Begin a step that the program marks: from now on nobody else's steps count. A second call
+        for the same step adds these numbers to it."""
         is_same, self._is_given, self._given = number == self._given, True, number
         if not is_same:
             self._note(number)
@@ -77,10 +77,9 @@ class Marks:
                 self._notebook.write("scalar", name, value)
 
     def step_by(self, source: object, *, gives_way: bool = False) -> None:
-        """A step is over, as `source` sees it, which is kept for as long as somebody else does. It
-        counts unless the program marks steps, or another source has marked some that is still
-        there: the first one counts, but those that give way to others.
-        """
+        """Mark the end of a step as `source` sees it. The source is not kept alive. The step counts
+        unless the program marks steps, or another source that still exists has marked some. The
+        first source counts, except one that gives way to others."""
         page = own_page()
         is_reported = page is not None and page.step not in (None, self._automatic)
         if self._is_given or is_reported:
@@ -94,7 +93,7 @@ class Marks:
         self._note(self._automatic)
 
     def observe(self, observer: Observer, *, ends: bool = False) -> None:
-        """Let it take part from now on, or, with `ends`, no more."""
+        """Let the observer take part from now on, or, with `ends`, no more."""
         others = tuple(each for each in self.observers if each is not observer)
         self.observers = others if ends else (*others, observer)
 
@@ -111,17 +110,18 @@ class Marks:
 
 @cache
 def own_marks() -> Marks:
-    """This process's."""
+    """Return the marks of this process."""
     recording = own_recording()
     return Marks(None if recording is None else recording.notebook)
 
 
-# What a forked child marks is not its parent's doing.
+# A forked child marks steps and sections of its own.
 os.register_at_fork(after_in_child=own_marks.cache_clear)
 
 
 def step(n: int, /, total: int | None = None, samples: int | None = None, **scalars: float) -> None:
-    """Step `n` of the training begins, counted from 0. The same `n` again adds numbers to it.
+    """Mark that step `n` of the training begins, counted from 0. The same `n` again adds numbers to
+    it.
 
     total: how many steps there will be. samples: how many samples this rank takes in this step.
     scalars: what else is to be seen of it, such as loss=0.25. A tensor's value is taken at once,
@@ -140,19 +140,20 @@ def step(n: int, /, total: int | None = None, samples: int | None = None, **scal
 
 
 def section(name: str) -> Section:
-    """A block, or a function, whose time is noted under this name: `with section("data"):`, or
-    `@section("data")`. Blocks may be nested, and run in any thread. See Section."""
+    """Return a context manager and decorator for a section, whose time is noted under this name:
+    `with section("data"):`, or `@section("data")`. Sections may be nested, and run in any thread.
+    See Section."""
     return Section(name)
 
 
 class Section(ContextDecorator):
-    """What section() gives: a context manager, and a decorator of functions. It may be used again,
-    also while it is in use. A job has room for 127 names of up to 64 bytes."""
+    """The result of section(): a context manager, and a decorator of functions. It may be used
+    again, also while it is in use. A job has room for 127 names of up to 64 bytes."""
 
     __slots__ = ("_name",)
 
     def __init__(self, name: str) -> None:
-        """TypeError if the name is no text."""
+        """Create a section of this name. Raises TypeError if it is no text."""
         if not isinstance(name, str):
             raise TypeError(f"the name of a section is a text, not {name!r}")
         self._name = name
@@ -165,8 +166,8 @@ class Section(ContextDecorator):
         own_marks().end(self._name)
 
     def __call__(self, func: Function) -> Function:
-        """A function whose calls are such blocks. TypeError for one that gives its results later: a
-        generator, or an async function."""
+        """Return a function whose calls are such sections. Raises TypeError for one that gives its
+        results later: a generator, or an async function."""
         kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction)
         if any(is_kind(func) for is_kind in (*kinds, inspect.isasyncgenfunction)):
             raise TypeError(
@@ -177,7 +178,7 @@ class Section(ContextDecorator):
 
 
 for _method in (step, Section.__enter__, Section.__exit__):
-    # torch.compile, which it would warn of what they call, is to run them as they are.
+    # Let torch.compile run them as they are: it would warn of the functions they call.
     vars(_method).update(_torchdynamo_disable=True, _torchdynamo_disable_msg="it notes the time")
 
 
@@ -190,19 +191,19 @@ class Span:
         own_marks().begin(name)
 
     def end(self) -> None:
-        """It ends, unless it has."""
+        """End the section, unless it has ended."""
         if self._is_open:
             self._is_open = False
             own_marks().end(self._name, self._thread)
 
 
 def number_of(name: str, value: Any) -> float:
-    """The value as a number; TypeError if it is none."""
+    """Return the value as a number. Raises TypeError if it is none."""
     try:
         if isinstance(value, str | bytes):
             raise TypeError
         return float(
             value.item() if hasattr(value, "item") else value
-        )  # a tensor with a graph, too
+        )  # also of a tensor with a graph
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise TypeError(f"{name}={value!r} is no number") from error

@@ -1,4 +1,4 @@
-"""What memory this process takes, and for what."""
+"""Measures how much memory this process takes, and for what."""
 
 from __future__ import annotations
 
@@ -25,26 +25,27 @@ _OURS = re.compile(rb"/(memfd:)?torsh")
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """What memory a process takes, in bytes; None is unknown."""
+    """Memory of a process, in bytes; None is unknown."""
 
     rss: int
-    """What is resident, with all that it shares with other processes."""
+    """Resident memory, with all that it shares with other processes."""
     pss: int | None
-    """The same, where shared memory counts by its part of those that share it: over all ranks this
-    is what the job takes."""
+    """Resident memory in which shared memory counts by its part of those that share it. The sum
+    over all ranks is what the job takes."""
     peak: int
     """The largest rss so far; with memory_profiling since the last section began or ended."""
     shared: int
-    """Mapped memory of our own that ranks of the node share, whether it is resident or not."""
+    """Mapped memory of this library that ranks of the node share, whether it is resident or not."""
     growth: int
-    """Of rss, since the library was first asked."""
+    """Growth of rss since the library was first asked."""
     allocators: Mapping[str, int]
-    """What is in use of: "malloc" (with the arrays of numpy, and of torch on CPUs), "python" (only
-    while tracemalloc traces), "torch.cuda" and "cupy" (of this process's current GPU)."""
+    """Memory in use by allocator: "malloc" (with the arrays of numpy, and of torch on CPUs),
+    "python" (only while tracemalloc traces), "torch.cuda" and "cupy" (of this process's current
+    GPU)."""
 
 
 def memory() -> MemoryUse:
-    """This process's now. It takes about a millisecond."""
+    """Return the memory of this process now. It takes about a millisecond."""
     rss = resident()
     return MemoryUse(
         rss=rss,
@@ -57,12 +58,12 @@ def memory() -> MemoryUse:
 
 
 def resident() -> int:
-    """Bytes that are resident: some microseconds."""
+    """Return the bytes that are resident. It takes some microseconds."""
     return int(_read("/proc/self/statm").split()[1]) * _PAGE
 
 
 def proportional() -> int | None:
-    """PSS; None if the kernel does not tell it."""
+    """Return the PSS in bytes, or None if the kernel does not report it."""
     try:
         found = _PSS.search(_read("/proc/self/smaps_rollup"))
     except OSError:
@@ -76,7 +77,7 @@ def _first() -> int:
 
 
 def _shared() -> int:
-    """Of the files that the library makes for memory, each once."""
+    """Return the bytes of the files that the library makes for memory, each counted once."""
     sizes: dict[bytes, int] = {}
     for line in Path("/proc/self/maps").read_bytes().splitlines():
         words = line.split(maxsplit=5)
@@ -92,7 +93,7 @@ def _allocators() -> dict[str, int]:
     if tracemalloc.is_tracing():
         found["python"] = tracemalloc.get_traced_memory()[0]
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
-    with suppress(Exception):  # of a GPU in whatever state
+    with suppress(Exception):  # the GPU may be in any state
         if torch is not None and torch.cuda.is_initialized():
             found["torch.cuda"] = torch.cuda.memory_allocated()
     with suppress(Exception):
@@ -112,7 +113,7 @@ class _Mallinfo(ctypes.Structure):
 
 
 def _malloc() -> int | None:
-    """None with another library than glibc from 2.33 on."""
+    """Return the bytes in use, or None with a library other than glibc 2.33 or later."""
     library = ctypes.CDLL(None)
     if not hasattr(library, "mallinfo2"):
         return None
@@ -122,7 +123,7 @@ def _malloc() -> int | None:
 
 
 class SectionMemory:
-    """By how much the resident memory grew, at most, within sections: noted as the scalar
+    """Notes by how much the resident memory grew, at most, within sections: as the scalar
     "memory/<section>" when one ends, and "memory/rss" and "memory/pss" at steps, once a second."""
 
     def __init__(self, marks: Marks) -> None:
@@ -132,13 +133,13 @@ class SectionMemory:
         self._stepped = float("-inf")
 
     def begin(self, name: str, thread: int) -> None:
-        """A section begins, in that thread."""
+        """Begin a section, in that thread."""
         with self._lock:
             now = self._look()
             self._inside.append(_Inside(thread, name, now, now))
 
     def end(self, name: str, thread: int) -> None:
-        """It ends."""
+        """End a section, and note its memory."""
         with self._lock:
             self._look()
             for place in reversed(range(len(self._inside))):
@@ -149,7 +150,7 @@ class SectionMemory:
                     return
 
     def step(self, number: int) -> None:
-        """A step begins."""
+        """Note the process's memory, at most once a second."""
         del number
         now = time.monotonic()
         if now - self._stepped < 1:
@@ -161,7 +162,7 @@ class SectionMemory:
             self._marks.scalar("memory/pss", pss)
 
     def _look(self) -> int:
-        """Let all open sections know the peak since the last look. Returns what is resident now."""
+        """Let all open sections know the peak since the last look. Return what is resident now."""
         peak, now = _peak_and_present()
         for each in self._inside:
             each.peak = max(each.peak, peak)
@@ -182,16 +183,16 @@ class _Inside:
 
 
 def _peak_and_present() -> tuple[int, int]:
-    """Resident bytes: the most since the peak was reset, and now."""
+    """Return resident bytes: the peak since it was reset, and now."""
     found = _PEAK.search(_read("/proc/self/status"))
-    if found is None:  # such as in a sandbox that leaves them out
+    if found is None:  # some sandboxes leave these lines out
         return resident(), resident()
     peak, now = (int(each) << 10 for each in found.groups())
     return max(peak, now), now
 
 
 def _read(path: str) -> bytes:
-    """A small file of the kernel; pathlib would take several times as long."""
+    """Read a small file of the kernel; pathlib would take several times as long."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(descriptor, 16384)

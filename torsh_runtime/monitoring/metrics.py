@@ -21,11 +21,11 @@ from torsh_runtime.monitoring.pace import Pace, pace_of
 from torsh_runtime.monitoring.recording import Recording
 
 Numbers = dict[str, float]
-"""By name: "system/cpu_seconds", "communication/all_reduce/calls", "training/step"."""
+"""Numbers by name: "system/cpu_seconds", "communication/all_reduce/calls", "training/step"."""
 
 
 class Metrics:
-    """Those that a configuration names. Any thread."""
+    """Reads the numbers that a configuration names. Any thread may use it."""
 
     def __init__(self, config: MetricsConfig, marks: Marks, recording: Recording | None) -> None:
         self._interval = config.collection_interval_ms / 1e3
@@ -41,7 +41,7 @@ class Metrics:
         self._noted_at, self._cpu = time.monotonic(), _cpu_seconds()
 
     def numbers(self) -> Mapping[str, float]:
-        """As they were less than an interval ago."""
+        """Return the numbers, which are less than an interval old."""
         with self._lock:
             now = time.monotonic()
             if now - self._read_at >= self._interval:
@@ -54,10 +54,10 @@ class Metrics:
             return self._numbers
 
     def begin(self, name: str, thread: int) -> None:
-        """A section: nothing is to be noted."""
+        """Do nothing when a section begins."""
 
     def end(self, name: str, thread: int) -> None:
-        """The same."""
+        """Do nothing when a section ends."""
 
     def step(self, number: int) -> None:
         """Note the system's numbers, once in each interval."""
@@ -102,7 +102,7 @@ def _told(pace: Pace) -> Iterator[tuple[str, float | None]]:
 def _of_system() -> Numbers:
     found = {"cpu_seconds": _cpu_seconds(), "rss": float(resident())}
     torch: Any = sys.modules.get("torch")
-    with suppress(Exception):  # of a GPU in whatever state
+    with suppress(Exception):  # the GPU may be in any state
         if torch is not None and torch.cuda.is_initialized():
             found["gpu_memory"] = float(torch.cuda.memory_allocated())
     return found
@@ -114,7 +114,7 @@ def _cpu_seconds() -> float:
 
 
 def check_served(env: WorkerEnv) -> None:
-    """ConfigError where torshrun serves nothing that a program wants to be served."""
+    """Raise ConfigError if torshrun does not serve metrics, which the program asks for."""
     if not env.metrics_at:
         raise ConfigError(
             "export_prometheus=True, and torshrun, whose agent serves the metrics of its workers, "

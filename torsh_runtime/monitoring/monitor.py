@@ -19,13 +19,13 @@ from torsh_runtime.monitoring.recording import own_recording
 
 @dataclass(frozen=True, slots=True)
 class OperationStatistics:
-    """All calls of one operation, by this process."""
+    """Statistics of all calls of one operation by this process."""
 
     calls: int = 0
     nbytes: int = 0
-    """Of this rank's array in each call."""
+    """Bytes of this rank's array, summed over the calls."""
     seconds: float = 0.0
-    """From entering the calls to leaving them, with waiting for others."""
+    """Seconds from entering the calls to leaving them, with waiting for others."""
     waited: float = 0.0
     """Seconds of these until all ranks had entered, of a recv until its sender had; 0 where that is
     not known."""
@@ -33,7 +33,7 @@ class OperationStatistics:
 
 @dataclass(frozen=True, slots=True)
 class CommunicationStatistics:
-    """All that a DistributedMonitor knows."""
+    """The result of DistributedMonitor.get_stats()."""
 
     total_communications: int
     total_bytes_communicated: int
@@ -42,19 +42,19 @@ class CommunicationStatistics:
     total_wait_time: float
     """Seconds of these until all ranks had entered, as far as that is known."""
     average_latency_ms: float
-    """Of a call, in milliseconds."""
+    """Mean duration of a call, in milliseconds."""
     bandwidth_gbps: float
     """10^9 bits a second, of the time in which bytes moved: waiting for others is left out."""
     operations: Mapping[str, OperationStatistics]
-    """By the operations' names. The totals count neither "wait", for operations that go on by
-    themselves, nor "batch", which launches several together."""
+    """Statistics by the operations' names. The totals count neither "wait", for operations in the
+    background, nor "batch", which launches several together."""
 
 
 class DistributedMonitor:
-    """Counts this process's operations from where it is made, of all native groups.
+    """Counts this process's operations since it was created, of all native groups.
 
-    They are counted all the time, by the recorder, so one more monitor costs nothing. What a
-    program times itself is added by log_comm_time(). Any thread.
+    They are counted all the time, by the recorder, so one more monitor costs nothing. Calls that a
+    program times itself are added by log_comm_time(). Any thread may use it.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class DistributedMonitor:
     def log_comm_time(self, operation: str, duration: float | timedelta, nbytes: int = 0) -> None:
         """Add a call that the recorder does not know, such as one of another library.
 
-        duration: seconds, or a timedelta. ValueError if it is less than 0 or no number.
+        duration: seconds, or a timedelta. Raises ValueError if it is less than 0 or no number.
         """
         seconds = duration.total_seconds() if isinstance(duration, timedelta) else float(duration)
         if not 0 <= seconds < float("inf"):
@@ -75,7 +75,7 @@ class DistributedMonitor:
             self._logged[operation] = _sum(known, OperationStatistics(1, nbytes, seconds))
 
     def get_stats(self) -> CommunicationStatistics:
-        """What was communicated since this monitor was made, or reset."""
+        """Return the statistics since this monitor was created or reset."""
         with self._lock:
             found = dict(self._logged)
         for name, counted in _counted().items():
@@ -92,8 +92,8 @@ class DistributedMonitor:
 
 
 def recent_operations() -> list[Operation]:
-    """The last operations of this process's native groups, at most 1,024, in the order in which
-    they began. Empty where TORSH_RECORDER is off."""
+    """Return the last operations of this process's native groups, at most 1,024, in the order in
+    which they began. Empty where TORSH_RECORDER is off."""
     recording = own_recording()
     if recording is None:
         return []

@@ -54,18 +54,18 @@ _RANGES = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _ALL_RANGES = re.compile(rf"{_RANGES.pattern}(?:,{_RANGES.pattern})*")
 _MOST_MEMBERS = 1 << 20
 DEFAULT = "default"
-"""The name of a default group; torch.distributed's has a number as others have."""
+"""The name of a default group. Default groups of torch.distributed have numbers as others have."""
 OTHER = "other"
-"""The name of all notes for whose own there is no room."""
+"""The name of all notes for whose own name there is no room."""
 
 
 class Note(NamedTuple):
-    """One note of a worker."""
+    """A note of a worker."""
 
     number: int
-    """How many the worker had begun before."""
+    """Number of notes that the worker had begun before."""
     kind: str
-    """One of KINDS."""
+    """Kind of the note, which is in KINDS."""
     name: str
     time: float
     """Seconds of CLOCK_MONOTONIC."""
@@ -75,19 +75,19 @@ class Note(NamedTuple):
 
 
 class Group(NamedTuple):
-    """One of a worker's groups."""
+    """A group of a worker."""
 
     number: int
     size: int
     name: str
-    """Its name, or the axis of a mesh that it is along; "" is none."""
+    """Name of the group, or of the axis of a mesh that it is along; "" is none."""
     ranks: str
-    """Its members as ranks of the job, in order of their ranks in the group, such as "0-3,8"; "" is
+    """Members as ranks of the job, in order of their ranks in the group, such as "0-3,8"; "" is
     unknown."""
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The same as numbers; () if that is unknown, or nonsense."""
+        """Return the members as numbers, or () if they are unknown, or nonsense."""
         found: list[int] = []
         if self.size > _MOST_MEMBERS:
             return ()
@@ -100,7 +100,8 @@ class Group(NamedTuple):
 
 
 def ranges(ranks: Sequence[int]) -> str:
-    """Such as "0-3,8"; "" if one of them is less than 0, which is of another job."""
+    """Return ranks as text such as "0-3,8", or "" if one of them is less than 0, which is of
+    another job."""
     if any(rank < 0 for rank in ranks):
         return ""
     runs: list[tuple[int, int]] = []
@@ -113,10 +114,10 @@ def ranges(ranks: Sequence[int]) -> str:
 
 
 class Notebook:
-    """A worker's own notes. Any thread may write them; a note takes about a microsecond."""
+    """Writes a worker's own notes. Any thread may use it; a note takes about a microsecond."""
 
     def __init__(self, memory: memoryview) -> None:
-        """`memory` is a recording of RECORDING_BYTES, and must outlive this object."""
+        """Write to `memory`, a recording of RECORDING_BYTES, which must outlive this object."""
         self._words = memory.cast("B").cast("Q")
         self._bytes = memory.cast("B")
         self._values = self._bytes.cast("d")
@@ -130,9 +131,11 @@ class Notebook:
     def write(
         self, kind: str, name: str = "", value: float = 0.0, thread: int | None = None
     ) -> None:
-        """Note it now. A name is cut to 64 bytes; the 128th and all later ones become OTHER.
+        """Write a note with the present time. A name is cut to 64 bytes; the 128th and all later
+        ones become OTHER.
 
-        thread: whose note it is, by threading.get_ident(); None is the one that writes it.
+        thread: the thread that the note belongs to, by threading.get_ident(); None is the calling
+        one.
         """
         index = self._names.get(name)
         if index is None:
@@ -145,7 +148,7 @@ class Notebook:
         put(_PLACE_OF[kind] | index << 8 | place << 24, value)
 
     def write_by(self, put: Callable[[int, float], None]) -> None:
-        """Have this put notes from now on, which is faster: the compiled library's."""
+        """Have `put` write notes from now on. The compiled library's is faster."""
         self._put = put
 
     def _put_here(self, what: int, value: float) -> None:
@@ -160,12 +163,12 @@ class Notebook:
         words[NOTES_BEGUN] = number + 1
 
     def take_name(self, name: str) -> None:
-        """Keep a name that no note needs: those that read the recording find it at any time."""
+        """Keep a name that no note needs: processes that read the recording find it at any time."""
         if name not in self._names:
             self._take(name)
 
     def name_group(self, group: Group) -> None:
-        """Tell what the group of this number is; the GROUPS-th and later ones are left out."""
+        """Record the group of this number; the groups after the first GROUPS are left out."""
         with self._lock:
             self._groups[group.number] = group
             for place in range(GROUPS):
@@ -179,7 +182,7 @@ class Notebook:
                     return
 
     def title_group(self, number: int, name: str) -> None:
-        """Tell the name of the group of this number, if name_group() has told what it is."""
+        """Record the name of the group of this number, if name_group() has recorded the group."""
         known = self._groups.get(number)
         if known is not None:
             self.name_group(known._replace(name=name))
@@ -210,7 +213,7 @@ class Notebook:
 
 
 def names_of(words: memoryview) -> list[str]:
-    """All names that the worker has taken, in the order in which it did."""
+    """Return all names that the worker has taken, in the order in which it did."""
     return [
         _text(words, FIRST_NAME + place * NAME_WORDS, NAME_WORDS)
         for place in range(min(words[NAMES_TAKEN], NAMES))
@@ -218,10 +221,9 @@ def names_of(words: memoryview) -> list[str]:
 
 
 def notes_of(words: memoryview, later: memoryview, first: int = 0) -> list[Note]:
-    """The notes that are held, from the one of number `first` on, in the order in which they were
-    begun. `later`: the same recording, read again afterwards; a note that was overwritten in
-    between is left out.
-    """
+    """Return the notes that are held, from number `first` on, in the order in which they were
+    begun. `later` is the same recording, read again afterwards. A note that was overwritten in
+    between is left out."""
     names = names_of(words)
     begun = words[NOTES_BEGUN]
     found = []
@@ -239,7 +241,7 @@ def notes_of(words: memoryview, later: memoryview, first: int = 0) -> list[Note]
 
 
 def groups_of(words: memoryview) -> list[Group]:
-    """Those that the worker has told of."""
+    """Return the groups that the worker has recorded."""
     found = []
     for place in range(GROUPS):
         start = FIRST_GROUP + place * GROUP_WORDS
@@ -250,20 +252,20 @@ def groups_of(words: memoryview) -> list[Group]:
 
 
 class Whereabouts(NamedTuple):
-    """Where a worker is by its notes; times are as those of the notes."""
+    """The position of a worker according to its notes; times are as those of the notes."""
 
     step: int | None = None
-    """The last one that it began."""
+    """The last step that it began."""
     stepped: float = 0.0
-    """When."""
+    """Time at which that began."""
     section: str = ""
     """The innermost one of the main thread that has not ended; "" is none."""
     since: float = 0.0
-    """When that began."""
+    """Time at which that began."""
 
 
 def whereabouts(notes: Sequence[Note]) -> Whereabouts:
-    """By its notes in the order in which they began."""
+    """Return the position of a worker from its notes, in the order in which they began."""
     found = Whereabouts()
     sections: list[Note] = []
     for note in notes:

@@ -1,4 +1,5 @@
-"""Looks for bottlenecks of a process without an agent, in a thread: by what its own steps were."""
+"""Looks for bottlenecks of a process without an agent, in a thread: compares its steps with earlier
+ones."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ _IDLE = slice(3, 5)
 
 
 class OwnPast:
-    """Looks until stop(). Other ranks are not known, nor networks and GPUs looked at."""
+    """Looks for bottlenecks until stop(). Other ranks, networks and GPUs are not considered."""
 
     def __init__(self, config: BottleneckDetectionConfig, rank: int) -> None:
         self._config, self._rank = config, rank
@@ -38,7 +39,7 @@ class OwnPast:
         threading.Thread(target=self._run, name="torsh-bottlenecks", daemon=True).start()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop looking for bottlenecks."""
         self._over.set()
 
     def _run(self) -> None:
@@ -46,7 +47,7 @@ class OwnPast:
             self.look()
 
     def look(self) -> None:
-        """Once."""
+        """Look for bottlenecks once."""
         self._number += 1
         ranks = [summary] if (summary := self._summary()) else []
         told = NodeSummary(self._number, 0, ranks, cpu=self._cpu(), memory=_memory())
@@ -75,7 +76,7 @@ class OwnPast:
 
 
 def _ticks() -> tuple[int, int]:
-    """In which the machine's processors were busy, and all."""
+    """Return the ticks in which the machine's processors were busy, and all ticks."""
     try:
         fields = Path("/proc/stat").read_text().partition("\n")[0].split()[1:9]
     except OSError:
@@ -85,7 +86,7 @@ def _ticks() -> tuple[int, int]:
 
 
 def _memory() -> float | None:
-    """The part of the machine's that is used."""
+    """Return the used part of the machine's memory."""
     try:
         told = Path("/proc/meminfo").read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""How far a worker is and how fast, from its notes. Pure."""
+"""Computes the progress and the speed of a worker from its notes. Pure."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from typing import NamedTuple
 from torsh_runtime.monitoring.notes import Note
 
 TOTAL, SAMPLES = "step/total", "step/samples"
-"""Names of the scalars that follow a step: how many there will be, and how many samples it has. No
-keyword that a program may use for a number of its own is like them."""
+"""Names of the scalars that follow a step: the number of steps there will be, and the number of
+samples in the step. No keyword that a program may use for a number of its own is like them."""
 PROGRESS, OF = "progress/done", "progress/total"
-"""Names of the scalars that tell how far the innermost bar is, and how far it will go."""
+"""Names of the scalars for the position of the innermost bar, and its total."""
 WINDOW = 30.0
-"""Seconds: what is longer ago says nothing about the present pace."""
+"""Seconds after which notes say nothing about the present pace."""
 
 
 class Pace(NamedTuple):
-    """How far a worker is and how fast."""
+    """Progress and speed of a worker."""
 
     step: int | None = None
-    """None where it marks no steps."""
+    """Number of the step. None where it marks no steps."""
     total: int | None = None
-    """How many steps there will be, or how far the bar will go; None is unknown."""
+    """Number of steps there will be, or the total of the bar; None is unknown."""
     done: int | None = None
-    """How far the bar of progress() is, where that tells more than steps."""
+    """Position of the bar of progress(), where that tells more than steps."""
     per_second: float | None = None
-    """Steps, or what the bar counts; None is unknown."""
+    """Steps a second, or what the bar counts; None is unknown."""
     samples_per_second: float | None = None
     scalars: Mapping[str, float] = {}
     """The last value of each that the program has noted."""
@@ -38,7 +38,7 @@ class _Count(NamedTuple):
 
 
 def pace_of(notes: Iterable[Note]) -> Pace:
-    """The pace at the last of these notes, which are in their order."""
+    """Return the pace at the last of these notes, which are in their order."""
     steps: list[_Count] = []
     bars: list[_Count] = []
     samples: list[float] = []
@@ -58,7 +58,7 @@ def pace_of(notes: Iterable[Note]) -> Pace:
 
 
 def _append(counts: list[_Count], note: Note) -> None:
-    """One more of those that go on from each other: after a restart of the count none is kept."""
+    """Append a count. If counting has started anew, earlier counts are dropped."""
     if counts and note.value <= counts[-1].number:
         counts.clear()
     counts.append(_Count(note.time, note.value))
@@ -84,7 +84,7 @@ def _pace(
 
 
 def _recent(counts: list[_Count]) -> list[_Count]:
-    """Those of the last WINDOW seconds, and two at least."""
+    """Return the counts of the last WINDOW seconds, and at least two."""
     kept = [each for each in counts if counts[-1].time - each.time <= WINDOW]
     return kept if len(kept) > 1 else counts[-2:]
 
@@ -96,5 +96,5 @@ def _rate(counts: list[_Count]) -> float | None:
 
 
 def _whole(number: float | None) -> int | None:
-    """None for what is no number, as anybody may have written it."""
+    """Return the number as an integer, or None if it is none, since anybody may have written it."""
     return int(number) if number is not None and abs(number) < 1 << 62 else None

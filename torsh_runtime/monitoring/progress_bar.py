@@ -1,4 +1,4 @@
-"""One progress bar for the whole job, in tqdm's words."""
+"""A single progress bar for the whole job, with tqdm's interface."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ _LOOKS = frozenset(
         *("miniters", "nrows", "position", "smoothing"),
     )
 )
-"""Arguments of tqdm's that change how, or how often, its bar is drawn."""
+"""Arguments of tqdm that change how, or how often, its bar is drawn."""
 _STEP_SECONDS = 0.001
 _LINE_SECONDS = 10.0
-"""Between two lines where the bar cannot be drawn anew in its place."""
+"""Seconds between two lines where the bar cannot be drawn again in its place."""
 
 
 class progress(Generic[Item]):  # noqa: N801  (it stands for tqdm)
-    """Iterate, and show how far: `for batch in tr.monitoring.progress(loader, desc="train"):`.
+    """Iterate, and show the progress: `for batch in tr.monitoring.progress(loader, desc="train"):`.
 
     Arguments and methods are those of tqdm.tqdm. All ranks call it, and there is one bar for the
     job. Under torshrun that is its status line and `torshctl top`; rank 0 leaves a line when the
     bar is closed. Without torshrun rank 0 draws the bar.
 
-    What set_postfix() is given as numbers is noted, as by step(). Where neither the program nor the
+    Numbers given to set_postfix() are noted, as by step(). Where neither the program nor the
     library marks steps, each pass of the loop is one. A bar that nobody refers to any more is
     closed.
     """
@@ -64,11 +64,11 @@ class progress(Generic[Item]):  # noqa: N801  (it stands for tqdm)
         unit_divisor: float = 1000,
         **looks: object,
     ) -> None:
-        """Arguments as tqdm's: total is the iterable's length unless it is given, leave=False
-        leaves no line; disable=True draws nothing and leaves no line, None neither unless at a
-        terminal, but how far it is is noted. Those which only change the looks of tqdm's bar have
-        no effect; TypeError for all others, and for a total that is no number.
-        """
+        """Create a bar. Arguments are tqdm's: total is the iterable's length unless it is given.
+        leave=False leaves no line. disable=True draws nothing and leaves no line; None does so
+        unless at a terminal; the progress is noted all the same. Arguments that only change the
+        looks of tqdm's bar have no effect. Raises TypeError for all others, and for a total that is
+        no number."""
         if unknown := sorted(looks.keys() - _LOOKS):
             raise TypeError(f"progress() does not know {', '.join(unknown)}")
         self.iterable, self.desc, self.initial = iterable, desc or "", initial
@@ -106,7 +106,7 @@ class progress(Generic[Item]):  # noqa: N801  (it stands for tqdm)
             self.close()
 
     def update(self, n: float | None = 1) -> bool | None:
-        """So many more are done."""
+        """Add `n` to the number of finished items. Return whether the bar was refreshed."""
         self.n += 1 if n is None else n
         now = time.perf_counter()
         if now - self._stepped >= _STEP_SECONDS:
@@ -118,7 +118,7 @@ class progress(Generic[Item]):  # noqa: N801  (it stands for tqdm)
         return True
 
     def refresh(self, *_: object, **__: object) -> bool:
-        """Note how far it is, and draw the bar."""
+        """Note the progress, and draw the bar."""
         self._noted = time.perf_counter()
         if self._is_open and _open()[-1:] == [self]:
             marks = own_marks()
@@ -132,7 +132,7 @@ class progress(Generic[Item]):  # noqa: N801  (it stands for tqdm)
         return True
 
     def close(self) -> None:
-        """It has come to its end."""
+        """Finish the bar, and leave its line unless leave=False."""
         if not self._is_open:
             return
         self.refresh()
@@ -143,7 +143,7 @@ class progress(Generic[Item]):  # noqa: N801  (it stands for tqdm)
             self._write(f"{self._text()}\n")
 
     def reset(self, total: float | None = None) -> None:
-        """Begin again, to use it once more."""
+        """Begin again, to use the bar once more."""
         self.n, self._begun = 0, time.perf_counter()
         self.total = self.total if total is None else _known(total)
         if not self._is_open:
@@ -152,7 +152,7 @@ class progress(Generic[Item]):  # noqa: N801  (it stands for tqdm)
         self.refresh()
 
     def set_description(self, desc: str | None = None, refresh: bool = True) -> None:
-        """What stands before the bar."""
+        """Set the text before the bar."""
         self.desc = (desc or "").removesuffix(": ")
         if refresh:
             self._refresh_soon()
@@ -162,30 +162,30 @@ class progress(Generic[Item]):  # noqa: N801  (it stands for tqdm)
     def set_postfix(
         self, ordered_dict: Mapping[str, object] | None = None, refresh: bool = True, **values: Any
     ) -> None:
-        """What stands behind it: names with values, of which the numbers are noted."""
+        """Set the text behind the bar: names with values, of which the numbers are noted."""
         given = {**(ordered_dict or {}), **values}
         self.postfix = ", ".join(f"{name}={value_of(value)}" for name, value in given.items())
         self._numbers = {}
         for name, value in given.items():
-            with suppress(TypeError, ValueError):  # what is no number is shown alone
+            with suppress(TypeError, ValueError):  # other values are shown, not noted
                 text = isinstance(value, str)
                 self._numbers[name] = float(value) if text else number_of(name, value)
         if refresh:
             self._refresh_soon()
 
     def set_postfix_str(self, s: str = "", refresh: bool = True) -> None:
-        """The same as a text, of which nothing is noted."""
+        """Set the text behind the bar. Nothing of it is noted."""
         self.postfix = s
         if refresh:
             self._refresh_soon()
 
     def clear(self, *_: object, **__: object) -> None:
-        """Take the bar away until it is drawn again."""
+        """Remove the bar from the screen until it is drawn again."""
         self._clear()
 
     @property
     def format_dict(self) -> dict[str, Any]:
-        """The bar's facts, by tqdm's names."""
+        """Return the bar's facts, by tqdm's names."""
         elapsed = time.perf_counter() - self._begun
         rate = (self.n - self.initial) / elapsed if elapsed > 0 else None
         facts = {"n": self.n, "total": self.total, "elapsed": elapsed, "rate": rate}
@@ -195,7 +195,8 @@ class progress(Generic[Item]):  # noqa: N801  (it stands for tqdm)
     def write(
         cls, s: str, file: TextIO | None = None, end: str = "\n", nolock: bool = False
     ) -> None:
-        """Print a line, to stdout, above the bars. Every rank that calls it does."""
+        """Print a line above the bars, by default to stdout. It is printed by every rank that calls
+        it."""
         del nolock
         for bar in _open():
             bar._clear()
@@ -211,7 +212,7 @@ class progress(Generic[Item]):  # noqa: N801  (it stands for tqdm)
         self.close()
 
     def __del__(self) -> None:
-        with suppress(Exception):  # as where Python ends
+        with suppress(Exception):  # for example, while Python exits
             self.close()
 
     def __len__(self) -> int:
@@ -223,7 +224,8 @@ class progress(Generic[Item]):  # noqa: N801  (it stands for tqdm)
         return self.total is None or self.total > 0
 
     def _mark_step(self) -> None:
-        """Unless others mark steps: a pass of the loop has gone by in which nobody did."""
+        """Mark a step, unless others do: a pass of the loop has gone by in which nobody marked
+        one."""
         marks = own_marks()
         if marks.count == self._steps:
             marks.step_by(self, gives_way=True)
@@ -254,7 +256,7 @@ class progress(Generic[Item]):  # noqa: N801  (it stands for tqdm)
         return text_of(self.desc, self.n, self.total, seconds, self.postfix, self._look, width)
 
     def _write(self, text: str) -> None:
-        if os.getpid() != self._pid:  # a forked child lets go of its parent's bars
+        if os.getpid() != self._pid:  # a forked child does not draw its parent's bars
             return
         with suppress(OSError, ValueError):  # nobody reads it any more
             self._file.write(text)
@@ -264,12 +266,12 @@ class progress(Generic[Item]):  # noqa: N801  (it stands for tqdm)
 
 @cache
 def _bars() -> list[weakref.ref[progress[Any]]]:
-    """The bars of this process that are not closed, the innermost last."""
+    """Return the bars of this process that are not closed, the innermost last."""
     return []
 
 
 def _open() -> list[progress[Any]]:
-    """Those of them that somebody still has."""
+    """Return the bars that somebody still refers to."""
     return [bar for each in _bars() if (bar := each()) is not None]
 
 
@@ -277,7 +279,7 @@ os.register_at_fork(after_in_child=_bars.cache_clear)
 
 
 def _known(total: float) -> float | None:
-    """None for as many as there may be."""
+    """Return the total, or None if it is infinite."""
     return total if math.isfinite(number_of("total", total)) else None
 
 
@@ -296,7 +298,7 @@ def _is_terminal(file: TextIO) -> bool:
 
 
 def _rank() -> int:
-    """This process's, as whoever launched it says; 0 if nobody did."""
+    """Return this process's rank, as its launcher says; 0 if there is none."""
     try:
         place = {**os.environ, **launchers.place(os.environ)}
         return int(place.get("RANK", "0"))

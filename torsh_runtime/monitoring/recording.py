@@ -26,31 +26,30 @@ VARIABLE = "TORSH_RECORDER"
 
 
 class Recording:
-    """The memory, and which of its tallies are taken."""
+    """The memory of a recording, and the number of its tallies that are taken."""
 
     def __init__(self, memory: memoryview) -> None:
-        """`memory` has RECORDING_BYTES, all zero, and must outlive this object."""
+        """Use `memory`, which has RECORDING_BYTES, all zero, and must outlive this object."""
         self.memory = memory
         self.is_open = False
-        """Whether the compiled library has begun to write to it."""
+        """True once the compiled library has begun to write to it."""
         self.notebook = Notebook(memory)
         self._groups = 0
 
     def next_place(self) -> int:
-        """For one more group of this process."""
+        """Return the place for one more group of this process."""
         self._groups += 1
         return self._groups - 1
 
     def words(self) -> memoryview:
-        """A copy of what it holds now."""
+        """Return a copy of the present content."""
         return words_of(self.memory)
 
 
 @cache
 def own_recording() -> Recording | None:
-    """This process's, in its agent's file, or in memory of its own without an agent. None if
-    TORSH_RECORDER is off. ConfigError for other values than on and off.
-    """
+    """Return this process's recording, in its agent's file, or in memory of its own without an
+    agent. None if TORSH_RECORDER is off. Raises ConfigError for values other than on and off."""
     value = os.environ.get(VARIABLE, "on")
     if value not in ("on", "off"):
         raise ConfigError(f"{VARIABLE}={value} must be on or off")
@@ -64,7 +63,8 @@ os.register_at_fork(after_in_child=own_recording.cache_clear)
 
 
 def _in_file() -> memoryview | None:
-    """None if the agent has made no file, or another process of this worker has the page."""
+    """Return the recording's part of the agent's file. None if the agent has made no file, or
+    another process of this worker has the page."""
     try:
         env = WorkerEnv.from_environ(os.environ)
     except ConfigError:
@@ -74,7 +74,7 @@ def _in_file() -> memoryview | None:
     try:
         with Path(file_beside(env.status_file)).open("r+b", buffering=0) as file:
             memory = memoryview(mmap.mmap(file.fileno(), 0))
-    except (OSError, ValueError):  # it is not there, or empty
+    except (OSError, ValueError):  # it is missing or empty
         return None
     magic, version, count = struct.unpack("=3Q", memory[:24]) if len(memory) >= 24 else (0, 0, 0)
     begin = HEADER_BYTES + env.local_rank * STRIDE

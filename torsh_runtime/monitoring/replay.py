@@ -1,5 +1,5 @@
-"""How long steps would take if a rank's own work were as long as the others': a replay of what
-depends on what.
+"""Computes how long steps would take if a rank's own work were as long as the others': a replay of
+the dependencies between operations.
 
 A rank's main thread works, enters operations, and waits for those in the background. An operation
 begins to move when its last member has entered it, and moves as long as it did. In the background a
@@ -31,7 +31,7 @@ class Action:
 
     @property
     def likeness(self) -> object:
-        """What is the same for actions of other ranks at the same place of the program."""
+        """Return what is the same for actions of other ranks at the same place of the program."""
         operation = self.call.operation if self.call else None
         return self.kind, operation and (operation.operation, operation.group, operation.elements)
 
@@ -39,10 +39,9 @@ class Action:
 def speedup_without(
     rank: int, calls: Mapping[int, Sequence[Call]], windows: Mapping[int, Stretch], steps: int
 ) -> float | None:
-    """How many times as fast it all would be if this rank worked as long as the others do in the
-    median. `windows`: from when until when each rank is looked at, and how many steps these are.
-    None if it cannot be told.
-    """
+    """Return how many times as fast the steps would be if this rank worked as long as the others do
+    in the median. `windows` has begin and end of the part of each rank, and `steps` is the number
+    of steps in it. None if it is not known."""
     programs = {each: program(calls[each], *window) for each, window in windows.items()}
     first = min(begin for begin, _ in windows.values())
     starts = {each: begin - first for each, (begin, _) in windows.items()}
@@ -52,7 +51,7 @@ def speedup_without(
 
 
 def program(calls: Sequence[Call], begin: float, end: float) -> list[Action]:
-    """What a rank did between these moments, in order."""
+    """Return what a rank did between these moments, in order."""
     issued = [(moment, call) for moment, call in _issued(calls) if begin <= moment < end]
     found: list[Action] = []
     now = begin
@@ -72,9 +71,9 @@ def program(calls: Sequence[Call], begin: float, end: float) -> list[Action]:
 
 
 def _issued(calls: Sequence[Call]) -> list[tuple[float, Call]]:
-    """When the main thread came to each. Of one that was queued it is not known: as soon as the one
-    before it, which makes no difference as long as that goes on.
-    """
+    """Return the time at which the main thread came to each call. For one that was queued this
+    is not known: the time of the one before is used, which makes no difference while that is
+    running."""
     found: list[tuple[float, Call]] = []
     before: dict[int, tuple[float, float]] = {}
     for call in calls:
@@ -88,10 +87,9 @@ def _issued(calls: Sequence[Call]) -> list[tuple[float, Call]]:
 
 
 def _like_others(rank: int, programs: Mapping[int, Sequence[Action]], steps: int) -> list[Action]:
-    """The rank's program with the work of the other rank whose work is the median: place by place
-    where both do the same, else scaled to it as a whole. It is taken from the step after, so that
-    a chance that lengthened a step of that rank does not count as shared by this one.
-    """
+    """Return the rank's program with the work of the other rank whose work is the median: place by
+    place where both do the same, else scaled to it as a whole. It is taken from the step after, so
+    that a chance that lengthened a step of that rank does not count as shared by this one."""
     own = programs[rank]
     totals = sorted((sum(_works(each)), other) for other, each in programs.items() if other != rank)
     total, typical = totals[(len(totals) - 1) // 2]
@@ -113,11 +111,11 @@ def _works(actions: Sequence[Action]) -> list[float]:
 
 @dataclass(slots=True)
 class _Meeting:
-    """One operation, of all that enter it in the replay."""
+    """An operation in the replay, for all that enter it."""
 
     missing: int = 0
     came: float = 0.0
-    """When the last of those that have come did."""
+    """Latest time at which one of them has entered."""
 
     def enter(self, now: float) -> None:
         self.missing -= 1
@@ -125,7 +123,8 @@ class _Meeting:
 
 
 def duration(programs: Mapping[int, Sequence[Action]], starts: Mapping[int, float]) -> float | None:
-    """Seconds until the last rank's end; None if they wait in a circle, as in nonsense."""
+    """Return the seconds until the last rank's end. None if they wait in a circle, as in
+    nonsense."""
     return _Replay(programs, starts).run()
 
 
@@ -136,7 +135,7 @@ class _Replay:
         self._meetings: dict[Key, _Meeting] = {}
         self._begun: dict[tuple[int, Key | None], float] = {}
         self._ended: dict[tuple[int, Key | None], float] = {}
-        """When operations in the background were begun, and had ended, by rank."""
+        """Times at which operations in the background were begun, and had ended, by rank."""
         self._moves = 0
         self._end = 0.0
         lanes: dict[tuple[int, int], list[Call]] = {}
@@ -151,7 +150,8 @@ class _Replay:
         self._threads += [self._lane(rank, held) for (rank, _), held in lanes.items()]
 
     def run(self) -> float | None:
-        """Let each thread go as far as it can, in turns."""
+        """Let each thread go as far as it can, in turns. Return the time of the end, or None if
+        they are stuck."""
         threads, before = self._threads, -1
         while threads and self._moves != before:
             before = self._moves
@@ -161,7 +161,7 @@ class _Replay:
         return None if threads else self._end
 
     def _main(self, rank: int, actions: Sequence[Action], now: float) -> Iterator[str]:
-        """A rank's main thread. Yields where it has to wait."""
+        """Carry out a rank's main thread. Yields where it has to wait."""
         for action in actions:
             now += action.work
             call = action.call
@@ -181,7 +181,7 @@ class _Replay:
         self._end = max(self._end, now)
 
     def _lane(self, rank: int, calls: Sequence[Call]) -> Iterator[str]:
-        """What one group carries out in the background of a rank, one after another."""
+        """Carry out a group's operations in the background of a rank, one after another."""
         now = 0.0
         for call in calls:
             while (rank, call.key) not in self._begun:
@@ -192,13 +192,13 @@ class _Replay:
             self._moves += 1
 
     def _meet(self, call: Call, now: float) -> Generator[str, None, float]:
-        """Enter the operation at this moment; when it is left."""
+        """Enter the operation at the moment `now`. Return the time at which it is left."""
         if call.key is None:
             return now + call.left - call.entered
         meeting = self._meetings[call.key]
         meeting.enter(now)
         self._moves += 1
-        if call.operation.operation == "send":  # which waits for nobody
+        if call.operation.operation == "send":  # a send waits for nobody
             return now + call.left - call.entered
         while meeting.missing > 0:
             yield "waits for others"

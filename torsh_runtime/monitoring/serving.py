@@ -35,10 +35,10 @@ _OF_OPERATIONS = {
 
 
 class Serving:
-    """The thread. Whoever makes it stops it."""
+    """The thread that serves the metrics. Its creator stops it."""
 
     def __init__(self, metrics: Metrics, rank: int, port: int) -> None:
-        """ConfigError if the port cannot be had."""
+        """Begin to serve the metrics. Raises ConfigError if the port is not available."""
         registry = CollectorRegistry()
         registry.register(_Numbers(metrics, rank))
         try:

@@ -1,4 +1,4 @@
-"""What start() starts, and how it ends."""
+"""start(), and the end of what it has started."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _BOTTLENECKS = "BottleneckDetectionConfig"
 
 
 class Monitoring:
-    """What start() gives: what it has started goes on until stop(), or the end of a block
-    `with tr.monitoring.start(...):`, or of the process."""
+    """The result of start(). Everything that was started continues until stop(), or the end of a
+    block `with tr.monitoring.start(...):`, or of the process."""
 
     def __init__(self, configs: tuple[object, ...]) -> None:
         self._kinds = [type(config).__name__ for config in configs]
@@ -34,7 +34,7 @@ class Monitoring:
         self._metrics: Any = None
         self._outputs: list[Callable[[], None]] = []
         self.url = ""
-        """Where this process serves its metrics; "" is nowhere."""
+        """URL at which this process serves its metrics; "" is none."""
         for kind in self._kinds:
             if kind in _running() or self._kinds.count(kind) > 1:
                 raise ConfigError(
@@ -48,16 +48,17 @@ class Monitoring:
         atexit.register(self.stop)
 
     def metrics(self) -> Mapping[str, float]:
-        """This process's numbers now, as its MetricsConfig wants them, such as "training/step" and
-        "communication/all_reduce/calls". ConfigError if there is none."""
+        """Return this process's present numbers, as its MetricsConfig selects them, such as
+        "training/step" and "communication/all_reduce/calls". Raises ConfigError if there is no
+        MetricsConfig."""
         if self._metrics is None:
             raise ConfigError("start() was given no MetricsConfig")
         found: Mapping[str, float] = self._metrics.numbers()
         return found
 
     def stop(self) -> None:
-        """End it, and write and print what is asked for. Later calls do nothing, nor do those of a
-        forked child."""
+        """End the monitoring, and write and print what was asked for. Later calls do nothing, nor
+        do those of a forked child."""
         ending, self._ending = self._ending, ExitStack()
         outputs, self._outputs = self._outputs, []
         if os.getpid() == self._pid:
@@ -128,7 +129,7 @@ class Monitoring:
         _observe(metrics, undo)
 
     def timeline_path(self, file: str) -> Path:
-        """Where this rank's timeline is written."""
+        """Return the file that this rank's timeline is written to."""
         path = Path(file)
         if self._env.world_size == 1:
             return path
@@ -138,23 +139,24 @@ class Monitoring:
 
 
 def start(*configs: object) -> Monitoring:
-    """Do what these say: a DebugConfig, a MetricsConfig, a BottleneckDetectionConfig, at most one
-    of each kind, until the returned Monitoring is stopped or the process ends.
+    """Do what the arguments say: a DebugConfig, a MetricsConfig, a BottleneckDetectionConfig, at
+    most one of each kind, until the returned Monitoring is stopped or the process ends.
 
-    Each rank that calls it does so for itself, before or after init_process_group(). ConfigError
-    for a kind that is in force already, and for what cannot be done; nothing is started then.
+    Each rank that calls it does so for itself, before or after init_process_group(). Raises
+    ConfigError for a kind that is in force already, and for what cannot be done; nothing is started
+    then.
     """
     return Monitoring(configs)
 
 
 @cache
 def _running() -> set[str]:
-    """The kinds of configurations that are in force."""
+    """Return the kinds of configurations that are in force."""
     return set()
 
 
 def _place() -> WorkerEnv:
-    """Of this process in its job; of one that nobody has launched, rank 0 of 1."""
+    """Return the place of this process in its job. A process without a launcher is rank 0 of 1."""
     environ = {**os.environ, **launchers.place(os.environ)}
     if "RANK" not in environ:
         environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
@@ -168,7 +170,7 @@ def _observe(observer: Observer, undo: ExitStack) -> None:
 
 
 def _detect(config: object, undo: ExitStack) -> None:
-    """Begin what a BottleneckDetectionConfig says; None: one with its defaults."""
+    """Begin what a BottleneckDetectionConfig says. None stands for one with its defaults."""
     module = import_module("torsh_runtime.monitoring.bottlenecks")
     undo.callback(module.begin(config or getattr(module, _BOTTLENECKS)()))
 

@@ -1,4 +1,4 @@
-"""Where steps of a record begin and end: by its notes, else what repeats in it, else the clock."""
+"""Finds the steps of a record: by its notes, else by what repeats in it, else by the clock."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torsh_runtime.monitoring.joining import Call
 from torsh_runtime.monitoring.notes import Note
 
 WINDOW = 1.0
-"""Seconds of a step where nothing tells of any."""
+"""Seconds of a step where nothing else shows steps."""
 _ROUNDS = 3
-"""So often has a pattern to be seen."""
+"""The number of times that a pattern has to be seen."""
 
 
 class Span(NamedTuple):
-    """One step of one rank."""
+    """A step of one rank."""
 
     number: int
-    """The same for the same step of all ranks."""
+    """Number of the step, which is equal on all ranks."""
     begin: float
     end: float
 
@@ -31,7 +31,7 @@ Source = Literal["notes", "pattern", "windows"]
 def spans(
     calls: Mapping[int, Sequence[Call]], notes: Mapping[int, Sequence[Note]]
 ) -> tuple[Source, dict[int, list[Span]]]:
-    """Each rank's whole steps, ascending, and how they were found."""
+    """Return each rank's whole steps, ascending, and how they were found."""
     if any(note.kind == "step" for of_rank in notes.values() for note in of_rank):
         return "notes", {rank: noted_spans(notes.get(rank, ())) for rank in calls}
     repeated = {rank: repeated_spans(held) for rank, held in calls.items()}
@@ -41,7 +41,8 @@ def spans(
 
 
 def noted_spans(notes: Sequence[Note]) -> list[Span]:
-    """Those between two notes of steps. Of a step that was taken twice the later one counts."""
+    """Return the steps between two notes of steps. Of a step that was taken twice the later one
+    counts."""
     begun = sorted(
         (note.time, note.value)
         for note in notes
@@ -56,9 +57,8 @@ def noted_spans(notes: Sequence[Note]) -> list[Span]:
 
 
 def repeated_spans(calls: Sequence[Call]) -> list[Span]:
-    """Those of the pattern in which collectives repeat, as in training; [] without one. A step
-    begins where the first group of the pattern has had a whole number of them.
-    """
+    """Return the steps of the pattern in which collectives repeat, as in training, or [] without
+    one. A step begins where the first group of the pattern has had a whole number of them."""
     held = [call for call in calls if call.key is not None and call.key[0] == "all"]
     held = [call for call in held if call.operation.operation != "wait"]
     period = _period([_likeness(call) for call in held])
@@ -84,7 +84,8 @@ def _likeness(call: Call) -> object:
 
 
 def _period(signs: Sequence[object]) -> int:
-    """The length of the pattern in which they end; 0 if there is none, or it is too new."""
+    """Return the length of the pattern in which they end, or 0 if there is none, or it is too
+    new."""
     if not signs:
         return 0
     last = signs[-1]
@@ -97,7 +98,7 @@ def _period(signs: Sequence[object]) -> int:
 
 
 def _run(signs: Sequence[object], period: int) -> int:
-    """How many at the end are what stands a period before."""
+    """Return how many at the end are equal to what came a period before."""
     for run, place in enumerate(range(len(signs) - 1, period - 1, -1)):
         if signs[place] != signs[place - period]:
             return run

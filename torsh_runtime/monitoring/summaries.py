@@ -1,5 +1,5 @@
-"""What an agent tells the leader of its workers' steps now and then: at most 1 KiB, whatever is in
-their records.
+"""The agent's summaries of its workers' steps, which it sends to the leader now and then. A summary
+has at most 1 KiB, whatever is in the workers' records.
 
     header  version (8 bits), how many ranks (8), number of the summary (32), node (32), its CPU,
             memory, network and GPU utilisation (16 each, of 65,534; 65,535 is unknown), the rate of
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 MOST_BYTES = 1024
 SECTIONS = 3
-"""Of each rank: those in which it is longest."""
+"""Sections of each rank: those in which it is longest."""
 _VERSION = 1
 _HEADER, _RANK, _SECTION = (
     struct.Struct("<BBII4HfB"),
@@ -26,7 +26,7 @@ _HEADER, _RANK, _SECTION = (
 )
 _RANK_BYTES = _RANK.size + SECTIONS * _SECTION.size
 MOST_RANKS = (MOST_BYTES - _HEADER.size) // _RANK_BYTES
-"""So many ranks of a node fit."""
+"""Ranks of a node that fit into a summary."""
 _WHOLE, _UNKNOWN = 65534, 65535
 _GPU_THROTTLED = 1
 _LONGEST = 1e12  # seconds of a step, faults in one, bytes a second
@@ -37,47 +37,47 @@ class RankSummary(NamedTuple):
 
     rank: int
     step: int
-    """The last one."""
+    """The last step."""
     steps: int
-    """How many there were."""
+    """Number of steps."""
     pattern: int
-    """The same for ranks that call the same operations in a step."""
+    """A number that is equal for ranks that call the same operations in a step."""
     seconds: float
     own: float
-    """Own work. One step in which it was very long counts little."""
+    """Own work. A single step in which it was very long counts little."""
     waiting: float
     moving: float
     queued: float = 0.0
-    """In which it was to run and others had the processor."""
+    """Seconds in which it was to run and others had the processor."""
     throttled: float = 0.0
-    """In which its control group had used up its quota of the processor."""
+    """Seconds in which its control group had used up its quota of the processor."""
     faults: float = 0.0
-    """How many pages were read from a disk."""
+    """Pages that were read from a disk."""
     read: float = 0.0
-    """In which it waited for a disk, as far as the kernel counts that."""
+    """Seconds in which it waited for a disk, as far as the kernel counts that."""
     sections: Sequence[tuple[str, float]] = ()
     """Own work by section, the longest first."""
 
 
 FIGURES = RankSummary._fields[4:12]
-"""Of a RankSummary, what may be averaged."""
+"""Fields of a RankSummary that may be averaged."""
 
 
 def figures_of(rank: RankSummary) -> list[float]:
-    """In the order of FIGURES."""
+    """Return the rank's figures, in the order of FIGURES."""
     return [getattr(rank, name) for name in FIGURES]
 
 
 def with_figures(
     rank: RankSummary, figures: Iterable[float], sections: Sequence[tuple[str, float]]
 ) -> RankSummary:
-    """The same with these, in the order of FIGURES."""
+    """Return the summary with these figures, in the order of FIGURES, and sections."""
     named: dict[str, Any] = dict(zip(FIGURES, figures, strict=True))
     return rank._replace(**named, sections=sections)
 
 
 class NodeSummary(NamedTuple):
-    """One node's ranks, and how much its resources are used: 0 to 1, None is unknown."""
+    """The ranks of a node, and how much its resources are used: 0 to 1, None is unknown."""
 
     number: int
     """Grows from summary to summary."""
@@ -94,7 +94,8 @@ class NodeSummary(NamedTuple):
 
 
 def encode(summary: NodeSummary) -> bytes:
-    """At most MOST_BYTES. Of more than MOST_RANKS ranks some are left out, not the slowest."""
+    """Return the summary as at most MOST_BYTES. Of more than MOST_RANKS ranks some are left out,
+    but not the slowest."""
     ranks = _some(summary.ranks)
     shares = map(_share, (summary.cpu, summary.memory, summary.network, summary.gpu))
     rate = -1.0 if summary.rate is None else _bounded(summary.rate)
@@ -105,7 +106,8 @@ def encode(summary: NodeSummary) -> bytes:
 
 
 def decode(content: bytes) -> NodeSummary | None:
-    """What encode() made; None if it is anything else, or has figures that cannot be."""
+    """Return the summary that encode() made bytes of. None for anything else, or impossible
+    figures."""
     if not _HEADER.size <= len(content) <= MOST_BYTES:
         return None
     version, count, number, node, *shares, rate, flags = _HEADER.unpack_from(content)
@@ -123,7 +125,7 @@ def decode(content: bytes) -> NodeSummary | None:
 
 
 def _some(ranks: Sequence[RankSummary]) -> list[RankSummary]:
-    """Evenly from the slowest to the fastest, both of them included."""
+    """Return ranks evenly from the slowest to the fastest, both of them included."""
     if len(ranks) <= MOST_RANKS:
         return list(ranks)
     by_work = sorted(ranks, key=lambda each: each.own, reverse=True)
@@ -165,6 +167,6 @@ def _decoded(content: bytes, start: int) -> RankSummary | None:
 
 
 def _text(name: bytes) -> str:
-    """Fit for a terminal: who wrote it is not known."""
+    """Make a name fit for a terminal, since its writer is not known."""
     told = name.rstrip(b"\0").decode("utf-8", "ignore")
     return "".join(letter if letter.isprintable() else "?" for letter in told)

@@ -43,13 +43,13 @@ _REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 _LATE = 100_000_000
 """Nanoseconds by which a thread may come after another that has begun its operation later."""
 _SKIPPED = 16
-"""So many numbers in a row may be those of no operation."""
+"""The numbers in a row that may be those of no operation."""
 _MOST_AWAITED = 4096
-"""Operations in the background of which it is known where they stand, for those that wait."""
+"""Operations in the background whose tracks are remembered for those that wait."""
 
 
 class Message(NamedTuple):
-    """What a send and the recv that gets it have in common."""
+    """The part that a send and the recv that gets it have in common."""
 
     group: int
     sender: int
@@ -69,7 +69,7 @@ def events_of(
     shift: float = 0.0,
     joined: Collection[Message] | None = None,
 ) -> Iterator[Event]:
-    """The events of one rank, in the order of time; trace_events.name_events() names it.
+    """Yield the events of one rank, in the order of time; trace_events.name_events() names it.
 
     operations, notes: in the order in which they began, as they are read.
     since: what ended before is left out, on the same clock.
@@ -96,7 +96,7 @@ def events_of(
 def messages_of(
     rank: int, operations: Iterable[Operation], groups: Sequence[Group] = ()
 ) -> Iterator[tuple[str, Message]]:
-    """The messages that have come through, each with "send" or "recv"."""
+    """Yield the messages that have come through, each with "send" or "recv"."""
     own = _own_ranks(rank, groups)
     for each in operations:
         if message := _message(each, own):
@@ -104,7 +104,8 @@ def messages_of(
 
 
 def joined_messages(found: Iterable[tuple[str, Message]]) -> set[Message]:
-    """Those of which both the send and the recv are among what all ranks' messages_of() gave."""
+    """Return the messages of which both the send and the recv are among the messages_of() of all
+    ranks."""
     ends: dict[str, set[Message]] = {kind: set() for kind in MESSAGES}
     for kind, message in found:
         ends[kind].add(message)
@@ -126,14 +127,14 @@ class _Operations:
         self._own = _own_ranks(sheet.rank, groups)
         self._rate = Rate(sheet)
         self._background: dict[int | None, tuple[str, int, int]] = {}
-        """By number, operations in the background: track, and when they ended."""
+        """Track and end of operations in the background, by their numbers."""
         main = sheet.thread(0).tid
         edges = (each for each in sections if each[3]["ph"] in "BE" and each[3]["tid"] == main)
         self._edges = [time for time, *_ in edges]
-        """When sections of the main thread begin and end."""
+        """Times at which sections of the main thread begin and end."""
 
     def of(self, operations: Iterable[Operation]) -> Iterator[Timed]:
-        """In the order of time."""
+        """Yield the events of the operations, in the order of time."""
         sheet, last, ended = self._sheet, 0, 0
         settled = math.inf
         waiting: list[Timed] = []
@@ -141,7 +142,7 @@ class _Operations:
             begin = sheet.when(each.entered)
             if begin is None or begin > sheet.until:
                 continue
-            # Those that take long have kept their place, so numbers are missing between them.
+            # Long operations keep their entries, so numbers are missing between them.
             missing = each.number - last - 1 if settled <= begin else 0
             last = each.number
             end = self._end(each, begin)
@@ -193,7 +194,7 @@ class _Operations:
     def _placed(
         self, each: Operation, begin: int, end: int, came: int | None
     ) -> tuple[Track, int, int]:
-        """The track, and the slice as it fits there."""
+        """Return the track, and the slice as it fits there."""
         key, name, order = ("thread", 0), "main thread", PROGRAM
         if each.in_background:
             key, name = ("group", each.group), self._group(each.group)
@@ -205,7 +206,7 @@ class _Operations:
         return self._sheet.tracks.with_room(key, name, order, (begin, end), came)
 
     def _told(self, each: Operation) -> Event:
-        """The facts of an operation besides its name."""
+        """Return the facts of an operation besides its name."""
         told: Event = {"number": each.sequence, "group": self._group(each.group)}
         if each.elements:
             call = [f"{each.dtype}[{each.elements}]"]
@@ -225,7 +226,8 @@ class _Operations:
         return f"wait for {awaited[0]}" if awaited else each.operation
 
     def _arrows(self, each: Operation, begin: int, end: int, tid: int) -> Iterator[Timed]:
-        """From a send to its recv, and from what runs in the background to who waits for it."""
+        """Yield the arrows from a send to its recv, and from an operation in the background to the
+        one that waits for it."""
         message = _message(each, self._own)
         if message and (self._joined is None or message in self._joined):
             is_send = each.operation == "send"
@@ -243,7 +245,7 @@ class _Operations:
             self._background[each.number] = each.operation, tid, end
 
     def _arrow(self, kind: str, of: tuple[int, ...], time: int, tid: int, is_begin: bool) -> Timed:
-        """One end of it."""
+        """Return one end of an arrow."""
         event = self._sheet.event("s" if is_begin else "f", time, kind, kind, tid)
         event["id"] = hash((len(kind), *of)) & ((1 << 52) - 1)
         if not is_begin:
@@ -252,7 +254,7 @@ class _Operations:
 
 
 def _parts(each: Operation, begin: int, came: int | None, end: int) -> list[tuple[str, int, int]]:
-    """Slices: "wait", "move", or "" for one that may be both."""
+    """Return slices: "wait", "move", or "" for one that may be both."""
     if came is None:
         return [("", begin, end)]
     middle = min(max(came, begin), end)
@@ -260,9 +262,8 @@ def _parts(each: Operation, begin: int, came: int | None, end: int) -> list[tupl
 
 
 def _within(edges: Sequence[int], begin: int, end: int) -> tuple[int, int, bool]:
-    """The slice without what lies beyond a section's beginning or end, as far as clocks may differ,
-    and whether it crosses one by more: then another thread has done it.
-    """
+    """Return the slice without what exceeds a section's beginning or end, as far as clocks may
+    differ, and whether it crosses one by more: then another thread has carried it out."""
     place = bisect_right(edges, begin)
     while place < len(edges) and edges[place] <= min(begin + NEAR, end):
         begin = edges[place]
@@ -275,7 +276,8 @@ def _within(edges: Sequence[int], begin: int, end: int) -> tuple[int, int, bool]
 
 
 def _message(each: Operation, own: dict[int, int]) -> Message | None:
-    """None for what is none, has not come through, or whose ranks are not known."""
+    """Return the message. None for an operation that is none, has not come through, or whose ranks
+    are unknown."""
     here = own.get(each.group)
     if each.operation not in MESSAGES or each.state == "failed" or here is None:
         return None
@@ -285,7 +287,7 @@ def _message(each: Operation, own: dict[int, int]) -> Message | None:
 
 
 def _own_ranks(rank: int, groups: Sequence[Group]) -> dict[int, int]:
-    """This rank's number in each of its groups."""
+    """Return this rank's number in each of its groups."""
     found = {0: rank}
     for each in groups:
         if rank in each.members:

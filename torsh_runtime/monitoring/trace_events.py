@@ -1,4 +1,4 @@
-"""Chrome's trace events, and the tracks of a rank that they stand in."""
+"""Chrome's trace events, and the tracks of a rank that contain them."""
 
 from __future__ import annotations
 
@@ -8,42 +8,43 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 Event = dict[str, Any]
-"""One of Chrome's trace events: times are in microseconds."""
+"""An event of Chrome's trace format: times are in microseconds."""
 Timed = tuple[int, int, int, Event]
-"""When, in nanoseconds; which come first of those of one moment; a number that makes it unique."""
+"""Time in nanoseconds; order of events of one moment; a number that makes it unique; the event."""
 
 FAR = 1e7
-"""Seconds before the moment of reading: what is said to be older is nonsense."""
+"""Seconds before the moment of reading; earlier times are nonsense."""
 NEAR = 5_000
 """Nanoseconds by which times of the processor's clock may differ from those of notes."""
 PROGRAM, GROUPS, MISSING = 0, 100_000, 200_000
-"""In which order tracks are shown."""
+"""The order in which tracks are shown."""
 _BUCKET = 10_000_000
 """Nanoseconds of which a value of bytes/s is the mean."""
 GRAIN = 100
-"""Nanoseconds to which times are rounded where they are written."""
+"""Nanoseconds to which times are rounded when they are written."""
 _MOST_TRACKS = 256
 _TIDS = 1000
 """Numbers of tracks that a rank has for itself."""
 
 
 def process_of(rank: int) -> int:
-    """The number of a rank's process in the trace."""
+    """Return the number of a rank's process in the trace."""
     return rank + 1
 
 
 def track_of(rank: int, place: int) -> int:
-    """The number of the place-th track of a rank, less than 1,000."""
+    """Return the number of the place-th track of a rank, of which it has less than 1,000."""
     return process_of(rank) * _TIDS + place
 
 
 def written(nanoseconds: int) -> float:
-    """The time in microseconds, as a trace has it: with more digits it would be a fifth larger."""
+    """Return the time in microseconds, as a trace has it. With more digits a trace would be a fifth
+    larger."""
     return round(nanoseconds / GRAIN) / 10
 
 
 def name_events(rank: int, node: str = "") -> list[Event]:
-    """How the process of a rank is called, and where it stands."""
+    """Return the events that name the process of a rank, and set its position."""
     name = f"rank {rank} (node {node})" if node else f"rank {rank}"
     pid = process_of(rank)
     return [
@@ -53,7 +54,7 @@ def name_events(rank: int, node: str = "") -> list[Event]:
 
 
 def instant(time: float, name: str, args: Mapping[str, object], rank: int | None = None) -> Event:
-    """An event of the whole job, or of one rank, at that second."""
+    """Return an event of the whole job, or of one rank, at that second."""
     where: Event = {"s": "g", "pid": 0, "tid": 0}
     if rank is not None:
         where = {"s": "p", "pid": process_of(rank), "tid": track_of(rank, 0)}
@@ -62,22 +63,22 @@ def instant(time: float, name: str, args: Mapping[str, object], rank: int | None
 
 
 def named(pid: int, kind: str, tid: int | None = None, **args: object) -> Event:
-    """An event that names a process or a track, or says where it stands."""
+    """Return an event that names a process or a track, or sets its position."""
     where = {"pid": pid} if tid is None else {"pid": pid, "tid": tid}
     return {"ph": "M", "name": kind, **where, "args": args}
 
 
 class Track:
-    """Slices that stand beside or within each other."""
+    """Slices that are beside or within each other."""
 
     def __init__(self, tid: int) -> None:
         self.tid = tid
         self._ends: list[int] = []
 
     def fit(self, begin: int, end: int, middle: int | None) -> tuple[int, int] | None:
-        """The slice, which may be less at its ends by what clocks differ; None if it does not fit.
-        `middle`: where it is cut in two. Slices are to be given in the order in which they begin.
-        """
+        """Place the slice, which may be shortened at its ends by what clocks differ. Return None if
+        it does not fit. `middle`: where it is cut in two. Slices are to be given in the order in
+        which they begin."""
         while self._ends and self._ends[-1] <= begin + NEAR:
             begin = max(begin, self._ends.pop())
         end = max(begin, end)
@@ -92,7 +93,7 @@ class Track:
 
 
 class Tracks:
-    """The tracks of one rank; each gets its name when it is first used."""
+    """The tracks of one rank. Each gets its name when it is first used."""
 
     def __init__(self, rank: int) -> None:
         self._rank, self._pid = rank, process_of(rank)
@@ -100,7 +101,8 @@ class Tracks:
         self._fresh: list[Event] = []
 
     def at(self, key: object, name: str, order: int, lane: int = 0) -> Track:
-        """The lane-th one of this key. Where there are too many the last one has the rest."""
+        """Return the lane-th track of this key. Where there are too many the last track has the
+        rest."""
         found = self._found.get((key, lane))
         if found is None:
             tid = track_of(self._rank, min(len(self._found), _MOST_TRACKS) + 1)
@@ -114,7 +116,7 @@ class Tracks:
     def with_room(
         self, key: object, name: str, order: int, span: tuple[int, int], middle: int | None
     ) -> tuple[Track, int, int]:
-        """The first track of this key that the slice fits on, and the slice as it does."""
+        """Return the first track of this key that the slice fits on, and the slice as it fits."""
         for lane in range(_MOST_TRACKS):
             track = self.at(key, name, order, lane)
             if fitting := track.fit(*span, middle):
@@ -122,16 +124,16 @@ class Tracks:
         return track, *span
 
     def fresh(self) -> Iterator[Event]:
-        """The names of those that were not there before the last call."""
+        """Yield the names of tracks that are new since the last call."""
         found, self._fresh = self._fresh, []
         yield from found
 
 
 class Sheet:
-    """Where the events of one rank are put: what part of time it shows, and its tracks."""
+    """The part of time that is shown of one rank, and the tracks that its events are put on."""
 
     def __init__(self, rank: int, since: float, until: float, shift: float) -> None:
-        """Both times are the trace's; `shift` is what makes the rank's times such."""
+        """Create a sheet. Both times are the trace's; `shift` turns the rank's times into these."""
         self.rank, self.pid = rank, process_of(rank)
         self.until = round(until * 1e9)
         self.since = round(min(max(since, until - FAR), until + 1) * 1e9)
@@ -140,7 +142,7 @@ class Sheet:
         self._count = itertools.count()
 
     def when(self, time: float) -> int | None:
-        """In nanoseconds of the trace; None for nonsense."""
+        """Return the time in nanoseconds of the trace, or None for nonsense."""
         if not math.isfinite(time):
             return None
         found = round((time + self._shift) * 1e9)
@@ -161,7 +163,7 @@ class Sheet:
         return {**self.event("i", time, name, "failure", tid), "s": "p", "args": args}
 
     def missing(self, begin: int, end: int, count: int, what: str) -> Timed:
-        """Says that so many are not recorded."""
+        """Return an event that says that `count` notes or operations are not recorded."""
         tid = self.tracks.at("missing", "not recorded", MISSING).tid
         name = f"{count} {what} of rank {self.rank} are missing here"
         event = self.event("X", begin, name, "missing", tid)
@@ -170,7 +172,7 @@ class Sheet:
         )
 
     def thread(self, number: int) -> Track:
-        """That of a thread of the program; 0 is the main one."""
+        """Return the track of a thread of the program; 0 is the main one."""
         name = f"thread {number}" if number else "main thread"
         return self.tracks.at(("thread", number), name, PROGRAM + min(number, GROUPS - 2))
 
@@ -190,7 +192,7 @@ class Rate:
         self._bytes[bucket] = self._bytes.get(bucket, 0) + nbytes
 
     def until(self, time: float) -> Iterator[Timed]:
-        """The values of the time before; what follows the last of them is 0."""
+        """Yield the values of the time before. The value after the last of them is 0."""
         for bucket in sorted(each for each in self._bytes if (each + 1) * _BUCKET < time):
             yield self._value(bucket, self._bytes.pop(bucket) * 10**9 // _BUCKET)
             if bucket + 1 not in self._bytes:

@@ -16,14 +16,14 @@ from torsh_runtime.monitoring.trace_events import Event
 
 
 class TraceNotWritten(TorshError):
-    """The file cannot be written, and why."""
+    """Raised when the file cannot be written, with the reason."""
 
 
 def write_trace(path: str, events: Iterable[Event], about: Mapping[str, object]) -> int:
-    """Write the events as one document, compressed if the name ends with .gz; how many bytes.
+    """Write the events as one document, compressed if the name ends with .gz. Return its bytes.
 
-    They may be more than fit into memory. A file of that name is replaced once all is written, and
-    stays as it is if that fails. `about` tells what else is known. Raises TraceNotWritten.
+    There may be more events than fit into memory. A file of that name is replaced once all is
+    written, and stays as it is if that fails. `about` has further facts. Raises TraceNotWritten.
     """
     try:
         with _replaced(path) as file:
@@ -39,7 +39,7 @@ def write_trace(path: str, events: Iterable[Event], about: Mapping[str, object])
 
 
 def check_place(path: str) -> None:
-    """Raises TraceNotWritten if no file can be made there, before anybody has worked for it."""
+    """Raise TraceNotWritten if no file can be made there, before any work is done for it."""
     folder = Path(os.path.realpath(path)).parent
     why = "Is a directory" if Path(path).is_dir() else ""
     if not Path(path).exists() and not folder.is_dir():
@@ -51,7 +51,8 @@ def check_place(path: str) -> None:
 
 
 def _is_device(path: str) -> bool:
-    """Or a pipe, perhaps of /dev/stdout, which has no name that a file can take."""
+    """Return whether it is a device or a pipe, perhaps of /dev/stdout, which has no name that a
+    file can take."""
     return Path(path).exists() and not Path(path).is_file()
 
 
@@ -67,7 +68,7 @@ def _parts(events: Iterable[Event], about: Mapping[str, object]) -> Iterator[str
 
 @contextlib.contextmanager
 def _text(file: IO[bytes], *, is_compressed: bool) -> Iterator[IO[str]]:
-    """Where to write the document; the file stays open."""
+    """Open a text file for the document around `file`, which stays open."""
     if is_compressed:
         with gzip.open(file, "wt", compresslevel=9, encoding="ascii", newline="\n") as out:
             yield out
@@ -79,7 +80,7 @@ def _text(file: IO[bytes], *, is_compressed: bool) -> Iterator[IO[str]]:
 
 @contextlib.contextmanager
 def _replaced(path: str) -> Iterator[IO[bytes]]:
-    """A new file that takes the place of this one in the end; a device or a pipe is written to."""
+    """Open a new file that replaces this one in the end. A device or a pipe is written to."""
     if _is_device(path):
         with Path(path).open("wb") as file:
             yield file

@@ -1,4 +1,5 @@
-"""Notes of a worker as trace events: steps and sections within each other, and counters."""
+"""Converts notes of a worker to trace events: steps and sections within each other, and
+counters."""
 
 from __future__ import annotations
 
@@ -12,9 +13,9 @@ _STEP, _SECTION = "step", "section"
 
 
 def section_events(sheet: Sheet, notes: Sequence[Note]) -> Iterator[Timed]:
-    """Of all threads, in the order of time. Where one ends within another, that is shown as two: it
-    ends there, and is continued. Those that have not ended do so in the end ("running").
-    """
+    """Yield the events of all threads, in the order of time. A section in which another one ends is
+    shown as two: it ends there, and is continued. Those that have not ended do so in the end
+    ("running")."""
     return _Sections(sheet).of(notes)
 
 
@@ -22,7 +23,7 @@ class _Sections:
     def __init__(self, sheet: Sheet) -> None:
         self._sheet = sheet
         self._opened: dict[int, list[Event]] = {}
-        """By thread, what has begun and not ended, the innermost last."""
+        """Sections that have begun and not ended by thread, the innermost last."""
 
     def of(self, notes: Sequence[Note]) -> Iterator[Timed]:
         sheet, last, before = self._sheet, -1, None
@@ -37,7 +38,7 @@ class _Sections:
             missing = note.number - last - 1 if before is not None else 0
             last = note.number
             made: list[Timed] = []
-            if missing > 0 and before is not None:  # which sections are still open is not known
+            if missing > 0 and before is not None:  # the open sections are not known
                 made += self._close_all(max(before, sheet.since))
                 made.append(sheet.missing(now, now, missing, "notes"))
             before = now
@@ -74,7 +75,7 @@ class _Sections:
             yield sheet.timed(now, again, 0)
 
     def _open_all(self) -> Iterator[Timed]:
-        """Those that had begun before the first one that is shown."""
+        """Yield the begins of sections that had begun before the first event that is shown."""
         since = self._sheet.since
         for stack in self._opened.values():
             for place, each in enumerate(stack):
@@ -102,7 +103,7 @@ def _continued(begun: Event, now: int) -> Event:
 
 
 def _innermost(stack: Sequence[Event], category: str, name: str | None) -> int | None:
-    """Where the innermost of this kind stands; a name of None is any."""
+    """Return the place of the innermost event of this category and name, of which None is any."""
     for place in range(len(stack) - 1, -1, -1):
         if stack[place]["cat"] == category and name in (None, stack[place]["name"]):
             return place

@@ -1,4 +1,5 @@
-"""Messages that ranks wait in and whose other ends were not called: from all ranks' recordings."""
+"""Finds messages that ranks wait in and whose other ends were not called, from all ranks'
+recordings."""
 
 from __future__ import annotations
 
@@ -12,21 +13,21 @@ class Unmatched(NamedTuple):
     """A message that one rank waits in."""
 
     rank: int
-    """Of the job, who waits."""
+    """Rank of the job that waits."""
     operation: Operation
-    """Its send or recv, which is running or has failed."""
+    """Operation of the rank, a send or recv, which is running or has failed."""
     peer: int
-    """Of the job, who has not called the other end."""
+    """Rank of the job that has not called the other end."""
 
 
 def unmatched(
     records: Mapping[int, Sequence[Operation]], members: Mapping[int, Sequence[int]]
 ) -> list[Unmatched]:
-    """As far as the recordings tell.
+    """Return the unmatched messages, as far as the recordings show them.
 
-    members: by number of a group its ranks of the job, in the group's order; of one that is not
-    there all ranks are taken if they are as many. A message of whichever tag counts: one that was
-    sent with another tag than its receiver waits for is none of these.
+    members: by number of a group its ranks of the job, in the group's order. For a group that is
+    missing there, all ranks are taken if their number is the group's size. Tags are ignored: a
+    message that was sent with another tag than its receiver waits for is not unmatched.
     """
     found = []
     for rank, held in records.items():
@@ -44,7 +45,7 @@ def unmatched(
 
 
 def _waited_in(held: Sequence[Operation]) -> Iterator[Operation]:
-    """Messages that are not done, and for which their rank waits, or has waited in vain."""
+    """Yield messages that are not done, and for which their rank waits, or has failed waiting."""
     awaited = {each.awaited for each in held if each.operation == "wait" and each.state != "done"}
     for each in held:
         is_open = each.operation in MESSAGES and each.state != "done"
@@ -53,7 +54,7 @@ def _waited_in(held: Sequence[Operation]) -> Iterator[Operation]:
 
 
 def _between(held: Sequence[Operation], group: int, root: int) -> list[Operation]:
-    """A rank's messages to and from another one of the group, or from any."""
+    """Return a rank's messages to and from another one of the group, or from any."""
     messages = (each for each in held if each.operation in MESSAGES and each.group == group)
     return [
         each
@@ -63,8 +64,8 @@ def _between(held: Sequence[Operation], group: int, root: int) -> list[Operation
 
 
 def _is_called(operation: Operation, own: Sequence[Operation], theirs: Sequence[Operation]) -> bool:
-    """Whether the other rank has called what the operation waits for. `own`, `theirs`: the two
-    ranks' messages of each other."""
+    """Return whether the other rank has called what the operation waits for. `own` and `theirs` are
+    the two ranks' messages of each other."""
     if operation.operation == "recv":
         return _last(theirs, "send") >= (operation.sequence or _expected(operation, own))
     is_awaited = any(each.operation == "recv" and each.state == "running" for each in theirs)
@@ -72,7 +73,7 @@ def _is_called(operation: Operation, own: Sequence[Operation], theirs: Sequence[
 
 
 def _expected(operation: Operation, own: Sequence[Operation]) -> int:
-    """The number of the message that comes next for a receive, behind those that were posted
+    """Return the number of the message that comes next for a receive, behind those that were posted
     earlier and wait, too."""
     earlier = (each for each in own if each.number < operation.number and not each.sequence)
     waiting = sum(each.operation == "recv" for each in earlier)

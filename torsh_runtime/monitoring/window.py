@@ -1,4 +1,5 @@
-"""How a rank spent a stretch of time, by its record: own work, waiting, moving bytes, steps. Pure.
+"""Computes how a rank spent a stretch of time, by its record: own work, waiting, moving bytes,
+steps. Pure.
 
 Times are in the record's seconds. What a record holds may be nonsense: whatever it is, a share is
 between 0 and the whole.
@@ -15,42 +16,43 @@ from torsh_runtime.monitoring.notes import Note
 from torsh_runtime.monitoring.pace import PROGRESS, Pace, pace_of
 
 NO_TURNS = (*MESSAGES, *NO_OPERATIONS)
-"""What is recorded, and is no operation that all ranks of a group take part in."""
+"""Recorded names that are no operations in which all ranks of a group take part."""
 _MOST_THREADS, _DEEPEST = 64, 64
 _LATE = 2.0
-"""How many times as long as usual a step may take before it makes the pace less."""
+"""The multiple of the usual time that a step may take before it makes the pace less."""
 
 Span = tuple[float, float]
 Records = Mapping[int, Sequence[Operation]]
-"""Each rank's operations, by one clock."""
+"""Operations of each rank, by one clock."""
 
 
 class Spent(NamedTuple):
-    """How a rank spent a window, in seconds."""
+    """The seconds of a window in which a rank worked, waited and moved bytes."""
 
     covered: float
     """The part of the window that its record tells of; 0 is none."""
     own: float
-    """In no operation that its program waits for."""
+    """Seconds in no operation that its program waits for."""
     waited: float
-    """In operations, until all others had come, as far as that is known."""
+    """Seconds in operations until all others had come, as far as that is known."""
     moved: float
-    """In operations otherwise."""
+    """Other seconds in operations."""
     nbytes: int
     """Bytes of its arrays in operations that ended within the window."""
 
     def share(self, seconds: float) -> float:
-        """The part of the covered time that these seconds are; 0 of none."""
+        """Return the part of the covered time that these seconds are, or 0 if nothing is
+        covered."""
         return seconds / self.covered if self.covered > 0 else 0.0
 
 
 def spent(operations: Sequence[Operation], begin: float, end: float) -> Spent:
-    """From `begin` to `end`, or from the first operation that is held: before it there were others
-    that are not held any more, or the rank had not come so far.
-    """
+    """Return how the rank spent the time from `begin` to `end`, or from the first operation that
+    is held: before it there were others that are not held any more, or the rank had not come so
+    far."""
     if not operations:
         return Spent(0.0, 0.0, 0.0, 0.0, 0)
-    first = operations[-1].number - ENTRIES  # before it only those are held that still go on
+    first = operations[-1].number - ENTRIES  # of older ones only those that still run are held
     begin = max(begin, min(each.entered for each in operations if each.number > first))
     covered = max(end - begin, 0.0)
     background = _in_background(operations)
@@ -63,12 +65,13 @@ def spent(operations: Sequence[Operation], begin: float, end: float) -> Spent:
 
 
 def _in_background(operations: Iterable[Operation]) -> dict[int, Operation]:
-    """Those that a `wait` may be for, by their numbers."""
+    """Return the operations that a `wait` may be for, by their numbers."""
     return {each.number: each for each in operations if each.in_background}
 
 
 def awaited_in(operation: Operation, background: Mapping[int, Operation]) -> Operation | None:
-    """What the program waits for in it: itself, or that of a `wait`; None if it is not held."""
+    """Return the operation that the program waits for: the operation itself, or that of a `wait`.
+    None if it is not held."""
     if operation.operation != "wait":
         return operation
     return None if operation.awaited is None else background.get(operation.awaited)
@@ -79,7 +82,8 @@ def _left(operation: Operation, end: float) -> float:
 
 
 def _waiting(operation: Operation, background: Mapping[int, Operation], end: float) -> Span | None:
-    """When the program waited for other ranks in it; None if that is not known, or never."""
+    """Return the time in which the program waited for other ranks in it. None if that is not known,
+    or never."""
     awaited = awaited_in(operation, background)
     if awaited is None:
         return None
@@ -90,7 +94,7 @@ def _waiting(operation: Operation, background: Mapping[int, Operation], end: flo
 
 
 def _length(spans: Iterable[Span], begin: float, end: float) -> float:
-    """Of what the spans cover together between the two."""
+    """Return the seconds that the spans cover together between the two."""
     total, reached = 0.0, begin
     for start, stop in sorted(spans):
         start, stop = max(start, reached), min(stop, end)
@@ -104,9 +108,8 @@ def _length(spans: Iterable[Span], begin: float, end: float) -> float:
 
 
 def arrived(records: Records) -> dict[int, list[Operation]]:
-    """The same, with `came` of operations that go on where all ranks' records together tell it: a
-    process that stands still notes nothing of it.
-    """
+    """Return the records with `came` set for running operations where all ranks' records together
+    show it: a stopped process notes nothing of it."""
     entered = _entered(records)
     return {
         rank: [_arrived(each, entered.get((each.group, each.sequence), {})) for each in held]
@@ -121,7 +124,7 @@ def _arrived(operation: Operation, entered: Mapping[int, float]) -> Operation:
 
 
 def _entered(records: Records) -> dict[tuple[int, int], dict[int, float]]:
-    """By group and sequence, when each rank has entered."""
+    """Return, by group and sequence, when each rank has entered."""
     found: dict[tuple[int, int], dict[int, float]] = {}
     for rank, held in records.items():
         for each in held:
@@ -131,9 +134,8 @@ def _entered(records: Records) -> dict[tuple[int, int], dict[int, float]]:
 
 
 def waited_for(records: Records, begin: float, end: float) -> dict[int, dict[int, float]]:
-    """For each rank how many seconds of the window it has waited for which other: the one that
-    came last to the operation, or has not come yet. Messages are left out.
-    """
+    """Return for each rank the seconds of the window in which it has waited for each other rank:
+    the one that came last to the operation, or has not come yet. Messages are left out."""
     entered = _entered(records)
     reached: dict[int, dict[int, int]] = {}
     for rank, held in records.items():
@@ -160,7 +162,7 @@ def waited_for(records: Records, begin: float, end: float) -> dict[int, dict[int
 
 
 def _last(entered: Mapping[int, float], reached: Mapping[int, int], sequence: int) -> int:
-    """Who came last, or has not come yet; -1 is not known."""
+    """Return the rank that came last, or has not come yet; -1 is not known."""
     missing = [rank for rank, last in reached.items() if last < sequence]
     if missing:
         return min(missing, key=lambda rank: (reached[rank], rank))
@@ -171,21 +173,21 @@ def _last(entered: Mapping[int, float], reached: Mapping[int, int], sequence: in
 
 
 class Doing(NamedTuple):
-    """What a rank does at one moment."""
+    """The state of a rank at one moment."""
 
     operation: Operation | None
-    """The one that its program is in; None is none."""
+    """The operation that its program is in; None is none."""
     awaited: Operation | None
-    """The same, or of a `wait` what is waited for, if that is held."""
+    """The operation that is waited for: `operation` itself, or that of a `wait`, if it is held."""
     sections: tuple[str, ...]
-    """Those of its main thread that are open, the outermost first."""
+    """Open sections of its main thread, the outermost first."""
     since: float | None
-    """Since when it is in the operation, else in the innermost section, else out of the last
+    """Time since which it is in the operation, else in the innermost section, else out of the last
     operation. None is unknown."""
 
 
 def doing(operations: Sequence[Operation], notes: Sequence[Note]) -> Doing:
-    """What the rank does when its record ends."""
+    """Return what the rank does when its record ends."""
     sections = Sections()
     for note in notes:
         sections.take(note)
@@ -200,15 +202,16 @@ def doing(operations: Sequence[Operation], notes: Sequence[Note]) -> Doing:
 
 
 class Sections:
-    """Which sections a rank is in, note by note, and for how long it was in each."""
+    """The sections that a rank is in, note by note, and the time that it spent in each."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        """Of sections that have ended, by name; one within another of its name is not counted."""
+        """Seconds of sections that have ended, by name. A section within another of its name is not
+        counted."""
         self._stacks: dict[int, list[tuple[str, float]]] = {}
 
     def take(self, note: Note) -> None:
-        """The next one. An end whose begin is not known changes nothing."""
+        """Take the next note. An end whose begin is not known changes nothing."""
         if note.kind == "begin":
             if note.thread in self._stacks or len(self._stacks) < _MOST_THREADS:
                 stack = self._stacks.setdefault(note.thread, [])
@@ -228,11 +231,11 @@ class Sections:
                 self.seconds[note.name] = known + max(note.time - began, 0.0)
 
     def stack(self, thread: int = 0) -> Sequence[tuple[str, float]]:
-        """Those that are open, and since when, the outermost first."""
+        """Return the open sections and since when they are open, the outermost first."""
         return tuple(self._stacks.get(thread, ()))
 
     def running(self, now: float) -> dict[str, float]:
-        """For how long open sections have been so far, by name."""
+        """Return for how long open sections have been open so far, by name."""
         found: dict[str, float] = {}
         for stack in self._stacks.values():
             for name, began in dict(reversed(stack)).items():
@@ -240,7 +243,7 @@ class Sections:
         return found
 
     def forget(self) -> None:
-        """Notes were lost: which sections are open is not known any more."""
+        """Forget which sections are open, since notes were lost."""
         self._stacks.clear()
 
 
@@ -248,7 +251,7 @@ class Sections:
 
 
 def present_pace(notes: Sequence[Note], now: float) -> Pace:
-    """What the notes tell of the pace, which falls while the next step is late."""
+    """Return the pace that the notes show, which falls while the next step is late."""
     found = pace_of(notes)
     rate, last = found.per_second, max((note.time for note in notes if _counts(note)), default=now)
     if not rate or (now - last) * rate < _LATE:
@@ -269,7 +272,7 @@ def _counts(note: Note) -> bool:
 
 
 def operations_until(operations: Iterable[Operation], end: float) -> list[Operation]:
-    """As the record held them at that moment, as far as it still does."""
+    """Return the operations as the record held them at that moment, as far as it still does."""
     return [
         each._replace(
             came=each.came if each.came is not None and each.came <= end else None,
@@ -282,5 +285,5 @@ def operations_until(operations: Iterable[Operation], end: float) -> list[Operat
 
 
 def notes_until(notes: Iterable[Note], end: float) -> list[Note]:
-    """Likewise."""
+    """Return the notes that the record held at that moment, as far as it still does."""
     return [note for note in notes if note.time <= end]

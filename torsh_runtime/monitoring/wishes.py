@@ -1,4 +1,5 @@
-"""What a worker asks its agent to look for: a name in its recording that no note needs.
+"""A worker's request to its agent to look for bottlenecks: a name in its recording that no note
+needs.
 
 The name is PREFIX, then interval in milliseconds, the four limits in per mille, and flags, such as
 "torsh looks 5000 900 800 800 900 3".
@@ -16,26 +17,26 @@ _LEAST_SECONDS, _MOST_SECONDS = 0.05, 86400.0
 
 
 class Wish(NamedTuple):
-    """To look for stragglers, and for resources that are used up."""
+    """A request to look for stragglers, and for resources that are used up."""
 
     interval: float
     """Seconds between two looks; 0 leaves it to the agent."""
     limits: Mapping[str, float]
-    """From which part on a resource of RESOURCES counts as used up."""
+    """The used part from which a resource of RESOURCES counts as used up."""
     replaces: bool
-    """Whether a node that is slow for long is to make room for one that waits."""
+    """True if a node that is slow for long is to make room for one that waits."""
     tells: bool
-    """Whether people and programs are to be told."""
+    """True if people and programs are to be notified."""
 
     def named(self) -> str:
-        """As a name."""
+        """Return the name that stands for this request."""
         limits = (round(1000 * self.limits[name]) for name in RESOURCES)
         flags = _REPLACES * self.replaces + _TELLS * self.tells
         return PREFIX + " ".join(map(str, (round(1000 * self.interval), *limits, flags)))
 
 
 def wish_in(names: Iterable[str]) -> Wish | None:
-    """The last one that these tell of, as far as it makes sense."""
+    """Return the last request among these names, with its values bounded, or None."""
     found = None
     for name in names:
         words = name.removeprefix(PREFIX).split(" ") if name.startswith(PREFIX) else []
@@ -50,5 +51,6 @@ def wish_in(names: Iterable[str]) -> Wish | None:
 
 
 def found_file(status_file: str) -> str:
-    """Where an agent that was asked writes what it has found, a line of JSON each."""
+    """Return the file to which an agent that was asked writes what it has found, a line of JSON
+    each."""
     return f"{status_file}.found"

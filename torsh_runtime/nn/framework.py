@@ -1,5 +1,5 @@
-"""What parallel code needs of this library besides tensors and modules: a
-torsh_runtime.framework.Framework, of which this library does not know."""
+"""Implements torsh_runtime.framework.Framework for this library, which does not know of it: the
+operations that parallel code needs besides tensors and modules."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Call = Callable[[], None]
 
 
 class NnFramework:
-    """This library's functions. Values are arrays."""
+    """Implements the framework with this library's functions. Values are arrays."""
 
     name = "nn"
     tensor_type = Tensor
@@ -57,11 +57,11 @@ class NnFramework:
         return np.ndarray(size, kind, memory)
 
     def release(self, values: Array) -> None:
-        if isinstance(values.base, mmap.mmap):  # cupy has no such thing
+        if isinstance(values.base, mmap.mmap):  # cupy arrays have none
             values.base.madvise(mmap.MADV_DONTNEED)
 
     def allocate(self, values: Array) -> None:
-        pass  # it is written to
+        pass  # writing to it allocates it
 
     def part(self, flat: Array, start: int, like: Tensor) -> Array:
         return flat[start : start + like.numel()].reshape(like.shape)
@@ -73,7 +73,7 @@ class NnFramework:
         return values
 
     def let_go_of_freed(self) -> None:
-        pass  # it keeps none
+        pass  # this library keeps none
 
     # Tensors
 
@@ -90,7 +90,7 @@ class NnFramework:
         return gradient is view
 
     def mark(self, parameter: Tensor, mark: object) -> None:
-        pass  # optim refuses nothing
+        pass  # optim needs no marks
 
     def watched(self, use: Callable[[Any], None]) -> type | None:
         return None

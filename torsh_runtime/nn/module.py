@@ -18,7 +18,7 @@ _KINDS: dict[type, str] = {Parameter: "_parameters", Buffer: "_buffers"}
 
 
 class IncompatibleKeys(NamedTuple):
-    """Names that a state has not, and names that the module has not."""
+    """Names that the state lacks, and names that the module does not have."""
 
     missing_keys: list[str]
     unexpected_keys: list[str]
@@ -41,7 +41,7 @@ class Module:
         self.training = True
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The results; what a subclass defines."""
+        """Compute the results; a subclass defines it. Raises NotImplementedError here."""
         raise NotImplementedError(f"{type(self).__name__} defines no forward()")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -101,7 +101,8 @@ class Module:
     def named_modules(
         self, memo: set[Module] | None = None, prefix: str = "", remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Module]]:
-        """This module and all below it, each once unless remove_duplicate is False."""
+        """Yield this module and all below it with their dotted names, each once unless
+        remove_duplicate is False."""
         seen = set() if memo is None else memo
         if self in seen:
             return
@@ -131,17 +132,17 @@ class Module:
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Parameter]]:
-        """All parameters with their dotted names, shared ones once."""
+        """Yield all parameters with their dotted names, shared ones once."""
         return self._named_members("_parameters", prefix, recurse, remove_duplicate)
 
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Buffer]]:
-        """All buffers with their dotted names, shared ones once."""
+        """Yield all buffers with their dotted names, shared ones once."""
         return self._named_members("_buffers", prefix, recurse, remove_duplicate)
 
     def named_children(self) -> Iterator[tuple[str, Module]]:
-        """The modules directly below, each once."""
+        """Yield the modules directly below with their names, each once."""
         seen: set[Module] = set()
         for name, module in self._modules.items():
             if module is not None and module not in seen:
@@ -149,19 +150,19 @@ class Module:
                 yield name, module
 
     def parameters(self, recurse: bool = True) -> Iterator[Parameter]:
-        """All parameters, shared ones once."""
+        """Yield all parameters, shared ones once."""
         return (parameter for _, parameter in self.named_parameters(recurse=recurse))
 
     def buffers(self, recurse: bool = True) -> Iterator[Buffer]:
-        """All buffers, shared ones once."""
+        """Yield all buffers, shared ones once."""
         return (buffer for _, buffer in self.named_buffers(recurse=recurse))
 
     def modules(self) -> Iterator[Module]:
-        """This module and all below it, each once."""
+        """Yield this module and all below it, each once."""
         return (module for _, module in self.named_modules())
 
     def children(self) -> Iterator[Module]:
-        """The modules directly below, each once."""
+        """Yield the modules directly below, each once."""
         return (module for _, module in self.named_children())
 
     # State
@@ -174,7 +175,8 @@ class Module:
                     yield prefix + name, member
 
     def state_dict(self) -> dict[str, Array]:
-        """The arrays of all parameters and persistent buffers, under torch's names; not copied."""
+        """Return the arrays of all parameters and persistent buffers, under torch's names; not
+        copied."""
         return {name: member.data for name, member in self._state()}
 
     def load_state_dict(
@@ -182,8 +184,8 @@ class Module:
     ) -> IncompatibleKeys:
         """Copy arrays (or what numpy can read as such) into the parameters and buffers.
 
-        Returns the names that do not fit, if not `strict`. RuntimeError, with nothing
-        loaded, for other shapes and, if `strict`, for missing and unknown names.
+        Return the names that do not fit, if not `strict`. Raises RuntimeError, with nothing loaded,
+        for other shapes and, if `strict`, for missing and unknown names.
         """
         own = dict(self._state())
         missing = [name for name in own if name not in state_dict]
@@ -203,7 +205,7 @@ class Module:
             write(own[name].data, array)
         return IncompatibleKeys(missing, unknown)
 
-    # All of it
+    # The whole module
 
     def apply(self, fn: Callable[[Module], object]) -> Self:
         """Call fn(module) for all modules below this one and then for this one."""
@@ -213,13 +215,14 @@ class Module:
         return self
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode of this and all modules below it: dropout is for training."""
+        """Set the mode of this module and all below it, which dropout, for one, depends on. Return
+        this module."""
         for module in self.modules():
             module.training = mode
         return self
 
     def eval(self) -> Self:
-        """train(False)."""
+        """Set evaluation mode: call train(False)."""
         return self.train(False)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -231,7 +234,7 @@ class Module:
                 parameter.grad = None
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Whether the parameters are trained."""
+        """Set whether the parameters are trained. Return this module."""
         for parameter in self.parameters():
             parameter.requires_grad = requires_grad
         return self
@@ -256,8 +259,9 @@ class Module:
     def register_forward_pre_hook(
         self, hook: Callable[..., Any], *, prepend: bool = False
     ) -> RemovableHandle:
-        """Call hook(module, args) before forward; what it returns, unless None, are the args.
-        prepend: before the hooks that are there.
+        """Call hook(module, args) before forward; what it returns, unless None, replaces the args.
+
+        prepend: before the existing hooks.
         """
         hooks = self._forward_pre_hooks
         handle = RemovableHandle(hooks, hook)
@@ -266,9 +270,8 @@ class Module:
         return handle
 
     def register_forward_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """Call hook(module, args, output) after forward; what it returns, unless None, is the
-        output.
-        """
+        """Call hook(module, args, output) after forward; what it returns, unless None, replaces the
+        output."""
         return RemovableHandle(self._forward_hooks, hook)
 
     def register_full_backward_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
@@ -284,7 +287,7 @@ class Module:
         return RemovableHandle(self._backward_hooks, hook)
 
     def extra_repr(self) -> str:
-        """What the text of this module says besides its name and modules."""
+        """Return what repr() shows of this module besides its name and modules."""
         return ""
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Tensor: an array that knows how it came about."""
+"""Tensor: an array that knows the operation that created it."""
 
 from __future__ import annotations
 
@@ -42,70 +42,70 @@ class Tensor(Variable):
     change is not noticed.
     """
 
-    __array_ufunc__ = None  # array + tensor is the tensor's business
+    __array_ufunc__ = None  # let the tensor compute array + tensor
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The sizes of the axes."""
+        """Return the sizes of the axes."""
         shape: tuple[int, ...] = self.data.shape
         return shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The type of the elements, as numpy's."""
+        """Return the type of the elements, as numpy's."""
         dtype: np.dtype[Any] = self.data.dtype
         return dtype
 
     @property
     def ndim(self) -> int:
-        """The number of axes."""
+        """Return the number of axes."""
         return len(self.shape)
 
     @property
     def device(self) -> str:
-        """ "cpu" or "cuda:0" (and so on)."""
+        """Return "cpu", or "cuda:0" and so on."""
         return "cpu" if array_module(self.data) is np else f"cuda:{self.data.device.id}"
 
     @property
     def is_leaf(self) -> bool:
-        """Whether it was made by the user and not by a recorded operation."""
+        """Return whether it was made by the user and not by a recorded operation."""
         return self.node is None
 
     @property
     def T(self) -> Tensor:  # noqa: N802
-        """The axes in reverse order."""
+        """Return this tensor with its axes in reverse order."""
         return shaping.permute(self, *reversed(range(self.ndim)))
 
     def size(self, dim: int | None = None) -> Any:
-        """The shape, or the size of one axis."""
+        """Return the shape, or the size of one axis."""
         return self.shape if dim is None else self.shape[dim]
 
     def dim(self) -> int:
-        """The number of axes."""
+        """Return the number of axes."""
         return self.ndim
 
     def is_floating_point(self) -> bool:
-        """Whether the elements are of a floating point type."""
+        """Return whether the elements are of a floating point type."""
         return is_floating(self.dtype)
 
     def numel(self) -> int:
-        """The number of elements."""
+        """Return the number of elements."""
         return int(self.data.size)
 
     def item(self) -> Any:
-        """The only element as a number of Python's."""
+        """Return the only element as a number of Python's. Raises ValueError if there is not
+        exactly one."""
         if self.data.size != 1:
             raise ValueError(f"item() is for tensors of one element, not of shape {self.shape}")
         return self.data.item()
 
     def tolist(self) -> Any:
-        """The elements as nested lists of numbers."""
+        """Return the elements as nested lists of numbers."""
         return self.data.tolist()
 
     def numpy(self) -> Array:
-        """The array in this process's memory, which is shared. RuntimeError if it needs a gradient
-        (call detach() first).
-        """
+        """Return the array in this process's memory; that of a tensor on the CPU is shared. Raises
+        RuntimeError if the tensor needs a gradient (call detach() first)."""
         if self.requires_grad:
             raise RuntimeError("this tensor needs a gradient: call detach().numpy()")
         return to_device(self.data, "cpu")
@@ -114,39 +114,39 @@ class Tensor(Variable):
         return np.array(self.numpy(), dtype=dtype, copy=copy)
 
     def detach(self) -> Tensor:
-        """The same array, of unknown origin."""
+        """Return a tensor of the same array, without the record of how it was computed."""
         return Tensor(self.data)
 
     def clone(self) -> Tensor:
-        """A copy of the array; gradients flow through."""
+        """Return a copy of the array, through which gradients flow."""
         return derived(self.data.copy(), (self, lambda g: g))
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Set requires_grad; returns this tensor."""
+        """Set requires_grad, and return this tensor."""
         self.requires_grad = requires_grad
         return self
 
     def to(self, target: Any) -> Tensor:
-        """As another dtype, or on "cuda" or "cpu"; gradients flow back."""
+        """Return the tensor with another dtype, or on "cuda" or "cpu". Gradients flow back."""
         if isinstance(target, str) and target.startswith(("cpu", "cuda")):
             there, back = to_device(self.data, target), self.device
             return derived(there, (self, lambda g: to_device(g, back)))
         return elementwise.cast(self, target)
 
     def cpu(self) -> Tensor:
-        """In this process's memory."""
+        """Return the tensor in this process's memory."""
         return self.to("cpu")
 
     def cuda(self) -> Tensor:
-        """In a GPU's memory."""
+        """Return the tensor in a GPU's memory."""
         return self.to("cuda")
 
     def float(self) -> Tensor:
-        """As float32."""
+        """Return the tensor as float32."""
         return elementwise.cast(self, np.float32)
 
     def double(self) -> Tensor:
-        """As float64."""
+        """Return the tensor as float64."""
         return elementwise.cast(self, np.float64)
 
     def copy_(self, source: Any) -> Self:
@@ -161,9 +161,8 @@ class Tensor(Variable):
         return self.copy_(0)
 
     def backward(self, gradient: Any = None, retain_graph: bool = False) -> None:
-        """Add the gradient of this, weighted by `gradient`, to the .grad of all leaves it depends
-        on; see nn.backward.backward.
-        """
+        """Add the gradient of this tensor, weighted by `gradient`, to the .grad of all leaves it
+        depends on; see nn.backward.backward."""
         weight = gradient.data if isinstance(gradient, Variable) else gradient
         backward([self], [weight], retain_graph)
 
@@ -174,9 +173,8 @@ class Tensor(Variable):
             self.register_hook(lambda gradient: _keep(this(), gradient))
 
     def register_hook(self, hook: Hook) -> RemovableHandle:
-        """Call hook(gradient) once the gradient of this is complete; what it returns, unless None,
-        takes the gradient's place.
-        """
+        """Call hook(gradient) once the gradient of this tensor is complete; what it returns, unless
+        None, replaces the gradient."""
         if not self.requires_grad:
             raise RuntimeError("a tensor that needs no gradient will not get one: no hook for it")
         hooks = self.hooks if self.node is None else self.node.hooks.setdefault(self.output, {})
@@ -184,8 +182,7 @@ class Tensor(Variable):
 
     def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], None]) -> RemovableHandle:
         """Call hook(this leaf) as soon as a backward pass has completed its .grad, while the pass
-        goes on.
-        """
+        continues."""
         if self.node is not None or not self.requires_grad:
             raise RuntimeError("gradients are accumulated in leaves that need them only")
         return RemovableHandle(self.accumulated, hook)
@@ -240,7 +237,7 @@ class Tensor(Variable):
         return linear_algebra.matmul(other, self)
 
     def t(self) -> Tensor:
-        """The transposed matrix."""
+        """Return the transposed matrix."""
         return self.T
 
     exp = elementwise.exp
@@ -276,7 +273,7 @@ class Tensor(Variable):
 
 
 def tensor(data: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor:
-    """A tensor of a copy of `data`: an array, a number or nested lists of them.
+    """Return a tensor of a copy of `data`: an array, a number or nested lists of them.
 
     Floating point numbers of Python's become float32; arrays keep their dtype unless one is given.
     """
@@ -295,5 +292,5 @@ def _keep(tensor: Tensor | None, gradient: Tensor) -> None:
 
 
 def from_numpy(array: Array) -> Tensor:
-    """A tensor of the array itself, whose memory is shared."""
+    """Return a tensor of the array itself, whose memory is shared."""
     return Tensor(array)

@@ -95,7 +95,8 @@ _OF_PUBLISHING = ("Subscription", "Weights", "publish", "subscribe")
 
 
 def __getattr__(name: str) -> Any:
-    """What is loaded when it is used: it needs what checkpoints need."""
+    """Load the names of torsh_runtime.rpc.publishing when they are first used, since that module
+    needs what checkpoints need."""
     if name not in _OF_PUBLISHING:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module("torsh_runtime.rpc.publishing"), name)
@@ -104,4 +105,4 @@ def __getattr__(name: str) -> Any:
 TensorPipeRpcBackendOptions = RpcBackendOptions
 """torch's name of the options."""
 PyRRef = RRef
-"""The same of references, as annotations have it."""
+"""torch's name of RRef in annotations."""

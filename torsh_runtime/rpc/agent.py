@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from torsh_runtime.rpc.publishing.publications import Publications
 
 UNDER_WAY_BYTES = 256 << 20
-"""Of arguments of calls that a worker has not begun yet; who exceeds them waits."""
+"""The largest number of bytes in the arguments of calls that a worker has not begun yet. A caller
+that would exceed it waits."""
 _HEARTBEAT = 30.0
 _MAX_UNIX_QUEUE = 1024
 _ATTEMPT_SECONDS = 5.0
@@ -41,7 +42,8 @@ _FAREWELL = 1.0
 
 
 class Agent:
-    """All that belongs together. Any thread."""
+    """Holds all parts of a worker's side of remote calls. Its methods may be called from any
+    thread."""
 
     def __init__(self, name: str, meeting: Bootstrap, options: RpcBackendOptions) -> None:
         self.options = options
@@ -61,7 +63,7 @@ class Agent:
         self.servers = Servers(self, self._hub)
         self.roll = Roll(set(range(meeting.world_size or 0)))
         self.gone: set[int] = set()
-        """Workers that the last connection to has ended."""
+        """Workers whose last connection has ended."""
         self._ends: list[Callable[[int, str], object]] = [
             lambda worker, _: self.references.drop_all_of(worker),
             lambda worker, _: self.roll.come(worker),
@@ -82,8 +84,8 @@ class Agent:
         timeout: Any = None,
         shown: str = "",
     ) -> CallFuture:
-        """Begin a call. CallRefused, PeerLost, CallTimeout. `shown`: what errors call it, if not by
-        the function's name."""
+        """Begin a call and return its future. `shown` is what errors call it, if not by the
+        function's name. Raises CallRefused, PeerLost or CallTimeout."""
         begun, kept = self._begun(to, function, args, kwargs, timeout)
         return CallFuture(self, begun._replace(function=shown) if shown else begun, kept)
 
@@ -95,7 +97,8 @@ class Agent:
         kwargs: Any,
         timeout: Any = None,
     ) -> Any:
-        """The same, and the result, which it waits for."""
+        """Make a call, wait for its result and return it. Raises as invoke() does, or the call's
+        error."""
         begun, kept = self._begun(to, function, args, kwargs, timeout)
         self.wait(begun.call, begun.deadline)
         result = self.outcome(begun)
@@ -110,8 +113,9 @@ class Agent:
         kwargs: Any,
         kept: list[Any],
     ) -> tuple[bytes, list[Any]]:
-        """A call as a pickle for that worker, and the buffers beside it; what must live until it is
-        over is put into `kept`. TypeError, or what pickle raises, if it cannot be pickled."""
+        """Return a call as a pickle for that worker, and the buffers beside it. Objects that must
+        live until the call is over are appended to `kept`. Raises TypeError, or what pickle raises,
+        if the call cannot be pickled."""
         if not (args is None or isinstance(args, tuple | list)):
             raise TypeError(f"args must be a tuple or a list, not {type(args).__name__}")
         call = (function, tuple(args or ()), kwargs or {})
@@ -123,7 +127,8 @@ class Agent:
             raise _unpicklable(function, to, error) from error
 
     def wait(self, call: Any, until: float) -> bool:
-        """Until the call is over, or that moment; whether it is over."""
+        """Wait until the call is over, or until the moment `until` of the monotonic clock. Return
+        whether it is over. Raises CallRefused when the hub is closed."""
         try:
             is_over: bool = self._hub.wait(call, until, self.servers.context.is_serving)
         except _native.Ended as error:
@@ -131,17 +136,19 @@ class Agent:
         return is_over
 
     def announce(self, call: Any, then: Callable[[], None]) -> bool:
-        """Have `then` called on a thread that serves when the call is over; False if it is."""
+        """Have `then` called on a serving thread when the call is over. Return False if it already
+        is."""
         return self.servers.announce(call, then)
 
     def outcome(self, begun: Begun) -> Any:
-        """The result of a call that is over, or whose deadline has passed; raises its error."""
+        """Return the result of a call that is over, or raise its error. Raises CallTimeout if its
+        deadline has passed, PeerLost if the worker has gone."""
         call, worker, function = begun.call, begun.worker, begun.function
         try:
             reply = self._hub.take_reply(call)
             if reply is None:
                 self._hub.forget(call)
-                reply = self._hub.take_reply(call)  # it may have come just now
+                reply = self._hub.take_reply(call)  # it may have arrived just now
         except _native.Ended as error:
             raise self._lost(worker, function, str(error)) from None
         if reply is None:
@@ -155,13 +162,14 @@ class Agent:
         return value
 
     def connected(self, to: WorkerInfo, deadline: float | None = None) -> None:
-        """Make sure that there is a connection to the worker. PeerLost, CallTimeout."""
+        """Make sure that there is a connection to the worker. Raises PeerLost or CallTimeout."""
         until = self._deadline(time.monotonic(), None) if deadline is None else deadline
         self.links.to(self.directory.find(to), "a connection", until)
 
     def enter(self, timeout: float) -> None:
-        """Let the others find this worker; with a world size, wait for all of them. ConfigError if
-        another worker has its name, CommTimeout naming the ranks that did not come."""
+        """Let the others find this worker. With a world size, wait for all of them. Raises
+        ConfigError if another worker has its name, CommTimeout naming the ranks that did not come.
+        """
         namesake = self.directory.namesake()
         if namesake is not None and self._lives(namesake):
             raise ConfigError(
@@ -171,7 +179,7 @@ class Agent:
         self.directory.enter(timeout)
 
     def latest(self, deadline: float | None) -> float:
-        """The deadline of a call that is being carried out, or one for it if it has none."""
+        """Return `deadline`, or if it is None the default deadline of a call that begins now."""
         return time.monotonic() + self.options.rpc_timeout if deadline is None else deadline
 
     def when_ended(self, then: Callable[[int, str], None]) -> None:
@@ -179,7 +187,8 @@ class Agent:
         self._ends.append(then)
 
     def publications(self) -> Publications:
-        """What this worker publishes, and is subscribed to."""
+        """Return the publications and subscriptions of this worker, which are created at the first
+        call."""
         with self._publishing:
             if self._publications is None:
                 from torsh_runtime.rpc.publishing.peers import Peers
@@ -190,7 +199,8 @@ class Agent:
             return self._publications
 
     def note_end(self, connection: int, reason: str) -> None:
-        """A connection has ended."""
+        """Take note that a connection has ended. If it was the last one to its worker, call the
+        functions given to when_ended()."""
         link = self.links.ended(connection)
         if link is None or link.peer in self.links.peers():
             return
@@ -201,23 +211,23 @@ class Agent:
 
     @property
     def num_pending(self) -> int:
-        """Calls of this worker's that are not answered yet."""
+        """Return the number of this worker's calls that are not answered yet."""
         return int(self._hub.pending)
 
     @property
     def num_serving(self) -> int:
-        """Calls of others that are carried out here, or wait for it."""
+        """Return the number of others' calls that are being carried out here, or wait for it."""
         return int(self._hub.serving)
 
     def begin_to_leave(self) -> bool:
-        """Whether no other thread has begun to before."""
+        """Return whether this is the first thread that begins to leave."""
         with self._closing:
             is_first, self._is_leaving = not self._is_leaving, True
         return is_first
 
     def close(self) -> None:
-        """Leave at once: calls that are under way fail with PeerLost, here and there. A second time
-        does nothing."""
+        """Leave at once. Calls that are under way fail with PeerLost, here and at others. A second
+        call does nothing."""
         with self._closing:
             if self._is_closed:
                 return
@@ -233,7 +243,7 @@ class Agent:
         self._meeting.held.close()
 
     def close_in_fork(self) -> None:
-        """Let go of what a fork of this process has inherited and others would wait for."""
+        """Close what a fork of this process has inherited and others would wait for."""
         self._door.close_in_fork()
 
     def _begun(
@@ -244,7 +254,7 @@ class Agent:
         kwargs: Any,
         timeout: Any,
     ) -> tuple[Begun, list[Any]]:
-        """A call that is under way, and what must live until it is over."""
+        """Begin a call, and return it with the objects that must live until it is over."""
         if os.getpid() != self.own.pid:
             raise CallRefused("this process is a fork of a worker, and has no part in its calls")
         worker = self.directory.find(to)
@@ -302,7 +312,7 @@ class Agent:
         return lost(worker.info, worker.host, name_of(function), reason)
 
     def _bury(self, number: int) -> None:
-        """Where workers come and go, the entry of one that has died goes with it."""
+        """Remove the directory entry of a worker that has died, where workers come and go."""
         with suppress(TorshError):
             worker = self.directory.entry(number)
             if worker is not None and not self._lives(worker):
@@ -314,12 +324,13 @@ class Agent:
             self._lobby.check_alive(worker, is_near, time.monotonic() + _ATTEMPT_SECONDS)
         except Unreachable:
             return False
-        except TimeoutError:  # it is stopped, say
+        except TimeoutError:  # it may be stopped
             return True
         return True
 
     def _deadline(self, now: float, timeout: Any) -> float:
-        """No later than that of the call that this thread carries out."""
+        """Return the deadline of a call, which is at most that of the call this thread is carrying
+        out."""
         default = self.options.rpc_timeout
         is_default = timeout is None or timeout == UNSET_RPC_TIMEOUT
         own = now + (default if is_default else seconds(timeout, default))
@@ -328,7 +339,7 @@ class Agent:
 
 
 def _near() -> tuple[str, list[socket.socket]]:
-    """An abstract socket for the workers of this node."""
+    """Listen at an abstract socket for the workers of this node."""
     address = f"\0torsh-{os.getuid()}-rpc-{os.getpid()}-{secrets.token_hex(8)}"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(address)

@@ -1,8 +1,10 @@
-"""Where the workers of init_rpc() find each other: a store that lives as long as they do.
+"""Finds the store through which the workers of init_rpc() find each other. It lives as long as they
+do.
 
-Under torshrun the node's agent serves it. Elsewhere rank 0 does: with a world size at an address
-that it tells through the default group's store, or through the place where that would be, which is
-free again afterwards; without a world size at the place itself, where others may come at any time.
+Under torshrun the node's agent serves it. Elsewhere rank 0 serves it. With a world size, it is at
+an address that rank 0 publishes through the store of the default group, or through the place where
+that store would be, which is free again afterwards. Without a world size, it is at that place
+itself, where others may come at any time.
 """
 
 from __future__ import annotations
@@ -31,22 +33,23 @@ _FIRST_FREE = 1 << 16
 
 @dataclass(frozen=True)
 class Bootstrap:
-    """What a worker has in hand when it has found the store."""
+    """Holds what a worker has after it has found the store."""
 
     client: StoreClient
-    """Its own connection, seen through a prefix of this init_rpc()."""
+    """A connection to the store of this worker's own, seen through a prefix of this init_rpc()."""
     secret: bytes
     rank: int
     world_size: int | None
     network: Network | None
-    """How workers of other nodes reach this one; None: there are none."""
+    """The network through which workers of other nodes reach this one. None if there are no other
+    nodes."""
     held: ExitStack
-    """Closes all that was opened."""
+    """Closes everything that was opened."""
 
 
 def bootstrap(init_method: str, rank: int, world_size: int | None, timeout: float) -> Bootstrap:
-    """Find the store. ConfigError for a place that is none, or a job without a secret;
-    CommTimeout when rank 0 does not come, StoreError."""
+    """Find the store. Raises ConfigError for an invalid place or a job without a secret,
+    CommTimeout when rank 0 does not come, and StoreError."""
     with ExitStack() as held:
         if world_size is None:
             found = _open(init_method, rank, timeout, held)
@@ -85,7 +88,8 @@ def _closed(
 
 
 def _job(env: WorkerEnv, timeout: float) -> tuple[Job, bool]:
-    """The job whose store the workers bootstrap over, and whether it is made for that alone."""
+    """Return the job whose store the workers bootstrap over, and whether it was made for that
+    alone."""
     group = default_group() if has_default_group() else None
     if isinstance(group, JobGroup):
         job = group.job
@@ -102,7 +106,7 @@ def _job(env: WorkerEnv, timeout: float) -> tuple[Job, bool]:
 def _served(
     board: StoreClient, env: WorkerEnv, secret: bytes, timeout: float, held: ExitStack
 ) -> str:
-    """Where rank 0 serves the workers' store."""
+    """Return the endpoint at which rank 0 serves the workers' store."""
     if env.rank == 0:
         hosted = HostedStore.start(_listen_at(board, env), secret)
         held.callback(hosted.close)
@@ -122,7 +126,8 @@ def _listen_at(board: StoreClient, env: WorkerEnv) -> str:
 
 
 def _open(init_method: str, rank: int, timeout: float, held: ExitStack) -> Bootstrap:
-    """Of workers that come and go; rank -1: the environment's, else whichever is free."""
+    """Find the store of workers that come and go. With rank -1, use the environment's rank, or else
+    any free id."""
     has_place = init_method.startswith("env://") and "RANK" in completed(os.environ)
     env = worker_env(init_method, *((-1, -1) if has_place else (min(abs(rank), 1), 2)))
     own_rank = env.rank if has_place and rank < 0 else rank
@@ -149,7 +154,8 @@ def _place(env: WorkerEnv) -> str:
 
 
 def _made_secret(store: StoreClient, rank: int, timeout: float) -> bytes:
-    """One that rank 0 makes, if nobody but this user's processes of this host can read it there."""
+    """Return the secret that rank 0 makes. It is empty if others than this user's processes of this
+    host can read it in the store."""
     if rank == 0:
         store.put("secret", secrets.token_bytes(KEY_BYTES) if store.is_private() else b"")
     return store.wait(["secret"], timeout)["secret"].value

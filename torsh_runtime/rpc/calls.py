@@ -1,4 +1,4 @@
-"""init_rpc() and what can be done until shutdown(): torch.distributed.rpc's functions."""
+"""init_rpc(), shutdown() and the calls between them: torch.distributed.rpc's functions."""
 
 from __future__ import annotations
 
@@ -91,8 +91,9 @@ def rpc_async(
     kwargs: Mapping[str, Any] | None = None,
     timeout: Timeout = UNSET_RPC_TIMEOUT,
 ) -> Future:
-    """The same without waiting: a Future of the result, which can be awaited. It blocks only while
-    the connection is opened, or too much is under way to the worker."""
+    """Call a function without waiting, and return a Future of the result, which can be awaited.
+    Apart from that it is rpc_sync(). It blocks only while the connection is opened, or while too
+    many bytes are under way to the worker."""
     return current_agent().invoke(to, func, args, kwargs, timeout)
 
 
@@ -104,34 +105,36 @@ def remote(
     timeout: Timeout = UNSET_RPC_TIMEOUT,
 ) -> RRef:
     """Call a function (or make an object, with a class) on another worker, which keeps the result
-    and becomes its owner; a reference to it. What the function raises, to_here() raises."""
+    and becomes its owner. Return a reference to it. What the function raises is raised by
+    to_here()."""
     return created(current_agent(), to, func, args, kwargs, timeout)
 
 
 def get_worker_info(worker_name: str | None = None) -> WorkerInfo:
-    """Name and id of a worker; of this one without a name. CallRefused if there is none."""
+    """Return the name and id of a worker, or of this one without a name. Raises CallRefused if
+    there is no such worker."""
     agent = current_agent()
     return agent.own.info if worker_name is None else agent.directory.find(worker_name).info
 
 
 def get_worker_infos() -> list[WorkerInfo]:
-    """All workers there are now, by their ids."""
+    """Return all workers that there are now, ordered by id."""
     return [worker.info for worker in current_agent().directory.all()]
 
 
 def get_rpc_timeout() -> float:
-    """Seconds that a call may take which is not given a timeout; 0: as long as it likes."""
+    """Return the seconds that a call may take if it is given no timeout. 0 means no limit."""
     timeout = current_agent().options.rpc_timeout
     return timeout if timeout < float("inf") else 0.0
 
 
 def is_initialized() -> bool:
-    """Whether this process takes part in calls."""
+    """Return whether this process takes part in calls."""
     return has_agent()
 
 
 def is_available() -> bool:
-    """For programs written for torch: always."""
+    """Return True, as programs written for torch expect."""
     return True
 
 

@@ -1,4 +1,4 @@
-"""The connections of this worker to others, each opened at the first call and again when it has
+"""The connections of this worker to others. Each is opened at the first call, and again when it has
 ended."""
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from torsh_runtime.rpc.functions import name_of
 
 
 class PeerConnection:
-    """One connection to a worker."""
+    """Represents one connection to a worker."""
 
     __slots__ = ("connection", "peer")
 
     def __init__(self, peer: int) -> None:
         self.peer = peer
         self.connection = 0
-        """The hub's number of it."""
+        """The hub's number for it."""
 
 
 class PeerConnections:
-    """All of them."""
+    """Holds all connections of this worker, and opens them."""
 
     def __init__(self, hub: Any, directory: Directory, lobby: PendingConnections) -> None:
         self._hub = hub
@@ -38,7 +38,8 @@ class PeerConnections:
         self._by_connection: dict[int, PeerConnection] = {}
 
     def to(self, worker: Worker, function: Any, deadline: float) -> PeerConnection:
-        """A connection to the worker. PeerLost when it has gone, CallTimeout."""
+        """Return a connection to the worker. Raises PeerLost when the worker has gone, or
+        CallTimeout."""
         found = self._by_peer.get(worker.info.id)
         if found is not None:
             return found
@@ -55,13 +56,13 @@ class PeerConnections:
             opening.release()
 
     def drop(self, link: PeerConnection) -> None:
-        """Open another one for the next call."""
+        """Let the next call open another connection."""
         with self._lock:
             if self._by_peer.get(link.peer) is link:
                 del self._by_peer[link.peer]
 
     def of(self, connection: int) -> PeerConnection | None:
-        """The one with this number of the hub; None if it has ended."""
+        """Return the connection with this number of the hub, or None if it has ended."""
         found = self._by_connection.get(connection)
         if found is None:
             with self._lock:  # it is just being entered
@@ -79,7 +80,7 @@ class PeerConnections:
         return link
 
     def ended(self, connection: int) -> PeerConnection | None:
-        """Forget the connection; what it was, if nobody has called it over."""
+        """Forget the connection. Return it, or None if it was forgotten already."""
         with self._lock:
             link = self._by_connection.pop(connection, None)
             if link is not None and self._by_peer.get(link.peer) is link:
@@ -87,7 +88,7 @@ class PeerConnections:
         return link
 
     def peers(self) -> set[int]:
-        """The workers that there are connections to."""
+        """Return the ids of the workers to which there are connections."""
         with self._lock:
             return {link.peer for link in self._by_connection.values()}
 
@@ -112,7 +113,7 @@ class PeerConnections:
         raise lost(worker.info, worker.host, function, reason)
 
     def _to_self(self) -> PeerConnection:
-        """Calls to oneself take the same way as all others."""
+        """Connect this worker to itself, since calls to oneself take the same way as all others."""
         ends = socket.socketpair()
         own = self._directory.own
         keys = [Keys(b"1" * 32, b"2" * 32), Keys(b"2" * 32, b"1" * 32)]

@@ -1,14 +1,14 @@
-"""How two workers get a connection: at the first call, over a Unix socket within a node, else TCP.
+"""Connects two workers at the first call: over a Unix socket within a node, else over TCP.
 
-    listener  magic, its nonce, where its probe lies and what it holds
+    listener  magic, its nonce, address and value of its probe
     caller    its nonce, proof("client"), its probe, its id
     listener  proof("server"), whether it can read the caller's memory
     caller    whether it can read the listener's
 
 The proofs are those of the store's protocol, under a key of the job's secret, the listener's token
-and both ids. Who only wants to know whether a worker is alive hangs up before its last word, and is
-not let in. A probe is a word of a process's memory: within a node buffers are not sent where each
-of the two can read the other's memory (process_vm_readv(2)).
+and both ids. A caller that only wants to know whether a worker is alive hangs up before its last
+message, and is not let in. A probe is a word of a process's memory: within a node buffers are not
+sent where each of the two can read the other's memory (process_vm_readv(2)).
 """
 
 from __future__ import annotations
@@ -46,40 +46,40 @@ _ATTEMPT_SECONDS = 10.0
 
 
 class Keys(NamedTuple):
-    """Of one connection, for the frames of each direction."""
+    """Keys of one connection, for the frames of each direction."""
 
     own: bytes
     peer: bytes
 
 
 class Opened(NamedTuple):
-    """A connection that both sides have proved themselves on."""
+    """A connection over which both sides have proved themselves."""
 
     sock: socket.socket
     peer: int
     keys: Keys
     pid: int
-    """The peer's process, if each can read the other's memory; else 0."""
+    """The peer's process id, if each can read the other's memory; else 0."""
 
 
 class _Proved(NamedTuple):
-    """What a listener has shown to who called."""
+    """Holds what a listener has proved to a caller."""
 
     keys: Keys
     address: int
-    """Of its probe,"""
+    """Address of the listener's probe."""
     word: int
-    """and what that holds."""
+    """Value at that address."""
     is_read: bool
-    """Whether it can read the caller's memory."""
+    """True if the listener can read the caller's memory."""
 
 
 class Unreachable(Exception):
-    """Nobody answers where the worker listens."""
+    """Raised when nobody answers at the worker's addresses."""
 
 
 class PendingConnections:
-    """What this process shows to who connects, and proves itself with."""
+    """Carries out the handshake of new connections, and proves this process's identity."""
 
     def __init__(self, secret: bytes, own_id: int) -> None:
         self.own_id = own_id
@@ -88,7 +88,7 @@ class PendingConnections:
         self._probe = _native.Probe(secrets.randbits(63))
 
     def admit(self, sock: socket.socket) -> ProtocolCoroutine:
-        """What is said to whoever connects; its result is an Opened."""
+        """Carry out the listener's side of the handshake. The coroutine's result is an Opened."""
         check_user(sock, self._secret)
         nonce = os.urandom(NONCE_BYTES)
         yield from send(sock, GREETING.pack(MAGIC, nonce, self._probe.address, self._probe.word))
@@ -104,13 +104,13 @@ class PendingConnections:
         return Opened(sock, peer, Keys(own, other), pid if is_mutual else 0)
 
     def connect(self, worker: Worker, is_near: bool, deadline: float) -> Opened:
-        """A connection to the worker. Unreachable when nobody answers or it is somebody else;
-        TimeoutError after the deadline."""
+        """Open a connection to the worker. Raises Unreachable when nobody answers or it is another
+        process, TimeoutError after the deadline."""
         return self._finish(*self._introduced(worker, is_near, deadline), worker)
 
     def check_alive(self, worker: Worker, is_near: bool, deadline: float) -> None:
-        """Let the worker prove itself and hang up, which it does not take for a connection. As
-        connect()."""
+        """Let the worker prove itself and hang up, which it does not take for a connection. Raises
+        as connect() does."""
         self._introduced(worker, is_near, deadline)[0].close()
 
     def _introduced(
@@ -164,7 +164,7 @@ class PendingConnections:
 
 
 class Connector:
-    """A thread that lets callers in. Close it."""
+    """A thread that accepts connections of callers. Close it."""
 
     def __init__(
         self,
@@ -180,7 +180,7 @@ class Connector:
         self._thread.start()
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Accept no more connections."""
         self._stop.close()
         if self._thread is not threading.current_thread():
             self._thread.join(_ATTEMPT_SECONDS)
@@ -188,8 +188,8 @@ class Connector:
             listener.close()
 
     def close_in_fork(self) -> None:
-        """In a fork of this process, which has not the thread: who connects finds nobody, once the
-        process itself has ended."""
+        """Close the listeners in a fork of this process, which does not have the thread, so that
+        callers find nobody once the process itself has ended."""
         for listener in self._listeners:
             listener.close()
 
@@ -228,7 +228,7 @@ def _receive(sock: socket.socket, size: int) -> bytes:
 
 
 def _readable(sock: socket.socket, address: int, word: int) -> int:
-    """The process at the other end, if its memory can be read from here; else 0."""
+    """Return the id of the process at the other end if its memory can be read from here, else 0."""
     if sock.family != socket.AF_UNIX:
         return 0
     with suppress(OSError):
@@ -239,7 +239,7 @@ def _readable(sock: socket.socket, address: int, word: int) -> int:
 
 
 def _frame_keys(key: bytes, nonce: bytes, client_nonce: bytes) -> tuple[bytes, bytes]:
-    """Of what the listener sends, and of what the caller does."""
+    """Return the key of the frames that the listener sends, and of those that the caller sends."""
     ways = ("listener", "caller")
     listener, caller = (derive(key, "rpc frames", way, nonce, client_nonce) for way in ways)
     return listener, caller

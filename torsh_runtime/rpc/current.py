@@ -1,4 +1,4 @@
-"""The process's part in remote calls, which there is one of."""
+"""The agent through which this process takes part in remote calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _current: Agent | None = None
 
 
 def current_agent() -> Agent:
-    """This process's. CallRefused if it takes no part in calls."""
+    """Return this process's agent. Raises CallRefused if it takes no part in calls."""
     if _current is None:
         raise CallRefused("this process takes no part in remote calls: call init_rpc() first")
     return _current
@@ -30,8 +30,8 @@ def set_agent(agent: Agent | None) -> None:
 
 
 def _in_fork() -> None:
-    """A forked child is no worker, and must not keep others from seeing that its parent has ended.
-    It may become a worker by init_rpc() of its own."""
+    """Drop the agent in a forked child, which is no worker and must not keep others from seeing
+    that its parent has ended. The child may become a worker by an init_rpc() of its own."""
     if _current is not None:
         _current.close_in_fork()
         set_agent(None)

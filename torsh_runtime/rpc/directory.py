@@ -1,4 +1,4 @@
-"""Who can be called, and where: each worker's entry in the job's store.
+"""The directory of workers that can be called: each worker's entry in the job's store.
 
 worker/<id>  the Worker with this id
 name/<name>  the id of the worker with this name
@@ -31,22 +31,22 @@ _KNOWN_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """What a worker tells the others about itself."""
+    """Holds what a worker publishes about itself."""
 
     info: WorkerInfo
     host: str
-    """For people."""
+    """Host name, for messages."""
     node: Node
     pid: int
     near: Sequence[str]
-    """Abstract sockets where it listens for workers of its node."""
+    """Abstract sockets at which it listens for workers of its node."""
     far: Sequence[tuple[str, int]]
-    """Addresses and ports where it listens for all others."""
+    """Addresses and ports at which it listens for all others."""
     token: bytes
-    """Of this life of the worker; it proves itself with it."""
+    """Token of this life of the worker, with which it proves itself."""
 
     def pack(self) -> bytes:
-        """As bytes, for the store."""
+        """Return the worker as bytes for the store."""
         packed: bytes = msgpack.packb(
             [
                 *self.info,
@@ -62,7 +62,7 @@ class Worker:
 
     @classmethod
     def unpack(cls, data: bytes) -> Worker:
-        """The counterpart of pack. CommError if somebody wrote something else."""
+        """Return the worker that pack() made bytes of. Raises CommError for any other bytes."""
         try:
             name, number, host, node, pid, near, far, token = msgpack.unpackb(data)
             worker = cls(
@@ -84,22 +84,22 @@ class Worker:
             ) from None
 
     def is_near(self, other: Worker) -> bool:
-        """Whether the two can use abstract sockets, which containers of a host may have in common
+        """Return whether the two can use abstract sockets. Containers of a host may share these
         though they do not see each other's processes."""
         one, two = self.node, other.node
         return (one.machine, one.network) == (two.machine, two.network)
 
     @property
     def text(self) -> str:
-        """For errors."""
+        """Return a description for errors."""
         return f"{self.info.name!r} (rank {self.info.id}, host {self.host})"
 
 
 class Directory:
-    """This worker's view of all of them."""
+    """Keeps one worker's view of all workers."""
 
     def __init__(self, client: StoreClient, own: Worker, world_size: int | None) -> None:
-        """`world_size` None: workers come and go."""
+        """Create the directory. With `world_size` None, workers come and go."""
         self.own = own
         self.world_size = world_size
         self._client = client
@@ -107,25 +107,27 @@ class Directory:
         self._workers: dict[int, Worker] = {own.info.id: own}
         self._ids: dict[str, int] = {own.info.name: own.info.id}
         self._is_known = threading.Event()
-        """Set once this worker knows the others, of a world size; calls may come before."""
+        """Set once this worker knows all workers of a world size. Calls may come before that."""
         if world_size is None:
             self._is_known.set()
 
     @property
     def store(self) -> StoreClient:
-        """Where it is kept, and what else workers tell each other."""
+        """Return the store of the directory, which also keeps other data of the workers."""
         return self._client
 
     def namesake(self) -> Worker | None:
-        """Where workers come and go, whoever had this worker's name or id before."""
+        """Return the worker that had this worker's name or id before, where workers come and go,
+        else None."""
         if self.world_size is not None:
             return None
         return self._looked_up(self.own.info.name) or self._looked_up(self.own.info)
 
     def enter(self, timeout: float) -> None:
-        """Tell the others of this worker; with a world size, wait for all of them.
+        """Tell the others of this worker. With a world size, wait for all of them.
 
-        ConfigError if another worker has its name, CommTimeout naming the ranks that did not come.
+        Raises ConfigError if another worker has its name, CommTimeout naming the ranks that did not
+        come.
         """
         self._learn(self.own)
         info = self.own.info
@@ -151,17 +153,17 @@ class Directory:
             )
 
     def leave(self) -> None:
-        """Take this worker's entries away, where workers come and go."""
+        """Remove this worker's entries, where workers come and go."""
         if self.world_size is None:
             self.remove(self.own)
 
     def entry(self, number: int) -> Worker | None:
-        """Where workers come and go, the one that has the id now."""
+        """Return the worker that has the id now, where workers come and go, else None."""
         entry = self._client.get(f"worker/{number}") if self.world_size is None else None
         return Worker.unpack(entry.value) if entry else None
 
     def remove(self, worker: Worker) -> None:
-        """Take the worker's entries away, unless another one has its id by now."""
+        """Remove the worker's entries, unless another worker has its id by now."""
         name, key = f"name/{worker.info.name}", f"worker/{worker.info.id}"
         entry = self._client.get(key)
         if entry is not None and entry.value == worker.pack():
@@ -169,11 +171,12 @@ class Directory:
         self.forget(worker)
 
     def close(self) -> None:
-        """Let go of the store."""
+        """Close the connection to the store."""
         self._client.close()
 
     def find(self, to: str | int | WorkerInfo) -> Worker:
-        """The worker of this name or id, as it was last known. CallRefused if there is none."""
+        """Return the worker of this name or id, as it was last known. Raises CallRefused if there
+        is none."""
         with self._lock:
             known = self._known(to)
         if known is None and not self._is_known.is_set():
@@ -187,7 +190,7 @@ class Directory:
         return known
 
     def refreshed(self, worker: Worker) -> Worker:
-        """The same as the store knows it now: it may have been started again."""
+        """Return the worker as the store knows it now, since it may have been started again."""
         if self.world_size is not None:
             return worker
         try:
@@ -196,7 +199,7 @@ class Directory:
             return worker
 
     def all(self) -> list[Worker]:
-        """All workers there are, by their ids."""
+        """Return all workers that there are, ordered by id."""
         if self.world_size is None:
             there = [Worker.unpack(entry.value) for entry in self._client.list("worker/").items]
             return sorted(map(self._learn, there), key=lambda worker: worker.info.id)
@@ -205,7 +208,7 @@ class Directory:
             return [worker for _, worker in sorted(self._workers.items())]
 
     def forget(self, worker: Worker) -> None:
-        """It has ended; the next find() asks the store."""
+        """Forget a worker that has ended, so that the next find() asks the store."""
         if self.world_size is None:
             with self._lock:
                 if self._workers.get(worker.info.id) == worker:
@@ -250,7 +253,7 @@ class Directory:
 
 
 def check_name(name: object) -> str:
-    """ConfigError unless it can be a worker's name."""
+    """Return `name`. Raises ConfigError unless it can be a worker's name."""
     if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
         raise ConfigError(
             f"a worker's name is a text of 1 to {LONGEST_NAME} printable characters, not {name!r}"
@@ -261,7 +264,7 @@ def check_name(name: object) -> str:
 def worker_here(
     info: WorkerInfo, near: Sequence[str], far: Sequence[tuple[str, int]], token: bytes
 ) -> Worker:
-    """This process as a worker that listens there."""
+    """Return this process as a worker that listens at these addresses."""
     return Worker(info, socket.gethostname(), node_here(), os.getpid(), near, far, token)
 
 

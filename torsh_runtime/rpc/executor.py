@@ -1,4 +1,4 @@
-"""Executor: concurrent.futures over workers."""
+"""Executor: the concurrent.futures interface, carried out by workers."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ T = TypeVar("T")
 
 
 class Executor(concurrent.futures.Executor):
-    """Runs functions on other workers, each on the one that has the least to do.
+    """Runs functions on other workers, each on the worker with the fewest calls.
 
-    What has been submitted cannot be cancelled. A worker that has gone gets nothing more; what it
-    was given fails with PeerLost, and may be submitted again.
+    Submitted functions cannot be cancelled. A worker that has gone gets no more functions. Those it
+    was given fail with PeerLost, and may be submitted again.
     """
 
     def __init__(
@@ -29,8 +29,9 @@ class Executor(concurrent.futures.Executor):
         workers: Sequence[str | int | WorkerInfo] | None = None,
         timeout: float = UNSET_RPC_TIMEOUT,
     ) -> None:
-        """workers: by default all others there are now. timeout: of each call, in seconds.
-        CallRefused if one is unknown, ValueError if there are none."""
+        """Create an executor over `workers`, by default all others that there are now. `timeout` is
+        that of each call, in seconds. Raises CallRefused if a worker is unknown, ValueError if
+        there are none."""
         agent = current_agent()
         self._agent = agent
         self._timeout = timeout
@@ -49,14 +50,15 @@ class Executor(concurrent.futures.Executor):
     def submit(
         self, fn: Callable[..., T], /, *args: Any, **kwargs: Any
     ) -> concurrent.futures.Future[T]:
-        """As concurrent.futures has it. PeerLost when all workers have gone."""
+        """Submit a function as concurrent.futures does. Raises PeerLost when all workers have gone,
+        RuntimeError after shutdown()."""
         result: concurrent.futures.Future[T] = concurrent.futures.Future()
         result.set_running_or_notify_cancel()
         while True:
             info = self._taken()
             try:
                 call = self._agent.invoke(info, fn, args, kwargs, self._timeout)
-            except PeerLost as error:  # nothing was begun there, so another one may
+            except PeerLost as error:  # nothing has begun there: try another worker
                 self._over(info, error)
             except BaseException as error:
                 self._over(info, error)
@@ -66,7 +68,7 @@ class Executor(concurrent.futures.Executor):
                 return result
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take nothing more; `wait` until all that was submitted is done."""
+        """Accept no more functions. With `wait`, wait until all submitted ones are done."""
         with self._lock:
             self._is_shut_down = True
             while wait and any(self._busy.values()):

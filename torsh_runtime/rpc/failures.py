@@ -1,4 +1,4 @@
-"""What goes wrong with calls, and how an exception gets from one process to another."""
+"""The errors of remote calls, and the transfer of exceptions from one process to another."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torsh_runtime.rpc.options import WorkerInfo
 
 
 class RemoteTraceback(TorshError):
-    """The cause of an exception that a called function has raised: where that was.
+    """The cause of an exception that a called function has raised: the traceback there.
 
     Attributes: name, rank, host (of the worker), trace (the traceback there, as text).
     """
@@ -69,32 +69,32 @@ class CallTimeout(CommError, TimeoutError):
 
 
 def lost(worker: WorkerInfo, host: str, function: str, reason: str) -> PeerLost:
-    """The error of a call whose worker has gone."""
+    """Return the error of a call whose worker has gone."""
     return PeerLost(worker.id, function, 0, reason, name=f"{worker.name!r} on {host}")
 
 
 class Account(NamedTuple):
-    """An exception, for another process."""
+    """An exception in a form that another process can read."""
 
     kind: str
     text: str
     trace: str
     pickled: bytes
-    """b"" if it cannot be rebuilt."""
+    """Pickle of the exception, or b"" if it cannot be rebuilt."""
     name: str
     rank: int
     host: str
 
 
 def account(error: BaseException, worker: WorkerInfo, host: str) -> Account:
-    """What the caller is told of an exception that its function has raised here."""
+    """Return the account of an exception that a called function has raised here, for its caller."""
     kind = f"{type(error).__module__}.{type(error).__qualname__}"
     trace = "".join(traceback.format_exception(error))
     return Account(kind, _text(error), trace, _pickled(error), worker.name, worker.id, host)
 
 
 def rebuilt(account: Account) -> Exception:
-    """The exception that a call raises."""
+    """Return the exception that a call raises."""
     error = _unpickled(account)
     error.__cause__ = RemoteTraceback(account.name, account.rank, account.host, account.trace)
     return error
@@ -108,7 +108,7 @@ def _text(error: BaseException) -> str:
 
 
 def _pickled(error: BaseException) -> bytes:
-    """Nothing unless it comes out of the pickle as it went in."""
+    """Return the pickled exception, or b"" unless it comes out of the pickle as it went in."""
     if not isinstance(error, Exception):
         return b""
     try:
@@ -126,7 +126,7 @@ def _unpickled(account: Account) -> Exception:
             error = pickle.loads(account.pickled)  # noqa: S301  (within a sealed frame)
             if isinstance(error, Exception):
                 return error
-        except Exception:  # its module is not here, say
+        except Exception:  # for example, its module is missing here
             return _stand_in(account)
     return _stand_in(account)
 

@@ -1,4 +1,5 @@
-"""Functions as they are called: by reference, by a registered name, or without holding a thread."""
+"""Functions that can be called: by reference, by a registered name, or without occupying a
+thread."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ _MARK = "_torsh_async_execution"
 
 
 def async_execution(function: F) -> F:
-    """Mark a function that returns a Future: who called it gets the future's value once it is
+    """Mark a function that returns a Future: its caller gets the future's value once it is
     complete, and no thread waits for that.
 
     It may be put under @staticmethod and @classmethod, as in torch. The future may be torch's or
@@ -25,15 +26,15 @@ def async_execution(function: F) -> F:
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Whether async_execution() has marked it."""
+    """Return whether async_execution() has marked the function."""
     return bool(getattr(function, _MARK, False))
 
 
 def when_done(
     future: Any, function: Callable[..., Any], then: Callable[[Callable[[], Any]], None]
 ) -> None:
-    """Call then(value) when the future is complete, value() being what gives its value or raises
-    its error. TypeError if it is no future."""
+    """Call then(value) when the future is complete. value() returns the future's value or raises
+    its error. Raises TypeError if `future` is no future."""
     if isinstance(future, Future) or hasattr(future, "value"):
         get = future.value
     elif hasattr(future, "result") and hasattr(future, "add_done_callback"):
@@ -47,20 +48,21 @@ def when_done(
 
 
 class Registry:
-    """Functions that others may call by a name. Any thread."""
+    """Functions that others may call by a name. May be used from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._functions: dict[str, Callable[..., Any]] = {}
 
     def register(self, name: str, function: Callable[..., Any]) -> None:
-        """ValueError if another function has the name."""
+        """Register the function under the name. Raises ValueError if another function has the
+        name."""
         with self._lock:
             if self._functions.setdefault(name, function) is not function:
                 raise ValueError(f"another function is registered as {name!r} already")
 
     def find(self, name: str) -> Callable[..., Any]:
-        """CallRefused if there is none."""
+        """Return the function of this name. Raises CallRefused if there is none."""
         with self._lock:
             found = self._functions.get(name)
             names = ", ".join(map(repr, sorted(self._functions))) or "none"
@@ -73,12 +75,12 @@ class Registry:
 
 
 registry = Registry()
-"""This process's: names are registered before init_rpc(), too."""
+"""The registry of this process. Names may be registered before init_rpc(), too."""
 
 
 def register(name: str, function: F | None = None) -> Any:
-    """Let others call the function by this name, as in rpc_sync("worker1", name); without a
-    function a decorator. ValueError if another function has the name."""
+    """Let others call the function by this name, as in rpc_sync("worker1", name). Without a
+    function, return a decorator. Raises ValueError if another function has the name."""
     if function is None:
 
         def decorate(decorated: F) -> F:
@@ -91,7 +93,7 @@ def register(name: str, function: F | None = None) -> Any:
 
 
 def name_of(function: object) -> str:
-    """For errors."""
+    """Return the function's name for errors."""
     if isinstance(function, str):
         return function
     return getattr(function, "__qualname__", None) or type(function).__qualname__

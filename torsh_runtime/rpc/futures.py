@@ -1,4 +1,4 @@
-"""What calls give: futures of their results."""
+"""Futures of the results of calls."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ class Begun(NamedTuple):
     """A call that is under way."""
 
     call: Any
-    """The compiled library's."""
+    """The compiled library's call."""
     worker: Worker
     function: Any
-    """What is called, for errors."""
+    """The called function, for errors."""
     began: float
     deadline: float
 
 
 class CallFuture(Future):
-    """The result of a call. It comes without a thread of its own: whoever waits for it fetches it;
-    callbacks run on a thread that serves."""
+    """The result of a call. It needs no thread of its own: a thread that waits for the result
+    fetches it. Callbacks run on a serving thread."""
 
     def __init__(self, agent: Agent, begun: Begun, kept: object) -> None:
-        """`kept` lives until the call is over."""
+        """Create the future of a call. `kept` lives until the call is over."""
         super().__init__()
         self.kept = kept
         self._agent = agent
@@ -44,8 +44,9 @@ class CallFuture(Future):
         return self._is_settled or bool(self._begun.call.is_over)
 
     def wait(self, timeout: float | timedelta | None = None) -> Any:
-        """The call's result; raises its error, CallTimeout after the call's own deadline, PeerLost
-        when the worker has gone, or TimeoutError after `timeout`, which leaves it under way."""
+        """Wait for the call and return its result, or raise its error. Raises CallTimeout after the
+        call's own deadline, PeerLost when the worker has gone, or TimeoutError after `timeout`,
+        which leaves the call under way."""
         if not self._is_complete:
             if not self._begun.call.is_over:
                 self._await_answer(timeout)
@@ -75,11 +76,11 @@ class CallFuture(Future):
         super().add_done_callback(callback)
 
     def _settle(self) -> None:
-        """It is over: fetch the result, and call back."""
+        """Fetch the result of the call, which is over, and run the callbacks."""
         with self._lock:
             is_first, self._is_settled = not self._is_settled, True
         if not is_first:
-            super().wait()  # for another thread that is at it
+            super().wait()  # for another thread that fetches it
             return
         value, error = None, None
         try:
@@ -97,12 +98,12 @@ class CallFuture(Future):
 
 
 def wait_all(futures: Sequence[Future]) -> list[Any]:
-    """The values of all, waiting for them; raises the error of the first that has one."""
+    """Wait for all futures and return their values. Raises the error of the first that has one."""
     return [future.wait() for future in futures]
 
 
 def collect_all(futures: Sequence[Future]) -> Future:
-    """A future of the list of these futures, complete when all of them are."""
+    """Return a future of the list of these futures, which is complete when all of them are."""
     collected = Future()
     left = len(futures)
     lock = threading.Lock()

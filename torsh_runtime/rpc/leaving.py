@@ -1,8 +1,8 @@
-"""How workers leave together: each when all have nothing left to ask of others.
+"""Lets workers leave together, once none of them has a call to another that is not answered.
 
-The worker with the lowest id that is alive keeps the list: the others tell it that they have come,
-and it answers when all have, or are gone. It holds a connection to each, so it hears of a death at
-once. When it dies itself, the next one keeps the list anew.
+The worker with the lowest id that is alive keeps the list: the others report to it, and it answers
+when all have come or are gone. It holds a connection to each, so it hears of a death at once. When
+it dies itself, the next one starts the list anew.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _PAUSE = 0.002
 _FAREWELL = 1.0
 """Seconds for the last answers, when all have come."""
 _REMINDER = 60.0
-"""Seconds after which it is told who is waited for."""
+"""Seconds between warnings that name the missing workers."""
 _log = logging.getLogger("torsh_runtime")
 
 
 class Roll:
-    """Who has come to the end, and who will not."""
+    """The workers that have come to the end, and those that are missing."""
 
     def __init__(self, expected: set[int]) -> None:
         self._lock = threading.Lock()
@@ -40,7 +40,8 @@ class Roll:
         self.all_here = Future()
 
     def come(self, worker: int) -> Future:
-        """The worker is here, or will not come; a future, complete when nobody is missing."""
+        """Note that the worker is here or will not come. Return a future that is complete when
+        nobody is missing."""
         here = Future()
         with self._lock:
             self._missing.discard(worker)
@@ -60,8 +61,8 @@ class Roll:
 
 
 def leave(agent: Agent, seconds: float) -> None:
-    """Wait for the calls of this worker, and for the other workers if they are fixed. CallTimeout
-    names what is left after so many seconds."""
+    """Wait for the calls of this worker, and for the other workers if they are fixed. Raises
+    CallTimeout after `seconds`, naming what is left."""
     deadline = time.monotonic() + seconds
     while agent.num_pending:
         if time.monotonic() >= deadline:
@@ -134,5 +135,5 @@ def _keep_roll(agent: Agent, deadline: float, seconds: float, gone: list[str]) -
 
 @async_execution
 def arrive(worker: int) -> Future:
-    """At who keeps the list."""
+    """Report that a worker has come; called on the worker that keeps the list."""
     return current_agent().roll.come(worker)

@@ -14,7 +14,7 @@ DEFAULT_RPC_TIMEOUT = 60.0
 """Seconds, as in torch."""
 DEFAULT_NUM_WORKER_THREADS = 16
 UNSET_RPC_TIMEOUT = -1.0
-"""In place of a timeout: the one of RpcBackendOptions."""
+"""The value in place of a timeout that stands for that of RpcBackendOptions."""
 
 
 _NO_DEVICE_MAPS = (
@@ -24,41 +24,42 @@ _NO_DEVICE_MAPS = (
 
 
 class BackendType(Enum):
-    """For programs written for torch: there is one backend, torsh_runtime's own."""
+    """Backends for programs written for torch. The only one is torsh_runtime's own."""
 
     TORSH = "torsh"
     TENSORPIPE = "tensorpipe"
-    """What torch calls its own; it makes no difference here."""
+    """torch's name of its backend; it makes no difference here."""
 
 
 class WorkerInfo(NamedTuple):
-    """Who can be called."""
+    """Name and id of a worker that can be called."""
 
     name: str
     id: int
-    """Its rank, 0 or more."""
+    """Rank of the worker, 0 or more."""
 
 
 @dataclass(frozen=True)
 class RpcBackendOptions:
-    """How calls are made and served in this process. ConfigError for values that make no sense."""
+    """Options for making and serving calls in this process. Raises ConfigError for invalid
+    values."""
 
     num_worker_threads: int = DEFAULT_NUM_WORKER_THREADS
-    """Functions that run at a time for others. One that waits for a call of its own does not count,
-    so calls may be nested to any depth."""
+    """Functions that run at a time for others. A function that waits for a call of its own does not
+    count, so calls may be nested to any depth."""
     rpc_timeout: float = DEFAULT_RPC_TIMEOUT
-    """Seconds that a call may take which is not given a timeout; 0: as long as it likes."""
+    """Seconds that a call may take if it is given no timeout. 0 means no limit."""
     init_method: str = "env://"
-    """As init_process_group() takes it."""
+    """Place to meet, in the form that init_process_group() takes."""
     device_maps: Any = None
     """For programs written for torch; must be None or empty. Arrays of GPUs travel through the
     host's memory and arrive on the receiver's current device."""
     devices: Any = None
-    """For programs written for torch; makes no difference."""
+    """For programs written for torch; has no effect."""
     _transports: Any = None
-    """The same."""
+    """For programs written for torch; has no effect."""
     _channels: Any = None
-    """The same."""
+    """For programs written for torch; has no effect."""
 
     def __post_init__(self) -> None:
         if self.device_maps:
@@ -70,13 +71,13 @@ class RpcBackendOptions:
         object.__setattr__(self, "rpc_timeout", seconds(self.rpc_timeout, DEFAULT_RPC_TIMEOUT))
 
     def set_device_map(self, to: str, device_map: object) -> None:
-        """For programs written for torch: always ConfigError."""
+        """Raise ConfigError; the method exists for programs written for torch."""
         raise ConfigError(_NO_DEVICE_MAPS)
 
 
 def seconds(timeout: float | timedelta | None, default: float) -> float:
-    """A timeout as users give it; `default` for None and UNSET_RPC_TIMEOUT, inf for 0. ConfigError
-    if it is no number of seconds."""
+    """Return the seconds of a timeout that a user gave: `default` for None and UNSET_RPC_TIMEOUT,
+    inf for 0. Raises ConfigError if it is no number of seconds."""
     if timeout is None or timeout == UNSET_RPC_TIMEOUT:
         return default
     try:

@@ -14,7 +14,7 @@ Reduced = tuple[Any, ...]
 
 
 class _Reducers(dict[type, Callable[[Any], Reduced]]):
-    """Ours, and for all other types those of copyreg."""
+    """Reducers of this library, and those of copyreg for all other types."""
 
     def __missing__(self, kind: type) -> Callable[[Any], Reduced]:
         return copyreg.dispatch_table[kind]  # type: ignore[return-value]
@@ -30,7 +30,7 @@ class _Pickler(pickle.Pickler):
 
 
 def pack(value: object) -> tuple[bytes, list[pickle.PickleBuffer]]:
-    """Its pickle, and the buffers that belong to it. Raises what pickle raises."""
+    """Return the pickle of a value and the buffers that belong to it. Raises what pickle raises."""
     if not _known.issuperset(_FRAMEWORKS & sys.modules.keys()):
         _learn()
     buffers: list[pickle.PickleBuffer] = []
@@ -42,12 +42,12 @@ def pack(value: object) -> tuple[bytes, list[pickle.PickleBuffer]]:
 
 
 def unpack(pickled: Any, buffers: Sequence[Any]) -> Any:
-    """The counterpart, of a pickle whose seal was right."""
+    """Return the value of a pickle of pack(). The seal of its frame must have been checked."""
     return pickle.loads(pickled, buffers=buffers)  # noqa: S301  (its seal was right)
 
 
 def _learn() -> None:
-    """Take in the arrays of frameworks that the program has loaded."""
+    """Register the arrays of frameworks that the program has loaded."""
     if "torch" in sys.modules:
         from torsh_runtime.rpc.tensors import REDUCERS
 
@@ -63,5 +63,5 @@ def _reduce_cupy(array: Any) -> Reduced:
 
 
 def _rebuild_cupy(array: Any) -> Any:
-    """On the receiver's current device."""
+    """Place the array on the receiver's current device."""
     return import_module("cupy").asarray(array)

@@ -1,8 +1,8 @@
 """References to values that stay with their owner.
 
-The owner counts the references that are on their way or with others, each under a fork's number
-that is released once: by its holder when the last copy in its process is gone, or by the owner when
-the holder's process has ended. A reference that is handed on is told to the owner before it leaves.
+The owner counts the references that are on their way or with others. Each has a fork's number that
+is released once: by its holder when the last copy in its process is gone, or by the owner when the
+holder's process has ended. The owner is informed of a reference that is handed on before it leaves.
 """
 
 from __future__ import annotations
@@ -30,27 +30,28 @@ if TYPE_CHECKING:
 
 
 class Key(NamedTuple):
-    """Of a value that is referred to, or of one of its forks."""
+    """Identifies a value that is referred to, or one of its forks."""
 
     worker: int
-    """Who has made it."""
+    """Id of the worker that made the key."""
     number: int
 
 
 class Owned:
-    """A value at its owner's."""
+    """A value that is kept by its owner."""
 
     def __init__(self, key: Key) -> None:
         self.key = key
         self.value = Future()
         self.forks: dict[Key, int] = {}
-        """Who holds each."""
+        """Id of the worker that holds each fork."""
         self.is_told = False
-        """Whether it has been told how to make it, which others may be faster than."""
+        """True once the request to make the value has arrived. Requests of others may arrive
+        earlier."""
 
 
 class Held:
-    """All references of this process to one value of another worker."""
+    """Represents all references of this process to one value of another worker."""
 
     def __init__(self, key: Key, fork: Key, owner: WorkerInfo, creation: Future | None) -> None:
         self.key, self.fork, self.owner = key, fork, owner
@@ -58,20 +59,20 @@ class Held:
 
     @property
     def is_new(self) -> bool:
-        """Whether the owner may not have been told to make the value yet."""
+        """Return whether the owner may not have received the request to make the value yet."""
         return self.creation is not None and not self.creation.done()
 
 
 class _Way(threading.local):
-    """Where what this thread pickles goes."""
+    """The destination of what this thread pickles."""
 
     to: int | None = None
     kept: list[Any] | None = None
-    """What is kept until a call is over; None for results."""
+    """Objects that are kept until a call is over; None for results."""
 
 
 class References:
-    """Those of one worker."""
+    """Keeps the references of one worker, and the values it owns."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
@@ -80,7 +81,7 @@ class References:
         self._numbers = itertools.count()
         self._owned: weakref.WeakValueDictionary[Key, Owned] = weakref.WeakValueDictionary()
         self._pinned: dict[Key, Owned] = {}
-        """Those that others refer to, or are about to."""
+        """Values that others refer to, or are about to."""
         self._held: weakref.WeakValueDictionary[Key, Held] = weakref.WeakValueDictionary()
         self._released: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._janitor: threading.Thread | None = None
@@ -89,8 +90,9 @@ class References:
     def packed_for(
         self, worker: int, value: object, kept: list[Any] | None
     ) -> tuple[bytes, list[Any]]:
-        """Its pickle for that worker, and the buffers beside it. What must live until a call is
-        over is put into `kept`; None for results. Raises what pickle raises."""
+        """Return the pickle of a value for that worker, and the buffers beside it. Objects that
+        must live until a call is over are appended to `kept`, which is None for results. Raises
+        what pickle raises."""
         way = self._way
         before = way.to, way.kept
         way.to, way.kept = worker, kept
@@ -100,15 +102,15 @@ class References:
             way.to, way.kept = before
 
     def seconds_left(self) -> float:
-        """For what this thread carries out."""
+        """Return the seconds until the deadline of the call that this thread carries out."""
         return self._agent.latest(self._agent.servers.context.deadline) - time.monotonic()
 
     def new_key(self) -> Key:
-        """One of its own."""
+        """Return a new key of this worker."""
         return Key(self._agent.own.info.id, next(self._numbers))
 
     def own(self, value: object) -> Owned:
-        """A value of this worker's, to be referred to."""
+        """Make this worker the owner of a value, so that it can be referred to."""
         owned = Owned(self.new_key())
         owned.is_told = True
         owned.value.set_result(value)
@@ -117,7 +119,7 @@ class References:
         return owned
 
     def expected(self, key: Key) -> Owned:
-        """A value of this worker's that is there, or is about to be made."""
+        """Return a value of this worker's that exists, or is about to be made."""
         with self._lock:
             found = self._owned.get(key)
             if found is None:
@@ -125,8 +127,9 @@ class References:
             return found
 
     def found(self, key: Key, is_new: bool = False) -> Owned:
-        """CallRefused if it has been let go of. `is_new`: who asks has told to make it, and not
-        heard of that yet."""
+        """Return a value of this worker's. With `is_new`, the caller has asked for it to be made,
+        and does not know yet whether the request has arrived. Raises CallRefused if the value has
+        been released."""
         if is_new:
             with self._lock:
                 owned = self.expected(key)
@@ -141,7 +144,7 @@ class References:
         return found
 
     def hold(self, key: Key, fork: Key, owner: WorkerInfo, creation: Future | None = None) -> Held:
-        """A reference that has come, or that this worker has made."""
+        """Hold a reference that has arrived, or that this worker has made."""
         with self._lock:
             held = self._held.get(key)
             if held is None:
@@ -152,14 +155,14 @@ class References:
         return held
 
     def add_fork(self, key: Key, fork: Key, holder: int) -> None:
-        """At the owner: somebody has, or is about to get, a reference."""
+        """Note, at the owner, that a worker has a reference or is about to get one."""
         with self._lock:
             owned = self.expected(key)
             owned.forks[fork] = holder
             self._keep(owned)
 
     def begin(self, key: Key, fork: Key, holder: int) -> Owned:
-        """At the owner: it is told to make a value, for that holder."""
+        """Begin, at the owner, to make a value for that holder."""
         with self._lock:
             owned = self.expected(key)
             owned.is_told = True
@@ -167,14 +170,14 @@ class References:
             return owned
 
     def _keep(self, owned: Owned) -> None:
-        """As long as anybody refers to it, or it is still to be made."""
+        """Keep the value as long as anybody refers to it, or it is still to be made."""
         if owned.forks or not owned.is_told:
             self._pinned[owned.key] = owned
         else:
             self._pinned.pop(owned.key, None)
 
     def drop_fork(self, key: Key, fork: Key) -> None:
-        """At the owner: the reference is gone."""
+        """Forget, at the owner, a reference that is gone."""
         with self._lock:
             owned = self._owned.get(key)
             if owned is not None:
@@ -182,16 +185,16 @@ class References:
                 self._keep(owned)
 
     def drop_all_of(self, worker: int) -> None:
-        """At the owner: the worker's process has ended, or left."""
+        """Forget, at the owner, all references of a worker whose process has ended or left."""
         with self._lock:
             for owned in list(self._pinned.values()):
-                owned.is_told |= owned.key.worker == worker  # or it never will be
+                owned.is_told |= owned.key.worker == worker  # its request would never arrive
                 for fork in [fork for fork, holder in owned.forks.items() if holder == worker]:
                     del owned.forks[fork]
                 self._keep(owned)
 
     def numbers(self) -> dict[str, int]:
-        """How many there are, for tests and people."""
+        """Return the numbers of references and values, for tests and diagnosis."""
         with self._lock:
             return {
                 "owned": len(self._pinned),
@@ -200,7 +203,8 @@ class References:
             }
 
     def packed(self, reference: Owned | Held) -> tuple[Key, Key | None, WorkerInfo, bool]:
-        """What goes into a pickle, once its owner knows of it. CallRefused outside of a call."""
+        """Return the content of a reference's pickle, once its owner knows of it. Raises
+        CallRefused outside of a call."""
         to, kept = self._way.to, self._way.kept
         if to is None:
             raise CallRefused("an RRef can be pickled only as an argument or result of a call")
@@ -217,7 +221,7 @@ class References:
         return reference.key, fork, owner, False
 
     def unpacked(self, key: Key, fork: Key | None, owner: WorkerInfo, is_new: bool) -> Owned | Held:
-        """The counterpart."""
+        """Return the reference whose packed() content has arrived."""
         if owner.id == self._agent.own.info.id:
             owned = self.found(key, is_new)
             if fork is not None:
@@ -229,12 +233,12 @@ class References:
         return self.hold(key, fork, owner)
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread that releases references."""
         self._released.put(None)
 
     def call_later(self, worker: WorkerInfo, function: Any, *args: Any) -> None:
-        """Call a function there from another thread, as finalizers have to; nobody learns what
-        comes of it."""
+        """Call a function on that worker from another thread, as finalizers must. The result is
+        discarded."""
         self._do_later(lambda: self._agent.invoke(worker, function, args, {}))
 
     def _do_later(self, action: Callable[[], object]) -> None:
@@ -260,7 +264,7 @@ class References:
 
     def _tidy(self) -> None:
         while (action := self._released.get()) is not None:
-            with suppress(TorshError):  # the worker has gone, and what it kept with it
+            with suppress(TorshError):  # the worker has gone, with its values
                 action()
 
 
@@ -269,12 +273,12 @@ def _references() -> References:
 
 
 def at_owner_add(key: Key, fork: Key, holder: int) -> None:
-    """See References.add_fork()."""
+    """Call References.add_fork() at the owner."""
     _references().add_fork(key, fork, holder)
 
 
 def at_owner_drop(key: Key, fork: Key) -> None:
-    """See References.drop_fork()."""
+    """Call References.drop_fork() at the owner."""
     _references().drop_fork(key, fork)
 
 
@@ -308,7 +312,7 @@ def _complete(future: Future, get: Callable[[], Any]) -> None:
 
 @async_execution
 def at_owner_fetch(key: Key, is_new: bool) -> Future:
-    """The value. `is_new`: it may not have been told to be made yet."""
+    """Return the value. With `is_new`, the request to make it may not have arrived yet."""
     return _references().found(key, is_new).value
 
 

@@ -34,7 +34,7 @@ class RRef:
     """
 
     def __init__(self, value: Any, type_hint: object = None) -> None:
-        """Of a value of this worker's, which becomes its owner. type_hint: makes no difference."""
+        """Refer to a value of this worker, which becomes its owner. `type_hint` has no effect."""
         self._agent = current_agent()
         self._of: Owned | Held = self._agent.references.own(value)
 
@@ -45,33 +45,33 @@ class RRef:
         return reference
 
     def owner(self) -> WorkerInfo:
-        """Who has the value."""
+        """Return the worker that has the value."""
         return self._of.owner if isinstance(self._of, Held) else self._agent.own.info
 
     def owner_name(self) -> str:
-        """The owner's name."""
+        """Return the name of the owner."""
         return self.owner().name
 
     def is_owner(self) -> bool:
-        """Whether this worker is the owner."""
+        """Return whether this worker is the owner."""
         return isinstance(self._of, Owned)
 
     def confirmed_by_owner(self) -> bool:
-        """Whether the owner has the value, as far as is known here."""
+        """Return whether the owner has the value, as far as this worker knows."""
         if isinstance(self._of, Owned):
             return self._of.value.done()
         return self._of.creation is None or self._of.creation.done()
 
     def to_here(self, timeout: Timeout = UNSET_RPC_TIMEOUT) -> Any:
-        """The value, or a copy of it that is fetched from the owner; waits until it is made.
-        Raises what making it has raised, PeerLost, CallTimeout."""
+        """Return the value, or a copy of it that is fetched from the owner. Waits until it is made.
+        Raises what making it has raised, PeerLost or CallTimeout."""
         if isinstance(self._of, Owned):
             return self._own(timeout)
         fetch = self._of.key, self._is_new
         return self._call(at_owner_fetch, fetch, timeout, "to_here()").wait()
 
     def local_value(self) -> Any:
-        """The value itself, at its owner. CallRefused (a RuntimeError) elsewhere."""
+        """Return the value itself, at its owner. Raises CallRefused (a RuntimeError) elsewhere."""
         if isinstance(self._of, Held):
             raise CallRefused(
                 f"local_value() is for the owner, {self._of.owner.name!r}: call to_here() here"
@@ -89,15 +89,17 @@ class RRef:
             raise CallTimeout("to_here()", *self.owner(), limit) from None
 
     def rpc_sync(self, timeout: Timeout = UNSET_RPC_TIMEOUT) -> Proxy:
-        """Calls the value's methods where it is: ref.rpc_sync().method(…) gives the result."""
+        """Return a proxy that calls the value's methods where it is: ref.rpc_sync().method(…) gives
+        the result."""
         return Proxy(lambda *call: self._method(timeout, *call).wait())
 
     def rpc_async(self, timeout: Timeout = UNSET_RPC_TIMEOUT) -> Proxy:
-        """The same, but the result is a Future."""
+        """Return a proxy like that of rpc_sync(), whose methods return Futures."""
         return Proxy(partial(self._method, timeout))
 
     def remote(self, timeout: Timeout = UNSET_RPC_TIMEOUT) -> Proxy:
-        """The same, but the result is an RRef: it stays with the owner."""
+        """Return a proxy like that of rpc_sync(), whose methods return RRefs: the results stay with
+        the owner."""
         return Proxy(partial(self._remote_method, timeout))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -131,7 +133,7 @@ class RRef:
 
 
 class Proxy:
-    """What RRef.rpc_sync() and the others give: its methods are those of the value."""
+    """The result of RRef.rpc_sync(), rpc_async() and remote(). It has the methods of the value."""
 
     def __init__(self, call: Callable[[str, Any, Any], Any]) -> None:
         self._call = call
@@ -153,7 +155,8 @@ def created(
     timeout: Timeout,
     kept: object = None,
 ) -> RRef:
-    """A reference to what the function makes on that worker; `kept` lives until it is made."""
+    """Return a reference to what the function makes on that worker. `kept` lives until it is
+    made."""
     references, owner = agent.references, agent.directory.find(to).info
     key, fork = references.new_key(), references.new_key()
     inner: list[Any] = [kept]

@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from torsh_runtime.rpc.agent import Agent
 
 STOP, CALLED, COMPLETED, ENDED = range(4)
-"""What a thread is to do next: the compiled library's Item::What."""
+"""Next actions of a thread, as the compiled library's Item::What."""
 _log = logging.getLogger("torsh_runtime")
 
 
 class Context(threading.local):
-    """What the present thread is carrying out."""
+    """Holds what the present thread is carrying out."""
 
     is_serving = False
     deadline: float | None = None
-    """Of the call; None: it has none."""
+    """Deadline of the call, or None if it has none."""
 
 
 class Servers:
-    """All of them."""
+    """Holds all threads that serve calls."""
 
     def __init__(self, agent: Agent, hub: Any) -> None:
         self.context = Context()
@@ -45,7 +45,7 @@ class Servers:
         self._threads: set[threading.Thread] = set()
 
     def start(self) -> None:
-        """One more thread."""
+        """Start one more thread."""
         thread = threading.Thread(target=self._run, name="torsh-rpc", daemon=True)
         self._threads.add(thread)  # before it runs: join() must not miss it
         try:
@@ -55,20 +55,20 @@ class Servers:
             raise
 
     def join(self, seconds: float) -> None:
-        """Wait for the threads, which end when the hub is closed: those that carry out a call do so
-        when it is over, and are not waited for longer than that."""
+        """Wait for the threads, which end when the hub is closed. Those that carry out a call end
+        when it is over. Wait at most `seconds`."""
         until = time.monotonic() + seconds
         own = threading.current_thread()
         while (left := until - time.monotonic()) > 0:
             others = [thread for thread in self._threads.copy() if thread is not own]
             if not others:
                 return
-            others[0].join(left)  # it may have started another one before
+            others[0].join(left)  # it may have started another thread before
             if not others[0].is_alive():
                 self._threads.discard(others[0])
 
     def announce(self, call: Any, then: Callable[[], None]) -> bool:
-        """Have `then` called when the call is over; False if it is already."""
+        """Have `then` called when the call is over. Return False if it already is."""
         self._announced[call.number] = then
         if self._hub.announce(call):
             return True
@@ -203,7 +203,7 @@ class Servers:
 
 
 class _Waiting:
-    """While it lasts this thread does not count as one that carries out a call."""
+    """While entered, this thread does not count as one that carries out a call."""
 
     def __init__(self, hub: Any) -> None:
         self._hub = hub

@@ -10,8 +10,8 @@ import torch
 
 
 def reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """As pickle wants it. Strided tensors become contiguous; of those that are views of one memory
-    each becomes one of its own. Others are pickled as torch does."""
+    """Reduce a tensor as pickle requires. Strided tensors become contiguous; those that are views
+    of one memory each become a tensor of their own. Others are pickled as torch does."""
     plain = _plain(tensor)
     if plain is None:
         return _as_torch_does(tensor)
@@ -20,7 +20,7 @@ def reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def reduce_parameter(parameter: torch.nn.Parameter) -> tuple[Any, ...]:
-    """The same of a parameter."""
+    """Reduce a parameter as reduce_tensor() does a tensor."""
     plain = _plain(parameter)
     if plain is None:
         return _as_torch_does(parameter)
@@ -29,7 +29,7 @@ def reduce_parameter(parameter: torch.nn.Parameter) -> tuple[Any, ...]:
 
 
 _OF_NUMPY = {torch.float64, torch.float32, torch.float16, torch.int64, torch.int32, torch.bool}
-"""Some of those that are numpy's, too."""
+"""Some of the dtypes that numpy has, too."""
 REDUCERS: Mapping[type, Callable[[Any], tuple[Any, ...]]] = {
     torch.Tensor: reduce_tensor,
     torch.nn.Parameter: reduce_parameter,
@@ -42,8 +42,8 @@ def _as_torch_does(tensor: Any) -> tuple[Any, ...]:
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Its elements in this process's memory, one behind the other; None of one that is more than
-    its elements."""
+    """Return the tensor's elements in this process's memory, contiguous. Return None for a tensor
+    that is more than its elements."""
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.__dict__:
         return None
     if not (tensor.is_cpu or tensor.is_cuda):

@@ -1,1 +1,1 @@
-"""Why workers failed: exits in, root cause and a report for people out."""
+"""Explains why workers failed: takes their exits, and gives the root cause and a report."""

@@ -1,4 +1,4 @@
-"""What a worker left in its error file: torchrun's account, and fields of our own. Pure.
+"""Reads what a worker left in its error file: torchrun's account, and our own fields. Pure.
 
 {"message": {"message", "extraInfo": {"py_callstack", "timestamp"}}, "torsh": {"blame", "call",
 "recorded", "at", "versions"}}; torsh_runtime/error_file.py writes it. Workers write what they like,
@@ -18,7 +18,7 @@ from torshrun.failure.suspect import Suspect, from_account
 from torshrun.text import printable
 
 ACCOUNT_BYTES = 1 << 20
-"""How much of a worker's error file is read."""
+"""The most bytes that are read of a worker's error file."""
 _CALL_CHARS = 200
 _MOST_VERSIONS = 16
 _VERSION_CHARS = 40
@@ -30,24 +30,24 @@ class Account:
     """A worker's own account of its failure."""
 
     text: str = ""
-    """Its traceback, or else its message; "" is none."""
+    """The worker's traceback, or else its message; "" is none."""
     blame: Suspect | None = None
-    """Whom its error blames, if that is an error of torsh_runtime."""
+    """The ranks that its error blames, if that is an error of torsh_runtime."""
     call: str = ""
     """The collective that failed, with its arguments; "" is unknown."""
     recorded: BlockedAt | None = None
     """The last one that torch's recorder knows of; None is unknown."""
     at: float = 0.0
-    """When it was written, on the node's monotonic clock, in seconds; 0 is unknown."""
+    """The time when it was written, on the node's monotonic clock, in seconds; 0 is unknown."""
     versions: Mapping[str, str] = field(default_factory=lambda: _NONE, hash=False)
-    """Of Python and of libraries that it had loaded."""
+    """Versions of Python and of the libraries that it had loaded."""
 
 
 NO_ACCOUNT = Account()
 
 
 def parse(content: str) -> Account:
-    """The account of an error file with this content; NO_ACCOUNT if it is not in that form."""
+    """Return the account in an error file with this content; NO_ACCOUNT if it has another form."""
     try:
         document = json.loads(content or "null")
     except (ValueError, RecursionError):

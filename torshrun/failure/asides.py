@@ -1,4 +1,4 @@
-"""What a worker wrote beside what tells of its end, and may explain the ends of others. Pure."""
+"""Finds what a worker wrote besides the cause of its end, which may explain other ends. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torshrun.failure.suspect import Suspect, from_words
 from torshrun.text import printable_lines
 
 MOST_LINES = 200
-"""Lines of stderr in which a worker may complain while it goes on."""
+"""Lines of stderr in which a worker may complain while it continues."""
 _COMPLAINS = re.compile(rb"client socket has|ailed to connect")
 _NATIVE_FRAME = re.compile(r"(?:\[rank\d+\]:)?frame #")
 _NUMBERS = re.compile(rb"RuntimeWarning: (?:invalid value|divide by zero|overflow) encountered.*")
@@ -31,29 +31,29 @@ _NOT_MADE = re.compile(
     re.IGNORECASE,
 )
 _OF_FILE = re.compile(r"^(?:PermissionError|OSError|IsADirectoryError|NotADirectoryError): ")
-"""Of an exception that it had handled, or of one that only others' led to."""
+"""Matches an exception that was handled, or that followed only from those of other ranks."""
 _FILE = re.compile(r"[\w-]\.[A-Za-z]\w*|\w/\w|/\w")
 
 
 def thread_error(exit_: Exit) -> str:
-    """The error that ended a thread of it; "" if none did."""
+    """Return the error that ended one of its threads; "" if none did."""
     said = find_thread_error(exit_)
     return said.split("\n")[0][:_TOLD_CHARS]
 
 
 def warning(exit_: Exit) -> str:
-    """A warning of numbers that are none, as numpy gives them; "" without."""
+    """Return a warning of NaN or infinite numbers, as numpy writes it; "" if there is none."""
     found = _NUMBERS.search(exit_.stderr)
     return found[0].decode(errors="replace")[:_TOLD_CHARS] if found else ""
 
 
 def numbers(exit_: Exit) -> Numbers | None:
-    """What it wrote of its numbers, outside of tracebacks; None is nothing."""
+    """Return what it wrote of its numbers, outside of tracebacks; None if it wrote nothing."""
     return numbers_in(outside_traces(stderr_lines(exit_)))
 
 
 def muttered(exit_: Exit) -> Suspect | None:
-    """Whom one that was stopped had complained about in vain, as torch's store does."""
+    """Return whom a stopped worker had complained about without effect, as torch's store does."""
     if not _COMPLAINS.search(exit_.stderr):  # which is fast
         return None
     lines = printable_lines(exit_.stderr.decode("utf-8", "backslashreplace"))[-MOST_LINES:]
@@ -62,15 +62,18 @@ def muttered(exit_: Exit) -> Suspect | None:
 
 
 def unmade(exit_: Exit) -> str:
-    """Where it said that it could not make a file, and perhaps went on; "" if it did not."""
+    """Return the lines where it said that it could not make a file; "" if there are none.
+
+    It may have continued after that.
+    """
     lines = [line[:_TOLD_CHARS] for line in stderr_lines(exit_)[-MOST_LINES:]]
     told = [line for line in lines if _FILE.search(line) and _is_not_made(line)]
     return "; ".join(told[-_MOST_TOLD:])
 
 
 def removed(exit_: Exit) -> str:
-    """Where it said last that it removes or moves files, with all of these, or their folders if
-    they are many; "" if it did not.
+    """Return the line where it last said that it removes or moves files, with all of these, or with
+    their folders if they are many; "" if it did not.
     """
     lines = [line[:_TOLD_CHARS] for line in outside_traces(stderr_lines(exit_))[-MOST_LINES:]]
     told = [line for line in lines if _REMOVES.search(line) and _FILE.search(line)]
@@ -94,7 +97,7 @@ _REMOVES = re.compile(
 
 
 def logged(exit_: Exit) -> str:
-    """The last exception that it had handled and written, in one line; "" is none."""
+    """Return the last exception that it had handled and written, in one line; "" is none."""
     lines, ended = stderr_lines(exit_), {*last_words(exit_).errors}
     trace = find_trace(lines)
     while trace and ended & {*trace.errors}:

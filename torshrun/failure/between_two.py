@@ -12,8 +12,8 @@ from torshrun.text import format_ranks
 
 
 def unmet(case: Incident) -> Verdict | None:
-    """Messages that one rank waits for, while the rank at their other end waits for something else,
-    if all that are known to wait stand in a call.
+    """Judge messages that one rank waits for while the rank at their other end waits for something
+    else, if all ranks that are known to wait are in a call.
     """
     waits = _awaited(case)
     pairs = {rank: peer for rank, peer in waits.items() if _is_unmet(case, waits, rank, peer)}
@@ -36,7 +36,7 @@ NO_COUNTERPART = (
 
 
 def holding(case: Incident) -> Verdict | None:
-    """Who holds what another one waits for, while it waits for others itself."""
+    """Find the rank that holds what another rank waits for, while it waits for others itself."""
     for each in case.away:
         holder = case.by_rank.get(each.holder)
         if holder is None or holder is each or not call_of(holder):
@@ -54,7 +54,7 @@ _LOCKS = (
 
 
 def _awaited(case: Incident) -> Mapping[int, int]:
-    """The rank that each rank waits for in a message."""
+    """Return the rank that each rank waits for in a message."""
     found = ((each.rank, each.standing) for each in case.waiting)
     return {rank: at.awaited for rank, at in found if at and at.awaited >= 0 and not at.doing}
 
@@ -80,5 +80,5 @@ def _told(case: Incident, rank: int, peer: int) -> str:
 
 
 def _has_another(witness: RankReport) -> bool:
-    """Whether a message with another tag has come instead."""
+    """Return whether a message with a different tag has come instead."""
     return bool(witness.standing and witness.standing.instead >= 0)

@@ -1,4 +1,7 @@
-"""Where a worker stood in its program: from a traceback, a stack, or its status page. Pure."""
+"""Finds where a worker was blocked in its program: from a traceback, a stack or its status page.
+
+Everything here is pure.
+"""
 
 from __future__ import annotations
 
@@ -33,30 +36,30 @@ LINE_CHARS = 120
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockedAt:
-    """Where a worker was when it ended, or was asked to."""
+    """Holds where a worker was when it ended, or when it was asked to."""
 
     call: str = ""
     """The collective that it was in, by its name; "" is none."""
     full: str = ""
-    """The same with its arguments and number, as far as they are known."""
+    """The name of that collective with its arguments and number, as far as they are known."""
     place: str = ""
     """The innermost line of the program's own: "load (train.py:12)"; "" is unknown."""
     line: str = ""
-    """What stands in that line; "" is unknown."""
+    """The source of that line; "" is unknown."""
     cleanup: str = ""
-    """The clean-up that it was in, "finally", "except" or "except of a loop"; "" is none that is
-    known."""
+    """The clean-up that it was in, "finally", "except" or "except of a loop"; "" is unknown."""
     waits_for: str = ""
-    """What it waited for there outside of any collective, by its code: A_FILE, ALL_RANKS or one
-    of WAITS; "" is nothing that can be told."""
+    """The thing that it waited for there outside of any collective, by its code: A_FILE, ALL_RANKS
+    or one of WAITS; "" if nothing can be told.
+    """
     locks: str = ""
-    """Where threads of it waited for locks, if several did: "load (train.py:5): with CACHE:"."""
+    """Places where its threads waited for locks, if several did: "load (train.py:5): with X:"."""
     last: str = ""
     """The collective that it entered last, if it has left that one or not, with its arguments."""
     group: int = -1
     """The number of that one's group; -1 is unknown."""
     sequence: int = 0
-    """Its number in that group."""
+    """The collective's number in that group."""
     entered: Mapping[int, int] = field(default_factory=lambda: _NONE, hash=False)
     """For each group of its own, the number of the last operation that it entered."""
     awaited: int = -1
@@ -64,24 +67,24 @@ class BlockedAt:
     instead: int = -1
     """The tag of another message that has come from there, which nobody takes; -1 is none."""
     mesh: str = ""
-    """Where it stands in a mesh: "pp 1, tp 0"; "" is in none."""
+    """The place of the worker in a mesh: "pp 1, tp 0"; "" if it is in none."""
     doing: str = ""
-    """What it had noted that it did outside of collectives: "F5 of stage 1"; "" is nothing."""
+    """The work outside of collectives that it had noted: "F5 of stage 1"; "" is nothing."""
 
     @property
     def cleans(self) -> bool:
-        """Whether it stands in a clean-up, and does not only wait there for its next attempt."""
+        """Return whether it is in a clean-up, and does not only wait there for its next attempt."""
         return bool(self.cleanup) and (self.cleanup != IN_RETRY or bool(self.call))
 
     @property
     def pauses(self) -> bool:
-        """Whether it sleeps there, and seldom has something to do in between."""
+        """Return whether it sleeps there, and seldom has something to do in between."""
         return bool(_PAUSE.search(self.line))
 
     @property
     def in_group(self) -> str:
-        """The collective, with the group that the program's line gives to it if any; "" if that
-        line does not show it all.
+        """Return the collective, with the group that the program's line gives to it if any; "" if
+        that line does not show the whole call.
         """
         calls = re.findall(rf"\b{re.escape(self.call)}(\({_WITHIN}\))", self.line)
         if not self.call or len(calls) != 1 or "*" in calls[0]:
@@ -116,7 +119,7 @@ class _Frame(NamedTuple):
     line: str
     function: str
     arguments: str = ""
-    """As far as they are shown: "src=2, tag=5"."""
+    """The arguments, as far as they are shown: "src=2, tag=5"."""
     source: str = ""
 
 
@@ -215,13 +218,15 @@ _AWAITED = (  # by the library that the innermost call is in, or by the program'
 
 
 def from_trace(lines: Sequence[str]) -> BlockedAt | None:
-    """Of a traceback, outermost call first; None if it has no frames."""
+    """Return where a traceback, outermost call first, ends; None if it has no frames."""
     return _standing(_frames(lines))
 
 
 def from_stack(text: str) -> BlockedAt | None:
-    """Of what faulthandler or py-spy shows, innermost call first, of the main thread; None if there
-    is nothing. Lines of source may stand below the frames.
+    """Return where the main thread is in the output of faulthandler or py-spy, innermost call
+    first.
+
+    None if there are no frames. Lines of source may follow the frames.
     """
     starts = [found.start() for found in _THREAD.finditer(text)]
     blocks = _once([text[start:end] for start, end in pairwise([*starts, len(text)])])
@@ -240,7 +245,7 @@ def from_stack(text: str) -> BlockedAt | None:
 
 
 def _once(blocks: Sequence[str]) -> list[str]:
-    """Each thread once, as whole as it is known: it may have been asked twice where it stands."""
+    """Return each thread once, in its longest form: a worker may have been asked twice."""
     threads: dict[str, str] = {}
     for block in blocks:
         name = block.partition("hread ")[2].partition(" ")[0]
@@ -255,7 +260,7 @@ def _takes_lock(frames: Sequence[_Frame]) -> bool:
 
 
 def _frames(lines: Sequence[str]) -> list[_Frame]:
-    """In the order of the lines."""
+    """Return the frames, in the order of the lines."""
     frames = []
     for line, after in zip_longest(lines, lines[1:], fillvalue=""):
         found = _TRACE.match(line) or _PY_SPY.match(line)
@@ -268,8 +273,9 @@ def _frames(lines: Sequence[str]) -> list[_Frame]:
 
 
 def _standing(frames: Sequence[_Frame]) -> BlockedAt | None:
-    """`frames` are outermost first. Those of the start hook, and what it calls, are not the
-    program's.
+    """Return where `frames`, outermost first, end; None if there are none.
+
+    Frames of the start hook, and of what it calls, are not the program's.
     """
     frames = [*takewhile(lambda frame: not _HOOK.search(frame.path), frames)]
     if not frames:
@@ -294,7 +300,7 @@ def _standing(frames: Sequence[_Frame]) -> BlockedAt | None:
 
 
 def _awaited(frames: Sequence[_Frame], own: _Frame) -> str:
-    """By the library that the program had called there, the innermost first, or by its own line."""
+    """Return what it waits for, by the library calls in the line `own`, else by that line."""
     within = frames[::-1][: frames[::-1].index(own)]
     if _FOR_FILE.search(own.source):
         return A_FILE
@@ -311,8 +317,8 @@ def _awaited(frames: Sequence[_Frame], own: _Frame) -> str:
 
 
 def _is_permit(within: Sequence[_Frame]) -> bool:
-    """Whether the innermost calls are those of a lock that Python's library makes of another: a
-    semaphore or a condition.
+    """Return whether the innermost calls are those of a lock that Python's library builds on
+    another one: a semaphore or a condition.
     """
     names = {frame.function.rpartition(".")[2] for frame in within}
     return bool(names & {"acquire", "__enter__"}) and all(
@@ -321,8 +327,8 @@ def _is_permit(within: Sequence[_Frame]) -> bool:
 
 
 def _call(frames: Sequence[_Frame]) -> tuple[str, str] | None:
-    """What the program called of a library of collectives, by the name that it has there, with its
-    arguments as far as they are shown; None if nothing.
+    """Return what the program called of a library of collectives, by its name there, with its
+    arguments as far as they are shown; None if it called nothing.
     """
     for frame in frames:
         if _COLLECTIVE.search(frame.path) and frame.function not in _WRAPPERS:
@@ -334,34 +340,36 @@ def _call(frames: Sequence[_Frame]) -> tuple[str, str] | None:
 
 
 def _members(frames: Sequence[_Frame]) -> str:
-    """Of the group that is made: new_group itself is told of none if all ranks are."""
+    """Return the ranks of the group that is made; new_group itself gets none if it has all."""
     found = next(filter(None, (_RANKS.search(frame.arguments) for frame in frames)), None)
     return found[0] if found else ""
 
 
 def _number(frames: Sequence[_Frame]) -> str:
-    """Which group it makes, as torch counts those of a process."""
+    """Return which group it makes, numbered as torch numbers those of a process."""
     found = next(filter(None, (_GROUP.search(frame.arguments) for frame in frames)), None)
     return f" as its group {found[1]}" if found else ""
 
 
 def _other_end(call: str, arguments: str) -> int:
-    """The rank at the other end of a message; -1 is unknown."""
+    """Return the rank at the other end of a message; -1 is unknown."""
     found = _END.search(arguments)
     return int(found[1]) if found and call in ("send", "recv") else -1
 
 
 def _waited_work(innermost: _Frame) -> str:
-    """ "wait" if the program itself waits for what it began before, or for keys of the store: of
-    torch's Work and Store there are no frames."""
+    """Return "wait" if the program itself waits for earlier work, or KEYS for keys of the store.
+
+    torch's Work and Store leave no frames. "" if neither is the case.
+    """
     if not _is_own(innermost):
         return ""
     return KEYS if _KEYS.search(innermost.source) else "wait" * bool(_WORK.search(innermost.source))
 
 
 def _message(call: str, source: str) -> tuple[int, str]:
-    """The rank at the other end of a message, and the call with its arguments, where the program's
-    line has them as numbers; -1 and "" where not. Of collectives the call alone.
+    """Return the rank at the other end of a message, and the call with its arguments, where the
+    program's line has them as numbers; else -1 and "". For collectives, only the call is returned.
     """
     calls = [found for found in _MESSAGE.finditer(source) if found["call"] == call]
     if len(calls) != 1:

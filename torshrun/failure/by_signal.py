@@ -1,4 +1,4 @@
-"""What the signal that ended a worker shows."""
+"""Explains what the signal that ended a worker shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the ends of a node's workers to what is known of each, and to the root cause. Pure."""
+"""Derives from the ends of a node's workers what is known of each, and the root cause. Pure."""
 
 from __future__ import annotations
 
@@ -67,14 +67,14 @@ _TOLD_CHARS = 200
 
 
 class Explanation(NamedTuple):
-    """Why a node's workers failed."""
+    """Explains why a node's workers failed."""
 
     exits: tuple[Exit, ...]
-    """How they ended, in the order in which they did; who hung is marked so."""
+    """The workers' ends, in the order in which they ended; those that hung are marked so."""
     cause: Exit | None
     """The one whose end counts as the round's; None if none failed."""
     finding: RootCause | None
-    """Who is to blame, as far as that is seen here; None if none failed."""
+    """The ranks to blame, as far as that is seen here; None if none failed."""
     witnesses: tuple[RankReport, ...]
 
 
@@ -84,8 +84,10 @@ NOTHING = Explanation((), None, None, ())
 def explain(
     exits: Sequence[Exit], hang: str = "", node: int = 0, recorded: Concluded = NOTHING_RECORDED
 ) -> Explanation:
-    """`exits` are in the order in which they came. `hang`: in a line, if they made no progress;
-    `recorded`: what the ranks' recordings prove.
+    """Explain why the workers of a node failed.
+
+    `exits` are in the order in which they ended. `hang` describes in a line that they made no
+    progress, "" if they did; `recorded` is what the ranks' recordings prove.
     """
     witnesses = tuple(witness(exit_, node) for exit_ in exits)
     finding = find(witnesses, hang=hang, recorded=recorded)
@@ -101,7 +103,9 @@ def _mark(exit_: Exit, finding: RootCause, hang: str) -> Exit:
 
 
 def counting(exits: Sequence[Exit], finding: RootCause) -> Exit | None:
-    """Whose end counts as the round's: the first of those to blame, else of those that failed."""
+    """Return the exit that counts as the round's: the first of those to blame, else of those that
+    failed; None if none failed.
+    """
     failed = [exit_ for exit_ in exits if exit_.failed]
     unasked = [exit_ for exit_ in failed if not exit_.stopped or exit_.raised or exit_.hung]
     blamed = sorted((exit_ for exit_ in unasked if exit_.rank in finding.ranks), key=_moment)
@@ -109,7 +113,7 @@ def counting(exits: Sequence[Exit], finding: RootCause) -> Exit | None:
 
 
 def _said(exit_: Exit, words: Words) -> str:
-    """Its error: of a chain the last one that is not about others, as one of a clean-up may be."""
+    """Return its error: the last one of a chain that is not about others, as a clean-up's may."""
     if words.errors:
         own = [error for error in words.errors if not from_words([error])]
         return (own or words.errors)[-1]
@@ -119,13 +123,13 @@ def _said(exit_: Exit, words: Words) -> str:
 
 
 def _moment(exit_: Exit) -> float:
-    """When it failed: one that an exception ended may take long until it is gone."""
+    """Return when it failed: a process that an exception ended may take long until it is gone."""
     noted = exit_.account.at or (0.0 if exit_.ending.in_flight else exit_.ending.at)
     return (noted if exit_.raised else 0.0) or exit_.at
 
 
 def witness(exit_: Exit, node: int = 0) -> RankReport:
-    """What is known of a worker's end."""
+    """Return what is known of a worker's end."""
     end = _end(exit_)
     words = last_words(exit_)
     said = _said(exit_, words)
@@ -169,7 +173,7 @@ def witness(exit_: Exit, node: int = 0) -> RankReport:
 
 
 def _within(blame: Suspect | None, ranks: int) -> Suspect | None:
-    """Without ranks that the job does not have: a worker may write anything."""
+    """Return `blame` without ranks that the job does not have: a worker may write anything."""
     if blame is None or not ranks:
         return blame
     calls = {rank: call for rank, call in blame.calls.items() if rank < ranks}
@@ -177,14 +181,14 @@ def _within(blame: Suspect | None, ranks: int) -> Suspect | None:
 
 
 def _handled(exit_: Exit) -> str:
-    """The exception that it was handling when it was asked to stop, or left; "" is none."""
+    """Return the exception that it was handling when it was asked to stop, or left; "" is none."""
     is_known = exit_.ending.in_flight or exit_.ending.is_chosen
     errors = exit_.ending.errors if is_known else ()
     return errors[-1].split("\n")[0][:_TOLD_CHARS] if errors else ""
 
 
 def _pauses(exit_: Exit, standing: BlockedAt | None) -> bool:
-    """Whether it only sleeps, again and again, although it had a processor just then."""
+    """Return whether it only sleeps, again and again, although it had a processor just then."""
     return bool(standing and standing.pauses) or bool(_IS_IDLE.search(exit_.spied))
 
 
@@ -198,7 +202,7 @@ def _end(exit_: Exit) -> End:
 
 
 def blamed(exit_: Exit) -> Suspect | None:
-    """Whom it blames, if its first error does, or a library's that was raised from others."""
+    """Return whom it blames, if its first error does, or a library's raised from others."""
     if exit_.hung or (exit_.signo and exit_.signo != signal.SIGABRT and not exit_.raised):
         return None
     if exit_.account.blame and (exit_.raised or not exit_.signo):
@@ -224,14 +228,14 @@ def blamed(exit_: Exit) -> Suspect | None:
 
 
 def _blamed_before(exit_: Exit) -> Suspect | None:
-    """Whom an exception blames that it handled, and after which it ended by itself."""
+    """Return whom an exception blames that it had handled before it ended of its own accord."""
     trace = find_trace(stderr_lines(exit_)) if not exit_.signo else None
     blames = [from_words([error]) for error in trace.errors] if trace else []
     return blames[0] if blames and blames[0] and not blames[0].weak else None
 
 
 def _last_lines(words: Words) -> tuple[str, ...]:
-    """Those that count where there is no traceback."""
+    """Return the lines that count where there is no traceback."""
     return (words.complaints or words.lines)[-_LAST:]
 
 
@@ -263,7 +267,7 @@ def _standing(exit_: Exit, words: Words, end: End) -> BlockedAt | None:
 
 
 def diagnose(exit_: Exit) -> Diagnosis:
-    """What a worker's end shows."""
+    """Return what a worker's end shows."""
     reading = _diagnose(exit_)
     return reading._replace(why=f"{reading.why} {exit_.facts}") if exit_.facts else reading
 
@@ -302,7 +306,7 @@ _SERVES_STORE = re.compile(
     r".*DistNetworkError: The server socket has failed to listen"
 )
 _OF_CHILD = re.compile(r"^-- Process \d+ terminated|RemoteTraceback", re.MULTILINE)
-"""What processes have raised that a rank had started, whose ranks are others than its own."""
+"""Matches what was raised by a rank's child processes, whose ranks differ from the rank's own."""
 _TWICE_RANK_0 = (
     "Two ranks wanted to serve the store of the job, which only rank 0 does: rank {rank} took "
     "itself for rank 0."
@@ -314,7 +318,7 @@ _LEAVE_RANK = (
 
 
 def _texts(words: Words) -> list[str]:
-    """What may show a kind, the most telling text first."""
+    """Return the texts that may show a kind, the most telling one first."""
     if words.errors:
         return [*reversed(words.errors)]
     lines = said_last(words)[-_LAST:]
@@ -322,7 +326,7 @@ def _texts(words: Words) -> list[str]:
 
 
 def _is_unsure(exit_: Exit) -> bool:
-    """Whether its words may be of something else than its end."""
+    """Return whether its words may be about something other than its end."""
     words = last_words(exit_)
     if exit_.hung or (exit_.signo and not exit_.raised):
         return False
@@ -333,7 +337,9 @@ def _is_unsure(exit_: Exit) -> bool:
 
 
 def _of_child(exit_: Exit, words: Words) -> Diagnosis | None:
-    """A process that it had started, and spoke with, was gone; its crash may show in its words."""
+    """Return the diagnosis of a child process that it communicated with and that was gone; None if
+    there was none. The child's crash may show in the worker's output.
+    """
     if not any(map(_TO_CHILD.search, words.lines)):
         return None
     return of_child(crash_in(exit_.stderr.decode("utf-8", "backslashreplace")))
@@ -371,7 +377,7 @@ def _by_code(exit_: Exit, words: Words) -> Diagnosis:
 
 
 def _in_which_way(exit_: Exit) -> str:
-    """How its Python came to end with an exit code, without an exception."""
+    """Return how its Python came to end with an exit code, without an exception; "" if unknown."""
     if exit_.ending.by == "exit" and exit_.ending.is_own:
         return "It ended itself by sys.exit(), or SystemExit: its last lines may say why."
     if exit_.ending.is_watched and not exit_.ending.by:

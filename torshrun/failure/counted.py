@@ -14,8 +14,8 @@ from torshrun.text import format_ranks
 
 
 def gave_up(case: Incident) -> Verdict | None:
-    """Who did not come where others failed because only so many ranks came as they are, with those
-    that still counted.
+    """Find who did not come where others failed because only as many ranks came as there are of
+    them and of those that were still counting.
     """
     own = case.own
     came = [*own, *_counting(case)]
@@ -26,14 +26,14 @@ def gave_up(case: Incident) -> Verdict | None:
 
 
 def still_count(case: Incident) -> Verdict | None:
-    """Who did not come where others still counted ranks when they were stopped."""
+    """Find who did not come where others were still counting ranks when they were stopped."""
     there = _counting(case)
     at = there[0].standing if there else None
     return _absent(case, there, f"{at.line}, at {at.place}") if at else None
 
 
 def _counting(case: Incident) -> list[RankReport]:
-    """Those that stood in such a loop when they were stopped."""
+    """Return those that were in such a loop when they were stopped."""
     there = [each for each in case.witnesses if each.end == "stopped" and each.standing]
     return [each for each in there if each.standing and each.standing.waits_for == ALL_RANKS]
 
@@ -59,7 +59,7 @@ _MEET = (
 
 
 def _count_in(said: str) -> tuple[int, int]:
-    """How many of how many ranks came by these words; zeros if they do not tell it."""
+    """Return how many of how many ranks came by these words; zeros if they do not tell it."""
     found = _COUNT.search(said)
     groups = (found["came"] or found["came_"], found["all"] or found["all_"]) if found else (0, 0)
     return int(groups[0]), int(groups[1])

@@ -17,7 +17,7 @@ from torshrun.text import format_ranks
 
 
 def disagreement(case: Incident) -> Verdict | None:
-    """Ranks that called different things."""
+    """Judge ranks that called different things; None if none claims that."""
     claims = case.claims("mismatch")
     if not claims:
         return None
@@ -42,7 +42,7 @@ def disagreement(case: Incident) -> Verdict | None:
 
 
 def _unlike_reference(claims: Sequence[RankReport]) -> Diagnosis:
-    """What is said of ranks that found others to have something else than they."""
+    """Describe ranks that found others to have something different from theirs."""
     found = next(each for each in claims if each.blame and each.blame.ranks)
     assert found.blame
     what = f"rank {found.rank} has something else than {format_ranks(found.blame.ranks)}"
@@ -51,8 +51,8 @@ def _unlike_reference(claims: Sequence[RankReport]) -> Diagnosis:
 
 
 def _noted(case: Incident, claims: Sequence[RankReport]) -> Mapping[int, str]:
-    """What each rank called by its own account; of one that could not say, if it was what another
-    one did.
+    """Return what each rank called by its own account. A rank that could not say it is listed if
+    what it got shows that it called the same as another rank.
     """
     calls = {each.rank: comparable(each.call) for each in case.witnesses if each.call}
     for each in claims:
@@ -62,7 +62,7 @@ def _noted(case: Incident, claims: Sequence[RankReport]) -> Mapping[int, str]:
 
 
 def _fault(calls: Mapping[int, str]) -> Diagnosis:
-    """What is said of the only rank that all say did something wrong."""
+    """Describe the only rank that all say did something wrong."""
     ((rank, what),) = calls.items()
     known = by_words([what], "")
     kind, advice = (known.kind, known.advice) if known else (Kind.MISMATCH, "")
@@ -70,8 +70,10 @@ def _fault(calls: Mapping[int, str]) -> Diagnosis:
 
 
 def _apart_from_reference(case: Incident, claims: Sequence[RankReport]) -> set[int]:
-    """Of ranks that compare themselves with one: those that found a difference, or that one if all
-    others did; both if nobody else is known to be the same. Empty if they do not say with whom.
+    """Return the odd ones among ranks that compare themselves with one reference rank.
+
+    These are the ranks that found a difference, or the reference if all others did, or both if no
+    other rank is known to be the same. Empty if they do not say whom they compare with.
     """
     reference = {rank for each in claims if each.blame for rank in each.blame.ranks}
     differing = {each.rank for each in claims if each.blame and each.blame.ranks} - reference
@@ -84,14 +86,17 @@ def _apart_from_reference(case: Incident, claims: Sequence[RankReport]) -> set[i
 
 
 def _last_calls(case: Incident, ranks: Collection[int]) -> Mapping[int, str]:
-    """What ranks noted of the collective that these ranks had entered last."""
+    """Return what ranks noted of the collective that these ranks had entered last."""
     stands = {each.rank: each.standing for each in case.witnesses if each.standing}
     places = {(at.group, at.sequence) for rank, at in stands.items() if rank in ranks and at.last}
     return {rank: at.last for rank, at in stands.items() if (at.group, at.sequence) in places}
 
 
 def _numbered_calls(case: Incident, calls: Mapping[int, str]) -> Mapping[int, str]:
-    """The same with their numbers, where ranks that disagree called the same, but not before."""
+    """Return the calls with their numbers, if ranks that disagree made the same call; else {}.
+
+    They then differ in what they called before.
+    """
     if len(calls) < 2 or len({*calls.values()}) > 1:
         return {}
     stands = [(each.rank, each.standing) for each in case.witnesses if each.standing]
@@ -102,15 +107,15 @@ def _numbered_calls(case: Incident, calls: Mapping[int, str]) -> Mapping[int, st
 
 
 def odd_one(calls: Mapping[int, str]) -> int | None:
-    """The only rank of at least three whose call differs from all others', which are the same."""
+    """Return the only rank of at least three whose call differs, if all others' are equal."""
     counts = Counter(calls.values())
     odd = [rank for rank, call in calls.items() if counts[call] == 1]
     return odd[0] if len(calls) >= 3 and len(counts) == 2 and len(odd) == 1 else None
 
 
 def unread(case: Incident) -> Verdict | None:
-    """Who alone sent what others could not read, or who alone could not: they have different code,
-    and most have the same.
+    """Find the only rank that sent what others could not read, or the only one that could not read:
+    it has different code, while most have the same.
     """
     readers = {each.rank for each in case.claims("unread")}
     if not readers:

@@ -1,4 +1,4 @@
-"""How a worker's Python ended, as its start hook noted it: read from lines of JSON. Pure.
+"""Reads how a worker's Python ended, from lines of JSON that its start hook noted. Pure.
 
 {"how": "exception" | "exit" | "shown" | "left" | "asked", "own", "at", "trace", "errors", "frame",
 "code", "places", "port",
@@ -16,9 +16,9 @@ from typing import Any, Literal
 from torshrun.text import printable_lines
 
 SUFFIX = "_end"
-"""What the notes' file has behind the path of the stack file."""
+"""The suffix of the notes' file, after the path of the stack file."""
 ENDING_BYTES = 1 << 20
-"""How much is read of these notes."""
+"""The most bytes that are read of these notes."""
 MOST_LINES = 64
 MOST_PLACES = 16
 MOST_ERRORS = 16
@@ -35,19 +35,19 @@ _HOW: Mapping[str, By] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How a worker's Python ended, as far as its start hook could note it."""
+    """Holds how a worker's Python ended, as far as its start hook could note it."""
 
     is_watched: bool = False
-    """Whether the hook was at work in a Python of this worker."""
+    """True if the hook was active in a Python process of this worker."""
     by: By = ""
     """exception: an uncaught one. exit: in order, at its script's end or by SystemExit. left: by
     os._exit(), while it handled an exception. "": nothing is known, as compiled code, a signal,
     another program that takes its place, and mostly os._exit() leave nothing.
     """
     is_own: bool = False
-    """Whether that Python was the worker itself, and no process that it had started."""
+    """True if that Python was the worker itself, and no process that it had started."""
     at: float = 0.0
-    """When the exception was noted, on the node's monotonic clock, in seconds; 0 is unknown."""
+    """Seconds of the node's monotonic clock when the exception was noted; 0 is unknown."""
     trace: str = ""
     """The traceback of the exception, with its chain; "" is none. If `was_shown` it is the one that
     the program wrote somewhere just before it ended in order, else of "exit" and "left" it is the
@@ -58,28 +58,28 @@ class Ending:
     frame: str = ""
     """The innermost frame of the last one as "path:line"; "" is unknown."""
     was_shown: bool = False
-    """Whether that exception had been handled, and written somewhere, before the end."""
+    """True if that exception had been handled, and written somewhere, before the end."""
     port: int = 0
     """The port that was in use, if that is what the exception is about; 0 is unknown."""
     holder: int = 0
     """The process that held the lock of a file, if the exception is about a lock; 0 is unknown."""
     held: str = ""
-    """That file; "" is unknown."""
+    """The file that is locked; "" is unknown."""
     code: int = 0
     """The exit code that the exception gives."""
     places: tuple[tuple[str, int], ...] = ()
-    """Where exceptions were handled, as (path, line), the first one's place first, if `trace` is
-    of one on its way when the worker was asked to stop.
+    """Places where exceptions were handled, as (path, line), the first one's place first, if
+    `trace` is of an exception in flight when the worker was asked to stop.
     """
 
     @property
     def in_flight(self) -> bool:
-        """Whether the exception had not got to its end when the worker was asked to stop."""
+        """Return whether the exception was still in flight when the worker was asked to stop."""
         return bool(self.trace) and not self.by
 
     @property
     def is_chosen(self) -> bool:
-        """Whether the script has chosen to end because of an exception that it handled."""
+        """Return whether the script chose to end because of an exception that it handled."""
         return bool(self.trace) and self.by in ("exit", "left") and not self.was_shown
 
 
@@ -87,8 +87,8 @@ NO_ENDING = Ending()
 
 
 def parse(text: str) -> Ending:
-    """What these lines say, of which the one about the end counts. Without any the hook was there,
-    and Python did not end in its own way.
+    """Return what these lines say, of which the one about the end counts. If there are none, the
+    hook was active, and Python did not end in its own way.
     """
     ending = Ending(is_watched=True)
     for line in text.split("\n")[:MOST_LINES]:

@@ -12,13 +12,14 @@ from torshrun.procfs import read_text
 
 
 def load_account(path: str) -> Account:
-    """What a worker left in its error file."""
+    """Return what a worker left in its error file."""
     return parse(read_text(path, ACCOUNT_BYTES))
 
 
 def write_account(path: str, cause: Exit, now: float, report: str = "") -> None:
-    """Leave the root cause where a launcher above this one reads it, with what people are told of
-    it. Raises OSError.
+    """Write the root cause, with the report for people, where a launcher above this one reads it.
+
+    Raises OSError.
     """
     import json
 

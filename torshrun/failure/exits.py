@@ -1,4 +1,4 @@
-"""How a worker ended: the facts that everything else here is told from. Pure."""
+"""Holds how a worker ended: the facts from which everything else here is derived. Pure."""
 
 from __future__ import annotations
 
@@ -15,90 +15,93 @@ class OomEvidence:
     """Signs that the kernel killed processes for want of memory while the workers ran."""
 
     ours: bool
-    """Whether they were in the launcher's own cgroup; otherwise anywhere on this machine."""
+    """True if they were in the launcher's own cgroup; otherwise anywhere on this machine."""
     cgroup: str = ""
     """The cgroup whose limit was hit; "" if it was none: the machine's memory was used up."""
     limit: int = 0
-    """That cgroup's limit in bytes; 0 is unknown or none."""
+    """The limit of `cgroup` in bytes; 0 is unknown or none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
-    """How one worker ended."""
+    """Holds how one worker ended."""
 
     rank: int
     host: str
     pid: int
     status: int
-    """As waitpid gives it."""
+    """The status as waitpid gives it."""
     seconds: float
-    """How long it ran."""
+    """Seconds that it ran."""
     at: float = 0.0
-    """When it ended, on the node's monotonic clock, in seconds; 0 is unknown."""
+    """The time when it ended, on the node's monotonic clock, in seconds; 0 is unknown."""
     stopped: bool
-    """Whether it had been asked to stop before it ended."""
+    """True if it had been asked to stop before it ended."""
     stderr: bytes = b""
     """The end of its stderr."""
     has_stdout: bool = False
-    """Whether `stderr` is the end of both its streams, which were one."""
+    """True if `stderr` is the end of both its streams, which were one."""
     account: Account = NO_ACCOUNT
-    """What it left in its error file."""
+    """The account that it left in its error file."""
     ending: Ending = NO_ENDING
-    """How its Python ended."""
+    """The way in which its Python ended."""
     standing: BlockedAt | None = None
-    """What it had noted of its collectives when it ended or was asked to stop; None is nothing."""
+    """The collectives that it had noted when it ended or was asked to stop; None is nothing."""
     stack: str = ""
-    """Where it stood when it was asked to stop, as faulthandler or py-spy shows it."""
+    """The stack when it was asked to stop, as faulthandler or py-spy shows it."""
     spied: str = ""
-    """The same as py-spy has shown it when it hung, perhaps with arguments."""
+    """The stack as py-spy showed it when it hung, perhaps with arguments."""
     state: str = ""
     """The state of its process, as in /proc, when it was asked to stop; "" is unknown."""
     child: str = ""
-    """How a process that it had started ended badly, if it has taken no notice, or for what that
-    waits; "" is none."""
+    """The bad end of a process that it had started, if it took no notice, or what that process
+    waits for; "" is none.
+    """
     awaits: str = ""
-    """What its main thread waited for in the kernel when it was asked to stop; "" is unknown."""
+    """The kernel object that its main thread waited for when asked to stop; "" is unknown."""
     holder: int = -1
     """The rank that had that, or whose process had; -1 is none that is known."""
     is_left: bool = False
-    """Whether it has not ended, even of SIGKILL; then status says nothing."""
+    """True if it has not ended, even of SIGKILL; then status says nothing."""
     raised: bool = False
-    """Whether an exception had ended its program before it was asked to stop, or before a signal
+    """True if an exception had ended its program before it was asked to stop, or before a signal
     ended it. The exception is what counts then.
     """
     conditions: str = ""
-    """What the `if`s say under which its program raised that exception; "" is unknown."""
+    """The conditions of the `if`s under which its program raised that exception; "" is unknown."""
     log: str = ""
-    """Where its output was kept; "" is nowhere."""
+    """The place where its output was kept; "" is nowhere."""
     program: str = ""
     """Path of the program it ran, which is Python for scripts and modules; "" is unknown."""
     peak_rss_kib: int = 0
     """The most memory it had at a time, in KiB; 0 is unknown."""
     oom: OomEvidence | None = None
-    """What the kernel's counters say for the time it ran; None is nothing."""
+    """Out-of-memory kills by the kernel's counters for the time that it ran; None is nothing."""
     facts: str = ""
-    """What the machine knows of what it could not have, in a sentence; "" is nothing."""
+    """The machine's facts about a resource that it could not have, in a sentence; "" is nothing."""
     rival: int = -1
     """The rank that holds the port or the lock that it could not have; -1 is none that is known."""
     ranks: int = 0
-    """How many ranks the job has; 0 is unknown."""
+    """The number of ranks of the job; 0 is unknown."""
     hung: str = ""
     """The hang in one line, for the worker that seems to be its cause; "" for all others."""
 
     @property
     def signo(self) -> int:
-        """The signal that killed it; 0 if none did."""
+        """Return the signal that killed it; 0 if none did."""
         return self.status & 0x7F
 
     @property
     def failed(self) -> bool:
-        """Whether it ended badly; one that hung did even if it then obeyed and ended with 0."""
+        """Return whether it ended badly; one that hung did even if it then ended with 0."""
         return self.status != 0 or bool(self.hung)
 
     @property
     def code(self) -> int:
-        """Its exit code as a shell gives it: 128 + n for signal n; 1 if it hung and gave 0. Of one
-        that an exception had ended it is what that gives, whoever stopped it after that.
+        """Return its exit code as a shell gives it: 128 + n for signal n; 1 if it hung and gave 0.
+
+        If an exception had ended the worker, it is that exception's code, whoever stopped it after
+        that.
         """
         if self.raised and self.signo:
             return self.ending.code or 1
@@ -106,7 +109,7 @@ class Exit:
 
 
 def how(exit_: Exit) -> str:
-    """The manner of its end: its exit code, or the signal that killed it."""
+    """Return the manner of its end: its exit code, or the signal that killed it."""
     if exit_.is_left:
         return "it does not die of SIGKILL"
     if exit_.raised and exit_.signo:
@@ -117,5 +120,5 @@ def how(exit_: Exit) -> str:
 
 
 def where(exit_: Exit) -> str:
-    """Where it ended, and after how long."""
+    """Return where it ended, and after how long."""
     return f"host {exit_.host}, pid {exit_.pid}, after {exit_.seconds:.1f} s"

@@ -1,9 +1,8 @@
-"""What a node tells the others of its ranks' ends, as text, and what is concluded from it. Pure.
+"""Encodes what a node reports of its ranks' ends, and what is concluded from it, as text. Pure.
 
-A testimony is JSON of at most TESTIMONY_CHARS characters: ranks that are alike stand together, and
+A testimony is JSON of at most TESTIMONY_CHARS characters: ranks that are alike are grouped, and
 what matters most comes first, so that what does not fit matters least. It comes from another
-machine, so that whatever does not fit its form, or speaks of ranks that are not the node's, counts
-as not said.
+machine, so whatever does not fit its form, or is about ranks that are not the node's, is ignored.
 """
 
 from __future__ import annotations
@@ -41,8 +40,10 @@ T = TypeVar("T")
 
 
 def encode(witnesses: Sequence[RankReport], hang: str = "", trails: str = "") -> str:
-    """The testimony of a node; "" if there is nothing to tell. `hang`: in a line, if it hung;
-    `trails`: of its ranks, as text.
+    """Return the testimony of a node; "" if there is nothing to report.
+
+    `hang` describes the hang in a line, "" if it did not hang; `trails` are its ranks' trails, as
+    text.
     """
     groups: dict[str, list[int]] = defaultdict(list)
     for each in sorted(witnesses, key=_importance):
@@ -65,8 +66,10 @@ def _importance(witness: RankReport) -> tuple[int, float, int]:
 
 
 def _plain(witness: RankReport) -> Mapping[str, Any]:
-    """What is not as it mostly is. Moments and places of ranks that only followed would keep them
-    from being told of together.
+    """Return the facts that are not as they mostly are.
+
+    Moments and places of ranks that only followed are left out, as these ranks could otherwise not
+    be grouped.
     """
     own = witness.is_own
     reading = witness.reading
@@ -141,7 +144,7 @@ def _dumped(value: object) -> str:
 
 
 def decode(text: str, ranks: range, node: int, host: str = "") -> tuple[RankReport, ...]:
-    """What was told of these ranks, which are those of that node; () if it makes no sense."""
+    """Return what was reported of `ranks`, those of the node `node`; () if it makes no sense."""
     groups = _loaded(text)
     found: dict[int, RankReport] = {}
     for facts in groups if isinstance(groups, list) else ():
@@ -152,14 +155,14 @@ def decode(text: str, ranks: range, node: int, host: str = "") -> tuple[RankRepo
 
 
 def decode_hang(text: str) -> str:
-    """The hang that a testimony tells of, in a line; "" is none."""
+    """Return the hang that a testimony reports, in a line; "" is none."""
     groups = _loaded(text)
     first = groups[0] if isinstance(groups, list) and groups else None
     return _attempt(lambda: _text(first, "hang")) or "" if isinstance(first, dict) else ""
 
 
 def decode_trails(text: str, ranks: range) -> Trails | None:
-    """The trails that it tells of these ranks; None if there are none that make sense."""
+    """Return the trails of `ranks` in a testimony; None if there are none that make sense."""
     groups = _loaded(text)
     for facts in groups[:2] if isinstance(groups, list) else ():
         if isinstance(facts, dict) and isinstance(facts.get("trails"), str):
@@ -221,7 +224,7 @@ def _witnesses(facts: object, ranks: range, node: int) -> Iterable[RankReport]:
 
 
 def _among(text: str, allowed: range) -> Iterable[int]:
-    """The numbers of runs like "0-3,5" that are allowed, without making the others."""
+    """Yield the numbers of runs like "0-3,5" that are allowed, without creating the others."""
     for part in text.split(",") if text else ():
         found = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", part)
         if found is None:
@@ -309,7 +312,7 @@ def _one_of(choices: Any, value: object) -> Any:
 
 
 def encode_finding(finding: RootCause) -> str:
-    """A finding as text, for all nodes; "" if there is no room for whom it names."""
+    """Return a finding as text, for all nodes; "" if the ranks that it names do not fit."""
     facts: dict[str, Any] = {
         "ranks": ",".join(ranges(frozenset(finding.ranks))),
         "nodes": ",".join(ranges(frozenset(finding.nodes))),
@@ -326,7 +329,7 @@ def encode_finding(finding: RootCause) -> str:
 
 
 def decode_finding(text: str) -> RootCause | None:
-    """The finding; None if it is none."""
+    """Return the finding in `text`; None if it has none."""
     return _attempt(lambda: _read_finding(_loaded(text)))
 
 

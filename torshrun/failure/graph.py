@@ -1,4 +1,4 @@
-"""Who is to blame, from what is known of all ranks: the blame graph. Pure.
+"""Finds who is to blame, from what is known of all ranks: the blame graph. Pure.
 
 A rank that failed and blames nobody is a cause. The others point at ranks, by what their errors
 name and by the collectives that they were in; who is pointed at and points at nobody is to blame.
@@ -49,8 +49,10 @@ def find(
     hang: str = "",
     recorded: Concluded = NOTHING,
 ) -> RootCause | None:
-    """The root cause; None if nothing failed. `hang`: in a line, if there was no progress;
-    `recorded`: what the recordings of the ranks' operations prove.
+    """Return the root cause; None if nothing failed.
+
+    `hang` describes in a line that there was no progress, "" if there was some; `recorded` is what
+    the recordings of the ranks' operations prove.
     """
     case = Incident(tuple(witnesses), tuple(silent), hang, recorded)
     if not case.failed and not silent and not hang:
@@ -70,7 +72,7 @@ def find(
 
 
 def _frozen(case: Incident) -> Verdict | None:
-    """Whose process stood still."""
+    """Blame ranks whose processes were stopped."""
     frozen = {each.rank for each in case.witnesses if each.is_frozen}
     if not frozen:
         return None
@@ -80,7 +82,7 @@ def _frozen(case: Incident) -> Verdict | None:
 
 
 def _astray(case: Incident) -> Verdict | None:
-    """Who has made another call than most others, by the recordings."""
+    """Blame ranks that made a different call from most others, by the recordings."""
     found = case.recorded.culprit
     if found is None or not found.is_by_most or not {*found.ranks} <= case.by_rank.keys():
         return None
@@ -95,7 +97,7 @@ def _astray(case: Incident) -> Verdict | None:
 
 
 def _left(case: Incident) -> Verdict | None:
-    """Who ended well while others still needed it."""
+    """Blame ranks that ended well while others still needed them."""
     lost = case.claims("lost")
     done = {each.rank for each in case.witnesses if each.end == "done"}
     if not done or not (lost or (case.followers and not case.away)):
@@ -104,14 +106,14 @@ def _left(case: Incident) -> Verdict | None:
 
 
 def _weak(case: Incident) -> Verdict | None:
-    """Whose failure may well be its own, although it speaks of others."""
+    """Blame a rank whose failure may well be its own, although it mentions others."""
     weak = [each for each in case.followers if each.blame and each.blame.weak]
     muttering = [each for each in case.witnesses if each.end == "stopped" and each.mutters]
     return _suspected(case, weak or muttering)
 
 
 def _alone(case: Incident) -> Verdict | None:
-    """Who failed while the others did well."""
+    """Blame a rank that failed while the others did well."""
     return _suspected(case, case.followers)
 
 
@@ -128,7 +130,7 @@ def _suspected(case: Incident, suspects: Sequence[RankReport]) -> Verdict | None
 
 
 def _unexplained(case: Incident) -> Verdict:
-    """Nothing tells more."""
+    """Judge a round about which nothing more is known."""
     if case.hang:
         return _no_progress(case)
     ranks = [each.rank for each in case.failed]
@@ -137,7 +139,7 @@ def _unexplained(case: Incident) -> Verdict:
 
 
 def _no_progress(case: Incident) -> Verdict:
-    """Ranks that hang, each by itself: if all do the same it is no rank's fault."""
+    """Judge ranks that hang, each on its own: if all do the same it is no rank's fault."""
     ranks = [each.rank for each in case.witnesses if each.end != "done"]
     reading = of_ranks(Kind.HUNG, format_ranks(ranks), "", "", f"something unknown ({case.hang})")
     if len(ranks) == 1:

@@ -29,12 +29,12 @@ _LAST = 8  # lines of a traceback in which the call stands
 
 
 def is_held(said: str) -> bool:
-    """Whether this error says that somebody else has what was wanted."""
+    """Return whether this error says that what was wanted is held by somebody else."""
     return bool(_OF_LOCK.search(said) or _HELD.search(said))
 
 
 def of_lock(said: str, lines: Sequence[str]) -> Diagnosis | None:
-    """What is shown by an error, with the lines of its traceback, if it is about a lock."""
+    """Return what an error, with its traceback's lines, shows if it is about a lock, else None."""
     by_call = _HELD.search(said) and any(map(_LOCKS.search, lines[-_LAST:]))
     return Diagnosis(Kind.EXCEPTION, _WHY, _LET_GO) if by_call or _OF_LOCK.search(said) else None
 
@@ -48,8 +48,8 @@ _LET_GO = (
 
 
 def held(case: Incident) -> Verdict | None:
-    """Ranks that could not have what a rank held: it may have held that for too long, or they did
-    not wait for long enough.
+    """Judge ranks that could not have what another rank held: it may have held that for too long,
+    or they did not wait for long enough.
     """
     wanting = [each for each in case.own if is_held(each.said) and each.rival in case.by_rank]
     if not wanting or len(wanting) < len(case.own):

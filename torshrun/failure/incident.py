@@ -1,4 +1,4 @@
-"""What is to be judged of a round that failed, and what follows at once from it. Pure."""
+"""Collects what is to be judged of a failed round, and what follows at once from it. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torshrun.failure.rank_report import RankReport, Silent
 from torshrun.failure.trails import NOTHING, Concluded
 
 MESSAGES = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv", "wait"})
-"""What is between two ranks, or may be."""
+"""Calls that are, or may be, messages between two ranks."""
 MOST_OPERATIONS = 64
 """Operations of groups, the furthest ones, for which it is looked who has not entered them."""
 
@@ -22,13 +22,13 @@ MOST_KNOTS = 64
 
 @dataclass(frozen=True)
 class Incident:
-    """What is to be judged, and what follows at once from it."""
+    """Holds what is to be judged, and derives what follows at once from it."""
 
     witnesses: tuple[RankReport, ...]
     silent: tuple[Silent, ...]
     hang: str
     recorded: Concluded = NOTHING
-    """What the recordings of the ranks' operations prove."""
+    """Conclusions that the recordings of the ranks' operations prove."""
 
     @cached_property
     def by_rank(self) -> Mapping[int, RankReport]:
@@ -40,22 +40,22 @@ class Incident:
 
     @cached_property
     def own(self) -> list[RankReport]:
-        """Those whose failures are their own."""
+        """Return the ranks whose failures are their own."""
         return [each for each in self.witnesses if each.is_own]
 
     @cached_property
     def followers(self) -> list[RankReport]:
-        """Those that failed and blame somebody."""
+        """Return the ranks that failed and blame another."""
         return [each for each in self.failed if each.blame]
 
     @cached_property
     def waiting(self) -> list[RankReport]:
-        """Those that stood in a collective, or in vain had."""
+        """Return the ranks that were in a collective, or whose wait in one had timed out."""
         return [each for each in self.witnesses if each.end != "done" and call_of(each)]
 
     @cached_property
     def away(self) -> list[RankReport]:
-        """Those that ran and stood outside of any collective."""
+        """Return the ranks that ran and were outside of any collective."""
         return [
             each
             for each in self.witnesses
@@ -64,8 +64,10 @@ class Incident:
 
     @cached_property
     def edges(self) -> Mapping[int, set[int]]:
-        """Whom each rank points at. Who was lost to another node because torshrun stopped it there
-        is not the cause; on its own node nobody was stopped before that one failed.
+        """Return the ranks that each rank points at.
+
+        A rank that was lost to another node because torshrun stopped it there is not the cause; on
+        its own node no rank was stopped before that one failed.
         """
         found: dict[int, set[int]] = defaultdict(set)
         stopped = {each.rank: each.node for each in self.witnesses if each.end == "stopped"}
@@ -84,9 +86,9 @@ class Incident:
 
     @cached_property
     def ends(self) -> set[int]:
-        """Where the chains of blame end: not at ranks that lost somebody themselves and do not say
-        whom. All ranks of a group may raise what the first one of them found, so the one that it
-        names may name itself.
+        """Return where the chains of blame end: not at ranks that lost a peer themselves and do not
+        say which. All ranks of a group may raise what the first one of them found, so the rank that
+        is named may name itself.
         """
         named = [each for each in self.followers if each.blame and each.rank in each.blame.ranks]
         lost = {each.rank for each in self.followers} - {each.rank for each in named}
@@ -94,13 +96,14 @@ class Incident:
 
     @cached_property
     def circles(self) -> set[int]:
-        """Ranks that point at each other, over others or not."""
+        """Return the ranks that point at each other, directly or over others."""
         return _on_circles(self.edges)
 
     @cached_property
     def knots(self) -> set[int]:
-        """Ranks that are on all circles: who alone went somewhere else, and waits there for others,
-        is the only one."""
+        """Return the ranks that are on all circles. A rank that alone went somewhere else, and
+        waits there for others, is the only one.
+        """
         return {
             rank
             for rank in _one_circle(self.edges, self.circles)[:MOST_KNOTS]
@@ -109,41 +112,43 @@ class Incident:
 
     @cached_property
     def named(self) -> set[int]:
-        """Ranks that somebody points at."""
+        """Return the ranks that another rank points at."""
         return set().union(*self.edges.values())
 
     def of(self, ranks: Collection[int]) -> list[RankReport]:
-        """What is known of these ranks."""
+        """Return what is known of these ranks, in their order."""
         return [self.by_rank[rank] for rank in sorted(ranks) if rank in self.by_rank]
 
     def do_the_same(self, ranks: Collection[int]) -> bool:
-        """Whether all stood at one place in the program, having made the same calls before."""
+        """Return whether all were at one place in the program, after the same calls."""
         found = [each.standing for each in self.of(ranks)]
         entered = [standing.entered for standing in found if standing]
         places = {standing.place for standing in found if standing}
         return len(places) == 1 and all(each == entered[0] for each in entered)
 
     def claims(self, how: str) -> list[RankReport]:
-        """Those that blame others so."""
+        """Return the ranks that blame others in the manner `how`."""
         return [each for each in self.followers if each.blame and each.blame.how == how]
 
 
 def call_of(witness: RankReport) -> str:
-    """The collective that it waited in, by its name."""
+    """Return the name of the collective that it waited in; "" is none."""
     if witness.standing and witness.standing.call:
         return witness.standing.call
     return witness.blame.op if witness.blame else ""
 
 
 def comparable(call: str) -> str:
-    """What all ranks give to a collective alike; "" if that is nothing."""
+    """Return the part of a call that all ranks give alike; "" if that is nothing."""
     if call.startswith(("all_to_all", *MESSAGES)):
         return ""
     return re.sub(r"\d+ x [\w.]+(?:\[[^\]]*\])?(?:, )?", "", call)
 
 
 def _pointed_at_by_collectives(witnesses: Sequence[RankReport]) -> Iterable[tuple[int, set[int]]]:
-    """Who is in an operation of a group points at those of it that have not entered it."""
+    """Yield each rank in an operation of a group, with the ranks of that group that have not
+    entered it, at which it points.
+    """
     stands = [(each.rank, each.standing) for each in witnesses if each.standing]
     inside = [
         (rank, at)
@@ -162,8 +167,8 @@ def _pointed_at_by_collectives(witnesses: Sequence[RankReport]) -> Iterable[tupl
 
 
 def _on_circles(edges: Mapping[int, set[int]]) -> set[int]:
-    """The ranks that are left when those that nobody points at are left out, again and again, and
-    those that point at nobody.
+    """Return the ranks that remain when those that nobody points at, and those that point at
+    nobody, are removed again and again.
     """
     pointers = Counter(rank for whom in edges.values() for rank in whom)
     left = set(edges)
@@ -179,7 +184,7 @@ def _on_circles(edges: Mapping[int, set[int]]) -> set[int]:
 
 
 def _one_circle(edges: Mapping[int, set[int]], circles: Collection[int]) -> list[int]:
-    """The ranks of any one circle, of those that point at each other."""
+    """Return the ranks of any one circle, of those that point at each other."""
     row: list[int] = []
     rank = min(circles, default=-1)
     while rank in circles and rank not in row:

@@ -1,4 +1,4 @@
-"""The sorts of failure, and what is said of those that show in what several ranks did. Pure."""
+"""Names the sorts of failure, and words those that show in what several ranks did. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Kind(StrEnum):
-    """What sort of failure it was, as far as that can be told from outside."""
+    """Names sorts of failure, as far as they can be told from outside."""
 
     HUNG = "hung"
     STOPPED = "stopped by torshrun"
@@ -50,13 +50,13 @@ class Kind(StrEnum):
 
 
 class Diagnosis(NamedTuple):
-    """What the end of a worker shows."""
+    """Holds what the end of a worker shows."""
 
     kind: Kind
     why: str = ""
-    """Why it came, in whole sentences; "" if its own words say all there is."""
+    """The reason of the failure, in whole sentences; "" if its own words say all there is."""
     advice: str = ""
-    """What to do about it; "" if that depends on its own words alone."""
+    """Advice on what to do about it; "" if that depends on its own words alone."""
 
     @property
     def hint(self) -> str:
@@ -75,12 +75,17 @@ class Pattern(NamedTuple):
 
 
 NO_READING = Diagnosis(Kind.EXIT_CODE)
-"""What says nothing."""
+"""A diagnosis that says nothing."""
 
 
 def of_ranks(kind: Kind, who: str, call: str, others: str, what: str = "") -> Diagnosis:
-    """What is to be said of a kind that shows in what several ranks did: of whose fault it is, in
-    which collective others waited or what was called, who they are, and what is known of the cause.
+    """Return the diagnosis of a kind that shows in what several ranks did.
+
+    Args:
+        who: The ranks at fault.
+        call: The collective in which others waited, or what was called.
+        others: Those other ranks.
+        what: What is known of the cause.
     """
     why, advice = _OF_RANKS[kind]
     return Diagnosis(kind, why.format(who=who, call=call, others=others, what=what), advice)

@@ -1,7 +1,7 @@
-"""What a worker said last: traceback, stack of a crash, error file or plain lines. Pure.
+"""Finds what a worker said last: traceback, stack of a crash, error file or plain lines. Pure.
 
-What is known best comes first: the exception that ended its Python, as the start hook noted it; the
-error file; the very end of stderr. A traceback that stands anywhere else may be of an exception
+The best-known facts come first: the exception that ended its Python, as the start hook noted it;
+the error file; the very end of stderr. A traceback that is anywhere else may be of an exception
 that was handled long ago.
 """
 
@@ -18,9 +18,9 @@ from torshrun.failure.exits import Exit
 from torshrun.text import printable_lines
 
 TAIL_LINES = 20
-"""How many lines of a worker's stderr are looked at where it holds no traceback."""
+"""Lines of a worker's stderr that are examined if it has no traceback."""
 BESIDE_LINES = 6
-"""How many lines of stderr's end are shown beside what tells more."""
+"""Lines of the end of stderr that are shown beside something that tells more."""
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
 """Signals that a process brings upon itself, and for which Python's faulthandler shows a stack."""
 
@@ -52,7 +52,7 @@ _BESIDE = re.compile(
     r"[\[(]?\d{2,4}[-/]\d\d[-/]\d\d.*\b(?:DEBUG|INFO|WARNING)\b|"
     r"Set the environment variable HYDRA_FULL_ERROR)"
 )
-"""What says nothing of an end: what libraries log and warn of, and what is indented below it."""
+"""Matches what says nothing of an end: logs and warnings of libraries, and lines below them."""
 _IN_THREAD = "Exception in thread "
 _LAST_TRACE = "the last traceback in its {}"
 _HANDLED = "earlier in its {}, an exception that it seems to have handled"
@@ -72,26 +72,26 @@ class Words:
     """The part of what a worker said that tells most about its end."""
 
     heading: str
-    """What it is, for a reader; "" if there is nothing."""
+    """A description of these words, for a reader; "" if there are none."""
     lines: tuple[str, ...] = ()
-    """Its lines, as a terminal shows them."""
+    """The lines, as a terminal shows them."""
     errors: tuple[str, ...] = ()
     """The exceptions in it with their messages, the last one raised last; () if it has none."""
     frame: str = ""
     """The innermost frame as "path:line"; "" is unknown."""
     complaints: tuple[str, ...] = ()
-    """Of plain lines with those of stdout among them, the ones that count for the cause."""
+    """The plain lines that count for the cause, where those of stdout are among them."""
     innermost_first: bool = False
-    """Whether the lines that matter most are the first ones."""
+    """True if the lines that matter most are the first ones."""
     is_handled: bool = False
-    """Whether it may well have gone on after them, so that they are not why it ended."""
+    """True if the worker may well have continued after them, so that they are not why it ended."""
     ends: tuple[int, ...] = ()
-    """Of a chain of exceptions: behind which lines the tracebacks of each end."""
+    """The numbers of lines after which each traceback of a chain of exceptions ends."""
 
 
 @lru_cache(maxsize=1024)  # of hundreds of workers it takes time, and several ask
 def last_words(exit_: Exit) -> Words:
-    """What tells most about its end, by the order in which things are known."""
+    """Return what tells most about its end, in the order in which facts are known."""
     lines = stderr_lines(exit_)
     if exit_.raised and exit_.ending.trace:
         return _noted(exit_.ending)
@@ -108,8 +108,10 @@ def last_words(exit_: Exit) -> Words:
 
 
 def _written(exit_: Exit, lines: Sequence[str]) -> Words | None:
-    """The traceback in its stderr that counts. Of a Python that is known not to have ended by an
-    exception it is one at the very end, which was handled, as before a sys.exit(1).
+    """Return the traceback in its stderr that counts, or None.
+
+    For a Python that is known not to have ended by an exception, it is one at the very end, which
+    was handled, as before a sys.exit(1).
     """
     found = find_trace(lines)
     if found is None:
@@ -137,8 +139,8 @@ def _written(exit_: Exit, lines: Sequence[str]) -> Words | None:
 
 
 def _shown(exit_: Exit, lines: Sequence[str]) -> Words | None:
-    """The exception that it wrote just before it ended, to where nobody else looks, as a log of its
-    own, if its last line does not tell another reason.
+    """Return the exception that it wrote just before it ended, to where nobody else looks, such as
+    a log of its own; None if its last line tells another reason.
     """
     ending = exit_.ending
     if not ending.was_shown or not ending.errors or (lines and _COMPLAINT.search(lines[-1])):
@@ -152,29 +154,29 @@ _WRITTEN = "the traceback of an exception that it had handled, and written to a 
 
 
 def _is_at_end(lines: Sequence[str], found: Words) -> bool:
-    """Whether nothing follows but what Python and libraries write when they end."""
+    """Return whether nothing follows but what Python and libraries write when they end."""
     return not _told(_after(lines, found.lines[-1]))
 
 
 def _after(lines: Sequence[str], last: str) -> Sequence[str]:
-    """Those behind the last one like this; all if there is none."""
+    """Return the lines after the last one that equals `last`; all if there is none."""
     found = (n + 1 for n in reversed(range(len(lines))) if lines[n] == last)
     return lines[next(found, 0) :]
 
 
 def _told(lines: Sequence[str]) -> list[str]:
-    """The lines that are no part of tracebacks, and that no library writes aside."""
+    """Return the lines that are no part of tracebacks, and that no library writes aside."""
     return [line for line in outside_traces(lines) if line.strip() and not _BESIDE.match(line)]
 
 
 def outside_traces(lines: Sequence[str]) -> list[str]:
-    """The lines that are no part of tracebacks."""
+    """Return the lines that are no part of tracebacks."""
     traced = _traced(lines)
     return [line for n, line in enumerate(lines) if n not in traced]
 
 
 def _traced(lines: Sequence[str]) -> set[int]:
-    """The numbers of the lines that are part of tracebacks."""
+    """Return the numbers of the lines that are part of tracebacks."""
     found = set()
     is_inside = False
     for n, line in enumerate(lines):
@@ -186,15 +188,13 @@ def _traced(lines: Sequence[str]) -> set[int]:
 
 
 def said_last(words: Words) -> list[str]:
-    """Of lines without an exception those that it seems to have ended with, the last one last."""
+    """Return the lines with which it seems to have ended without an exception, in their order."""
     last = words.complaints or words.lines
     return _told(last) or [line for line in last if line.strip()]
 
 
 def beside(exit_: Exit, words: Words) -> list[Words]:
-    """What stands in its stderr besides these words: an exception that did not end it, and the last
-    lines.
-    """
+    """Return what else its stderr has: an exception that did not end it, and the last lines."""
     lines = stderr_lines(exit_)
     trace = find_trace(lines) if not words.errors and not exit_.stopped else None
     found = []
@@ -212,8 +212,9 @@ def _stream(exit_: Exit) -> str:
 
 
 def _tail(exit_: Exit, lines: Sequence[str]) -> Words:
-    """The last lines; of both streams in one those that complain, too, if more was printed after
-    them."""
+    """Return the last lines. If both streams are in one, lines that complain are returned as well,
+    if more was printed after them.
+    """
     heading = f"the last lines of its {_stream(exit_)}" if lines else ""
     tail = Words(heading=heading, lines=tuple(lines[-TAIL_LINES:]))
     return _mixed(tail, lines) if exit_.has_stdout else tail
@@ -232,14 +233,14 @@ def _mixed(tail: Words, lines: Sequence[str]) -> Words:
 
 
 def shows_usage(exit_: Exit) -> bool:
-    """Whether it ended as command lines do that refuse their arguments, and say how they go."""
+    """Return whether it ended like a command that refuses its arguments and shows its usage."""
     return exit_.code == 2 and any(
         line.lower().startswith("usage: ") for line in stderr_lines(exit_)
     )
 
 
 def find_thread_error(exit_: Exit) -> str:
-    """The exception that ended a thread of its, the last one; "" if none did."""
+    """Return the last exception that ended one of its threads; "" if none did."""
     lines = stderr_lines(exit_)
     heads = (n for n in reversed(range(len(lines))) if lines[n].startswith(_IN_THREAD))
     for head in heads:
@@ -251,7 +252,7 @@ def find_thread_error(exit_: Exit) -> str:
 
 
 def stderr_lines(exit_: Exit) -> list[str]:
-    """The end of its stderr, as a terminal shows it."""
+    """Return the end of its stderr, as a terminal shows it."""
     return _lines(exit_.stderr.decode("utf-8", "backslashreplace"))
 
 
@@ -268,7 +269,7 @@ _HEADINGS: Mapping[By, str] = {
 
 
 def _noted(ending: Ending) -> Words:
-    """The exception that ended its Python."""
+    """Return the exception that ended its Python."""
     lines = _lines(ending.trace)
     heading = _HEADINGS[ending.by]
     heads = [n for n in range(1, len(lines)) if lines[n] in (_HEADER, _GROUP)]
@@ -282,7 +283,7 @@ def _noted(ending: Ending) -> Words:
 
 
 def find_trace(lines: Sequence[str]) -> Words | None:
-    """The last whole traceback with its chain; another thread's only if there is no other."""
+    """Return the last whole traceback with its chain; a thread's only if there is no other."""
     found = [number for number, line in enumerate(lines) if _is_header(line)]
     aside = None
     while found:
@@ -294,13 +295,15 @@ def find_trace(lines: Sequence[str]) -> Words | None:
 
 
 def before_trace(lines: Sequence[str]) -> list[str]:
-    """The lines before the last traceback."""
+    """Return the lines before the last traceback."""
     heads = [number for number, line in enumerate(lines) if _is_header(line)]
     return [*lines[: heads[-1]]] if heads else []
 
 
 def find_stack(lines: Sequence[str], num_before: int) -> Words | None:
-    """What faulthandler writes of the thread with the error, and `num_before` lines before it."""
+    """Return what faulthandler writes of the thread with the error, and `num_before` lines before
+    it; None if there is nothing.
+    """
     fatal = _last(lines, _FATAL)
     if fatal is None:
         return None
@@ -318,7 +321,7 @@ def find_stack(lines: Sequence[str], num_before: int) -> Words | None:
 
 
 _Block = tuple[int, int, int]
-"""Where a traceback begins, where its exception stands and where that one's message ends."""
+"""Line numbers: the start of a traceback, its exception, and the end of that one's message."""
 
 
 def _is_header(line: str) -> bool:
@@ -328,7 +331,7 @@ def _is_header(line: str) -> bool:
 
 
 def _chain(lines: Sequence[str], found: list[int]) -> list[_Block]:
-    """The blocks that end with the last header, whose headers leave `found`; none if incomplete."""
+    """Remove the headers of the last chain from `found`; return its blocks, [] if incomplete."""
     blocks: list[_Block] = []
     while found:
         start = found.pop()
@@ -364,7 +367,7 @@ def _end_of_indented(lines: Sequence[str], start: int) -> int:
 
 
 def _end_of_message(lines: Sequence[str], error: int) -> int:
-    """Where an exception's message and notes end: Python gives them no end."""
+    """Return where an exception's message and notes end: Python does not mark their end."""
     unindented = 0
     limit = min(len(lines), error + _MESSAGE_LINES)
     for number in range(error + 1, limit):
@@ -408,7 +411,7 @@ def _error(lines: Sequence[str], block: _Block) -> str:
 
 
 def _syntax_error(lines: Sequence[str]) -> Words | None:
-    """A script that cannot be parsed has no traceback, but the place all the same."""
+    """Return the words of a script that cannot be parsed: it has no traceback, but a place."""
     error = _last(lines, _SYNTAX)
     start = _last(lines[:error], _FRAME)
     if error is None or start is None or _end_of_indented(lines, start) != error:
@@ -422,8 +425,9 @@ def _syntax_error(lines: Sequence[str]) -> Words | None:
 
 
 def _accounted(exit_: Exit) -> Words | None:
-    """What its error file says. Of an exception that did not end its Python the worker may have
-    left that long before.
+    """Return what its error file says; None if that is empty.
+
+    If the exception did not end its Python, the worker may have left that file long before.
     """
     lines = _lines(exit_.account.text)
     if not lines:

@@ -1,4 +1,4 @@
-"""Which failures are alike, of one rank after another and of several. Pure."""
+"""Tells which failures are alike, of one rank after another and of several. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MASKS = (
 
 
 def fingerprint(exit_: Exit) -> str:
-    """What stays the same when it happens again: manner, error without numbers, frame."""
+    """Return what stays equal when it happens again: manner, error without numbers, frame."""
     words = last_words(exit_)
     spoken = [line for line in words.lines if line.strip()]
     said = (words.errors or spoken or [""])[-1].split("\n")[0].strip()
@@ -37,8 +37,8 @@ def _line(frame: str) -> str:
 
 
 def likeness(exit_: Exit, words: Words) -> str:
-    """Equal for ranks that failed alike: with the same exception at the same place, or in the same
-    manner with the same words.
+    """Return a hash that is equal for ranks that failed alike: with the same exception at the same
+    place, or in the same manner with the same words.
     """
     if words.errors and words.frame and (exit_.raised or not exit_.signo):
         like = f"{words.errors[-1].partition(':')[0][:_SAID_CHARS]}|{_line(words.frame)}"

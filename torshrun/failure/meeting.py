@@ -1,4 +1,4 @@
-"""Judges ranks that stand where a process group is made, which does not come about. Pure."""
+"""Judges ranks that are blocked where a process group is made, which is never created. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MEETING = frozenset({"init_process_group", "new_group"})
 
 
 def meeting(case: Incident) -> Verdict | None:
-    """All ranks came, and their group did not come about."""
+    """Judge ranks that all came, but whose group was not created."""
     there = {each.rank: call_of(each) for each in case.waiting}
     calls = {*there.values()}
     if len(there) < len(case.witnesses) or case.silent or not calls <= _MEETING:
@@ -37,7 +37,7 @@ def meeting(case: Incident) -> Verdict | None:
 
 
 def different_groups(case: Incident) -> Verdict:
-    """Of ranks of which some stand in new_group, and others nowhere else than in a collective."""
+    """Judge ranks of which some are in new_group, and the others in no place but a collective."""
     groups = {each.rank: full_call(each) for each in case.waiting}
     inside = {rank: call for rank, call in groups.items() if call.startswith("new_group")}
     is_known = any(call != "new_group" for call in inside.values())
@@ -54,13 +54,13 @@ _NUMBER = re.compile(r" as its group ([0-9]{1,9})$")
 
 
 def _members(call: str) -> frozenset[int]:
-    """Of the group that a rank makes; none if that is not known."""
+    """Return the members of the group that a rank makes; none if they are not known."""
     found = _RANKS.search(call)
     return frozenset(map(int, found[1].split(","))) if found else frozenset()
 
 
 def _passed_by(calls: Mapping[int, str], members: Mapping[int, frozenset[int]]) -> set[int]:
-    """Ranks that wait in a group for members that have gone on to a later one."""
+    """Return the ranks that wait in a group for members that have continued to a later one."""
     found = {rank: _NUMBER.search(call) for rank, call in calls.items()}
     numbers = {rank: int(match[1]) for rank, match in found.items() if match}
     return {
@@ -71,7 +71,7 @@ def _passed_by(calls: Mapping[int, str], members: Mapping[int, frozenset[int]]) 
 
 
 def _at_odds(calls: Mapping[int, str], members: Mapping[int, frozenset[int]]) -> set[int]:
-    """Ranks that wait for each other, each in another group."""
+    """Return the ranks that wait for each other in different groups."""
     return {
         rank
         for rank, others in members.items()

@@ -1,4 +1,4 @@
-"""Whether the kernel killed something for want of memory: its counters, before and after.
+"""Detects whether the kernel killed something for want of memory: its counters, before and after.
 
 A cgroup counts the kills of its own processes: memory.events in version 2, memory.oom_control in
 version 1. Where neither can be read, /proc/vmstat counts them for the whole machine.
@@ -27,7 +27,7 @@ class MemoryWatch:
         self._times_full = [_times_full(cgroup) for cgroup in self._cgroups]
 
     def evidence(self) -> OomEvidence | None:
-        """What happened since; None if nothing did. May be asked any number of times."""
+        """Return what has happened since; None if nothing did. May be called repeatedly."""
         if self._count() <= self._kills:
             return None
         from torshrun.failure.exits import OomEvidence
@@ -48,7 +48,7 @@ class MemoryWatch:
 
 
 def _kills(cgroup: Cgroup) -> int | None:
-    """Processes of it that were killed for want of memory, ever; None if that is unknown."""
+    """Return how many of its processes were ever killed for want of memory; None if unknown."""
     file = "memory.events" if cgroup.version == 2 else "memory.oom_control"
     return field(cgroup.text(file), "oom_kill")
 

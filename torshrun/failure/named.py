@@ -12,7 +12,7 @@ LINE_CHARS = 1000
 
 
 def port_in(said: str) -> int:
-    """The port that is in use by these words; 0 if they do not name it."""
+    """Return the port that is in use by these words; 0 if they do not name it."""
     lines = [line[:LINE_CHARS] for line in said.splitlines() if _IN_USE.search(line[:LINE_CHARS])]
     found = next(filter(None, map(_PORT.search, lines)), None)
     port = int(next(filter(None, found.groups()))) if found else 0
@@ -20,6 +20,6 @@ def port_in(said: str) -> int:
 
 
 def path_in(said: str) -> str:
-    """The file for which there was no space by these words; "" if they do not name it."""
+    """Return the file for which there was no space by these words; "" if they do not name it."""
     found = _NO_SPACE.search(said)
     return found[1] if found else ""

@@ -13,7 +13,7 @@ from torshrun.failure.wording import Verdict
 
 
 def silent(case: Incident) -> Verdict | None:
-    """Nodes that were lost, if nothing else explains it."""
+    """Judge nodes that were lost, if nothing else explains the failure."""
     if not case.silent:
         return None
     return lost(case, case.silent, "certain" if len(case.silent) == 1 else "likely")

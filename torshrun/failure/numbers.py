@@ -1,4 +1,7 @@
-"""Numbers that ranks write, as losses: whose was none first, and whether they grew. Pure."""
+"""Compares numbers that ranks write, as losses: whose was invalid first, and whether they grew.
+
+Everything here is pure.
+"""
 
 from __future__ import annotations
 
@@ -21,25 +24,25 @@ _NUMBER = re.compile(
 _WORD = re.compile(r"[a-z]", re.IGNORECASE)
 _GROWTH = 10.0
 _LEAST = 3
-"""Numbers, one after another, by which it shows that they grow."""
+"""The number of consecutive lines that show that numbers grow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numbers:
-    """What a rank wrote, in lines of the same form, about the numbers that it had."""
+    """Holds what a rank wrote, in lines of the same form, about the numbers that it had."""
 
     form: str
     """Equal for lines that differ in their numbers only."""
     finite: int = 0
-    """How many of these lines came before the first one with a number that is none."""
+    """The number of these lines before the first one with NaN or an infinity."""
     line: str = ""
-    """That one; "" if there is none."""
+    """The first line with NaN or an infinity; "" if there is none."""
     grows: bool = False
-    """Whether a number had grown many times over from line to line before."""
+    """True if a number had grown many times over from line to line before."""
 
 
 def numbers_in(lines: Sequence[str]) -> Numbers | None:
-    """What these lines of a rank's output tell of its numbers; None is nothing."""
+    """Return what these lines of a rank's output tell of its numbers; None is nothing."""
     told = [line for line in lines[-MOST_LINES:] if _NUMBER.search(line) and _WORD.search(line)]
     forms = [_NUMBER.sub("#", line) for line in told]
     if not told:
@@ -61,7 +64,7 @@ def _are_finite(values: Sequence[float]) -> bool:
 
 
 def _grows(rows: Sequence[Sequence[str]]) -> bool:
-    """Whether a column of numbers that are no whole ones has grown many times over at its end."""
+    """Return whether a column of numbers with fractions has grown many times over at its end."""
     last = rows[-_LEAST:]
     if len(last) < _LEAST or len({*map(len, last)}) > 1:
         return False
@@ -77,8 +80,9 @@ def _grows(rows: Sequence[Sequence[str]]) -> bool:
 
 
 def first_of(numbers: Mapping[int, Numbers | None]) -> int | None:
-    """The rank that had a number that is none where each other one still had finite ones; None if
-    they write nothing of the same form, or if several had it.
+    """Return the rank that had NaN or an infinity where all others still had finite numbers.
+
+    None if they write nothing of the same form, or if several had it.
     """
     known = {rank: found for rank, found in numbers.items() if found}
     having = [rank for rank, found in known.items() if found.line]

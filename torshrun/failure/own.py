@@ -17,7 +17,7 @@ from torshrun.text import size
 
 
 def own_failure(case: Incident) -> Verdict | None:
-    """Who failed and blames nobody."""
+    """Judge ranks that failed and blame nobody."""
     if not case.own:
         return None
     classes = _alike(case.own)
@@ -34,7 +34,7 @@ def own_failure(case: Incident) -> Verdict | None:
 
 
 def _of_chosen(case: Incident, alike: list[RankReport], is_only: bool) -> Verdict:
-    """Of the failures that others may follow from; `is_only`: there are no failures unlike them."""
+    """Judge the failures that others may follow from; `is_only`: no failures differ from them."""
     chosen = _hogs(alike)
     first = chosen[0]
     rival = case.by_rank.get(first.rival) if len(chosen) == 1 else None
@@ -51,8 +51,8 @@ def _of_chosen(case: Incident, alike: list[RankReport], is_only: bool) -> Verdic
 
 
 def _compared(case: Incident) -> Verdict | None:
-    """Who has something else than the others, by what ranks say that have compared all of them; of
-    two, or of several, any may be the wrong one.
+    """Judge ranks that have something different from the others, by errors of ranks that compared
+    all of them. Of two, or of several, any may be the wrong one.
     """
     tables = [table_in(each.said, len(case.witnesses)) for each in case.own]
     if len(case.witnesses) < 2 or not all(tables) or any(each != tables[0] for each in tables):
@@ -67,9 +67,7 @@ def _compared(case: Incident) -> Verdict | None:
 
 
 def _hogs(chosen: list[RankReport]) -> list[RankReport]:
-    """Of ranks that the kernel killed for want of memory, those that had taken it: one that has
-    little may be killed as well.
-    """
+    """Return those ranks killed for want of memory that had taken it, not those that had little."""
     peaks = [each.peak for each in chosen]
     if chosen[0].reading.kind is not Kind.OUT_OF_MEMORY or not all(peaks):
         return chosen
@@ -77,8 +75,8 @@ def _hogs(chosen: list[RankReport]) -> list[RankReport]:
 
 
 def _as_large(case: Incident, chosen: Sequence[RankReport]) -> list[RankReport]:
-    """Ranks of the same node that had about as much memory as those that the kernel killed for want
-    of it: that it chose these may be chance. None if somebody had much more.
+    """Return ranks of the same node that had about as much memory as those that the kernel killed
+    for want of it: that it chose these may be chance. [] if any rank had much more.
     """
     first = chosen[0]
     if first.reading.kind is not Kind.OUT_OF_MEMORY or not all(map(_tells_peak, chosen)):
@@ -90,12 +88,12 @@ def _as_large(case: Incident, chosen: Sequence[RankReport]) -> list[RankReport]:
 
 
 def _tells_peak(killed: RankReport) -> bool:
-    """Whether the memory that it had is known, and not only a process of its own was killed."""
+    """Return whether its memory is known, and not only a process of its own was killed."""
     return killed.peak > 0 and "exit code 137" in killed.how
 
 
 def _of_several(killed: RankReport, others: Sequence[RankReport]) -> Diagnosis:
-    """What is said of a kill for want of memory that others had taken as well."""
+    """Describe a kill for want of memory that others had taken as well."""
     had = ", ".join(f"rank {each.rank} {size(each.peak << 10)}" for each in others[:_MOST_SHOWN])
     why = f"{killed.reading.why} Others had about as much at a time, or more: {had}."
     return killed.reading._replace(why=why)
@@ -105,14 +103,14 @@ _MOST_SHOWN = 4
 
 
 def _beside(case: Incident, chosen: Sequence[RankReport]) -> list[RankReport]:
-    """The other ranks of the nodes that these are of."""
+    """Return the other ranks on the nodes of these ranks."""
     nodes = {each.node for each in chosen}
     return [each for each in case.witnesses if each.node in nodes and each not in chosen]
 
 
 def _takes_most(case: Incident, chosen: Sequence[RankReport]) -> bool:
-    """Whether, as far as is known, no other rank of the node has taken more memory, or, where the
-    kernel chose whom to kill, not even nearly as much.
+    """Return whether, as far as is known, no other rank of the node has taken more memory, or,
+    where the kernel chose whom to kill, not even nearly as much.
     """
     others = _beside(case, chosen)
     least = min(each.peak for each in chosen)
@@ -123,14 +121,16 @@ def _takes_most(case: Incident, chosen: Sequence[RankReport]) -> bool:
 
 
 def _is_unsure(chosen: Sequence[RankReport]) -> bool:
-    """Whether what is told of them may be of something else than their ends."""
+    """Return whether what is known of them may be about something other than their ends."""
     return any(each.is_unsure for each in chosen) and chosen[0].reading.kind is not Kind.EXIT_CODE
 
 
 def _may_be_anothers(case: Incident, chosen: Sequence[RankReport]) -> bool:
-    """Whether another rank may be behind a failure that blames nobody: one that all others met,
-    that is told of another rank, of waiting or of what somebody else holds, of what ranks share, as
-    files and memory are, or that came from outside; or exit codes of several ranks, without a word.
+    """Return whether another rank may be behind a failure that blames nobody.
+
+    That is so for a failure that all others met, that mentions another rank, waiting or what
+    somebody else holds, that is about what ranks share, as files and memory are, or that came from
+    outside; and for exit codes of several ranks without a word.
     """
     if len(case.witnesses) == 1:
         return False
@@ -160,14 +160,16 @@ _FROM_OUTSIDE = (
     Kind.EARLY_EXIT,
 )
 _NOT_ITS_OWN = "killed by SIGBUS"
-"""Of a file that somebody cut short, or memory that all share."""
+"""The manner of an end because a file was cut short, or because of memory that all share."""
 _MUCH_MORE = 1.5
 
 
 def _spread(case: Incident, alike: Sequence[RankReport]) -> Verdict:
-    """Of ranks that have numbers which are none: a sum brings them from one to all, and who looks
-    first finds them, which may be the only one that does. Whose arithmetic has warned is where they
-    came from, and of several, whose numbers were finite before.
+    """Judge ranks that have NaN or infinite numbers.
+
+    A sum brings them from one rank to all, and whoever looks first finds them, perhaps as the only
+    one. They came from the rank whose arithmetic has warned or, if there are several, from the one
+    whose numbers were finite before.
     """
     warned = [each for each in case.witnesses if each.warning]
     made = [each for each in warned if not _MAY_COME_OF_OTHERS.search(each.warning)]
@@ -183,7 +185,7 @@ def _spread(case: Incident, alike: Sequence[RankReport]) -> Verdict:
 
 
 def _first_to_write(case: Incident) -> list[int]:
-    """Who wrote such a number where all others still wrote finite ones; [] if that is not known."""
+    """Return the rank that wrote such a number while all others' were finite; [] if unknown."""
     found = first_of({each.rank: each.numbers for each in case.witnesses})
     return [] if found is None else [found]
 
@@ -193,7 +195,7 @@ _MAY_COME_OF_OTHERS = re.compile("invalid value")  # as the difference of two th
 
 
 def _alike(witnesses: Iterable[RankReport]) -> list[list[RankReport]]:
-    """Those that failed alike together, in the order in which they did."""
+    """Return groups of those that failed alike, in the order in which they did."""
     classes: dict[str, list[RankReport]] = defaultdict(list)
     for each in sorted(witnesses, key=lambda each: (each.turn, each.node, each.at)):
         classes[each.alike or f"rank {each.rank}"].append(each)
@@ -201,7 +203,7 @@ def _alike(witnesses: Iterable[RankReport]) -> list[list[RankReport]]:
 
 
 def _outstanding(case: Incident, classes: list[list[RankReport]]) -> list[RankReport] | None:
-    """The failures among others that those may follow from; None if several are as likely."""
+    """Return the failures that the others may follow from; None if several are as likely."""
     if len(classes) == 1:
         return classes[0]
     pointed_at = [found for found in classes if any(each.rank in case.named for each in found)]

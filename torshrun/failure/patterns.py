@@ -9,7 +9,7 @@ USAGE = (
     "It refused its arguments.",
     "Options for torshrun stand before the script's name, options for the script after it.",
 )
-"""Why, and what to do."""
+"""Reason and advice for a program that refused its arguments."""
 _IN_USE = (
     "{name} is taken: another process listens there, or one that ended has left it busy.",
     "`ss -ltnp` names the holder. Leave --master-port out and torshrun picks a free port for each "

@@ -11,7 +11,7 @@ from torshrun.text import format_ranks
 
 
 def relayed(case: Incident) -> Verdict | None:
-    """Ranks of which all errors say that they failed, if those are errors of others, too."""
+    """Judge ranks that failed by all errors, if these are errors of other ranks, too."""
     own = case.own
     failed = [_failed_in(each.said) for each in own]
     named = next(filter(None, failed), frozenset())
@@ -31,14 +31,14 @@ def relayed(case: Incident) -> Verdict | None:
 
 
 def _nearest(own: list[RankReport], silent: list[int], named: frozenset[int]) -> RankReport | None:
-    """Whose account is nearest to the failure: one of its own that no rank has handed to it."""
+    """Return the report that is nearest to the failure: of a named rank, best of a silent one."""
     found = [each for each in own if each.rank in named]
     return next((each for each in found if each.rank in silent), next(iter(found), None))
 
 
 def _failed_in(said: str) -> frozenset[int]:
-    """The ranks that failed by these words of an error; none if they name several groups of them,
-    or ranks for something else.
+    """Return the ranks that failed by these words of an error; none if they name several groups of
+    ranks, or ranks for something else.
     """
     message = _CLASS.sub("", said, count=1)
     found = _RANKS.findall(message)

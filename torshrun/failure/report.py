@@ -14,13 +14,13 @@ from torshrun.failure.root_cause import RootCause
 from torshrun.text import format_ranks
 
 SHOWN_LINES = 40
-"""How many lines of a worker's last words the report shows."""
+"""Lines of a worker's last words that the report shows."""
 BESIDE_LINES = 12
-"""How many lines of what else it wrote."""
+"""Lines that the report shows of what else it wrote."""
 MOST_CHAINED = 6
 """Exceptions of a chain that are shown: the first one and the last ones."""
 LINE_CHARS = 500
-"""How much of each it shows."""
+"""Characters of each line that the report shows."""
 _HEADER = "Traceback (most recent call last):"
 _GROUPS = 6
 _FATES = {
@@ -32,8 +32,10 @@ _FATES = {
 
 
 def describe(explained: Explanation | None, outlook: str, is_partial: bool = False) -> str:
-    """The report. `outlook` says what happens next; `is_partial`: what happened on other nodes is
-    not known yet, so it says no more than what is sure.
+    """Return the report.
+
+    `outlook` says what happens next. If `is_partial`, it is not known yet what happened on other
+    nodes, so the report says no more than what is sure.
     """
     exits, cause, finding, _ = explained or NOTHING
     if cause is None or finding is None:
@@ -60,7 +62,7 @@ def _to_do(reading: Diagnosis) -> list[str]:
 
 
 def describe_finding(finding: RootCause, whole: bool) -> str:
-    """The report about all nodes. Without the `whole` of it, it says where that stands."""
+    """Return the report about all nodes; unless `whole`, its headline and where the rest is."""
     lines = [f"torshrun: {finding.headline}"]
     if not whole:
         return "\n".join([*lines, "  node 0 has the whole report, each node that of its own ranks"])
@@ -69,19 +71,19 @@ def describe_finding(finding: RootCause, whole: bool) -> str:
 
 
 def describe_standing(finding: RootCause) -> str:
-    """Where workers stood that hung when somebody stopped them, which is no failure of theirs."""
+    """Return where workers were that hung when they were stopped, which is no failure of theirs."""
     lines = ["torshrun: before they were stopped:", *_indented(finding.reading.why)]
     lines += [f"  {line}" for line in finding.evidence]
     return "\n".join([*lines, *_to_do(finding.reading)])
 
 
 def partial_line(cause: Exit) -> str:
-    """Who failed first here, which may have come of what happened on another node."""
+    """Return a line about who failed first here, perhaps because of a failure elsewhere."""
     return f"rank {cause.rank} failed first on this node: {how(cause)}, {where(cause)}"
 
 
 def _words(cause: Exit, finding: RootCause) -> list[str]:
-    """What it said last; of one that only followed no more than its error."""
+    """Return what it said last; for a rank that only followed, no more than its error."""
     words = last_words(cause)
     follows = cause.rank not in finding.ranks and bool(words.errors)
     whose = f"rank {cause.rank}: " if follows or finding.ranks != (cause.rank,) else ""
@@ -102,9 +104,7 @@ def _quoted(heading: str, lines: Sequence[str]) -> list[str]:
 
 
 def _cut(words: Words, most: int) -> list[str]:
-    """Lines that fit, without those that matter least: the outermost calls, of each exception of a
-    chain.
-    """
+    """Return at most `most` lines, without the outermost calls of each exception of a chain."""
     lines = list(words.lines)
     if len(lines) <= most:
         return lines
@@ -120,7 +120,7 @@ def _cut(words: Words, most: int) -> list[str]:
 
 
 def _shares(sizes: Sequence[int], most: int) -> list[int]:
-    """How many lines each may have, so that none has fewer than it needs while others have more."""
+    """Return how many lines each part may have: none too few while others have more."""
     left, shares = most, [0] * len(sizes)
     order = sorted(range(len(sizes)), key=sizes.__getitem__)
     for done, number in enumerate(order):
@@ -130,7 +130,7 @@ def _shares(sizes: Sequence[int], most: int) -> list[int]:
 
 
 def _cut_outermost(lines: Sequence[str], most: int) -> list[str]:
-    """The head of a traceback and its end. Lines that chain it to another stand before the head."""
+    """Return a traceback's head, after the lines that chain it to an earlier one, and its end."""
     if len(lines) <= most:
         return [*lines]
     head = next((n for n, line in enumerate(lines) if line.endswith(_HEADER)), 0)
@@ -143,7 +143,7 @@ def _left_out(count: int) -> str:
 
 
 def _in_brief(exits: Iterable[Exit], cause: str) -> str:
-    """How the others ended, those who ended alike together."""
+    """Return how the others ended, with those that ended alike grouped."""
     groups: dict[str, list[int]] = {}
     for exit_ in sorted(exits, key=lambda exit_: exit_.rank):
         groups.setdefault(_fate(exit_, cause), []).append(exit_.rank)

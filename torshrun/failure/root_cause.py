@@ -1,4 +1,4 @@
-"""What is found out about the root cause of a round's failure. Pure."""
+"""Holds the result of the search for the root cause of a round's failure. Pure."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class RootCause:
     """The root cause of a round's failure, as far as it can be told."""
 
     ranks: tuple[int, ...] = ()
-    """Who is to blame, or, if that is undecided, who may be."""
+    """The ranks to blame, or, if that is undecided, those that may be."""
     nodes: tuple[int, ...] = ()
     """Nodes likewise, by their ranks."""
     certainty: Certainty
     reading: Diagnosis
     how: str = ""
-    """How who is to blame ended, in a line; "" is unknown."""
+    """The way in which the one to blame ended, in a line; "" is unknown."""
     evidence: tuple[str, ...] = ()
-    """What it is concluded from, in lines."""
+    """The facts from which it is concluded, in lines."""
 
     @property
     def headline(self) -> str:
-        """Who is to blame, and how it ended, in one line."""
+        """Return who is to blame, and how it ended, in one line."""
         how = self.how or str(self.reading.kind)
         if not self.ranks and not self.nodes:
             return f"no rank is to blame: {how}"
@@ -44,7 +44,7 @@ class RootCause:
 
     @property
     def summary(self) -> str:
-        """Who is to blame, or may be, and the sort of failure, for lines that tell more."""
+        """Return who is to blame, or may be, and the sort of failure, for lines that tell more."""
         if not self.ranks and not self.nodes:
             return f"no rank: {self.reading.kind}"
         who = self._either if self.certainty == "undecided" else self._all

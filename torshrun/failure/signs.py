@@ -1,4 +1,4 @@
-"""By which words a worker shows what sort of failure its was. Pure."""
+"""Recognizes sorts of failure by the words that workers wrote. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NAMES = {
     "Killed": "SIGKILL",
     "Terminated": "SIGTERM",
 }
-"""What strsignal(3) calls them."""
+"""Signals by the names that strsignal(3) gives them."""
 _CRASH = re.compile(
     r"[Ss]egmentation fault|Bus error|Aborted|Illegal instruction|Floating point exception"
 )
@@ -37,8 +37,9 @@ _CRASHES = ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGILL", "SIGFPE")
 
 
 def by_words(said: Iterable[str], program: str) -> Diagnosis | None:
-    """What these texts show, of which the first that shows anything counts; None if none does.
-    `program` is the path of what said it.
+    """Return what these texts show; the first that shows anything counts. None if none does.
+
+    `program` is the path of what wrote them.
     """
     texts = [text[:SEARCHED_CHARS] for text in said]
     readings = filter(None, (_by_pattern(text, program) for text in texts))
@@ -46,8 +47,10 @@ def by_words(said: Iterable[str], program: str) -> Diagnosis | None:
 
 
 def by_frames(errors: Sequence[str], lines: Sequence[str]) -> Diagnosis | None:
-    """What is shown by where exceptions were raised whose words say nothing, by the lines of their
-    tracebacks: in a library that reads files, or, of sizes that do not fit, in a line that does.
+    """Return what is shown by where exceptions were raised whose words say nothing.
+
+    `lines` are those of their tracebacks. It is a damaged file if they were raised in a library
+    that reads files or, for sizes that do not fit, in a line that reads one.
     """
     heads = [number for number, line in enumerate(lines) if line.endswith(_HEADER)]
     parts = [lines[start:end] for start, end in pairwise([*heads, len(lines)])]
@@ -63,7 +66,7 @@ def by_frames(errors: Sequence[str], lines: Sequence[str]) -> Diagnosis | None:
 
 
 def _innermost(lines: Sequence[str]) -> tuple[str, str]:
-    """The line of the innermost frame of a traceback, and what stands at that place."""
+    """Return the line of the innermost frame of a traceback, and the source at that place."""
     found = [n for n, line in enumerate(lines) if line.lstrip(" |").startswith('File "')]
     if not found:
         return "", ""
@@ -82,9 +85,9 @@ _OF_NO_DAMAGE = re.compile(
     r"^(?:\w+\.)*(?:KeyError|AttributeError|TypeError|NameError|NotImplementedError|PicklingError)\b|"
     r"allow_pickle=False|pickled \(object\) data|deserialize object on|\bmode\b"
 )
-"""Of what a whole file does not hold, or of how it is to be read."""
+"""Matches errors about what a whole file does not contain, or about how to read it."""
 _SIZES = re.compile(r"cannot reshape array of size \d+|buffer is smaller than requested size")
-"""Of an array that was read from a file, or of any other."""
+"""Matches errors about the size of an array that was read from a file, or of any other."""
 _READS = re.compile(r"\b(?:fromfile|memmap|load|loadtxt|open)\(|\.(?:read|read_bytes)\(")
 
 
@@ -112,9 +115,7 @@ _UNNAMED = {
 
 
 def by_child(said: str) -> Diagnosis | None:
-    """What is shown by words about the end of a process that the worker had started; None if they
-    are none.
-    """
+    """Return what words about the end of a worker's child process show; None if there are none."""
     found = _CHILD.search(said)
     if not found:
         return None
@@ -126,9 +127,7 @@ def by_child(said: str) -> Diagnosis | None:
 
 
 def of_child(name: str) -> Diagnosis:
-    """What is said of a process that a worker had started and that a signal of this name ended; ""
-    is unknown.
-    """
+    """Describe a child process of a worker that the signal `name` ended; "" is unknown."""
     who = "A process that it had started (a worker process of a DataLoader or of a pool)"
     how = f"was ended by {name}" if name else "died: a signal killed it, or it ended by itself"
     kind = Kind.CRASHED if name in _CRASHES else Kind.KILLED if name else Kind.EXCEPTION
@@ -141,7 +140,7 @@ def of_child(name: str) -> Diagnosis:
 
 
 def crash_in(text: str) -> str:
-    """The signal of a crash that these words tell of, by its name; "" without."""
+    """Return the name of the signal of a crash that these words mention; "" if there is none."""
     found = _CRASH.search(text)
     return _NAMES[found[0].capitalize()] if found else ""
 
@@ -150,9 +149,7 @@ _NUMBERS = {11: "SIGSEGV", 7: "SIGBUS", 6: "SIGABRT", 4: "SIGILL", 8: "SIGFPE", 
 
 
 def of_job(reason: str, kind: Kind) -> Diagnosis:
-    """What is to be said of a job that ended for a reason that is no worker's; its words may tell
-    more of the kind.
-    """
+    """Describe a job that ended for a reason that is no worker's; its words may tell the kind."""
     known = by_words([reason], "")
     advice = known.advice if known else _OF_JOBS.get(kind, "")
     return Diagnosis(known.kind if known else kind, reason, advice)

@@ -1,7 +1,7 @@
-"""Who called something of another size, where Gloo only tells how many bytes came. Pure.
+"""Finds who called something of a different size, where Gloo only tells how many bytes came. Pure.
 
 A rank that gets more bytes than it has room for aborts. All ranks cut a collective into pieces in
-the same way, so what came and the room for it are to each other as what two ranks called.
+the same way, so what came and the room for it are in the same proportion as what two ranks called.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ OTHER = "something of another size"
 
 
 def what_it_called(came: int, room: int, calls: Mapping[int, str]) -> str:
-    """Which of these calls one made that had room for so many bytes, or OTHER if none of them; ""
-    where sizes are not known.
+    """Return which of these calls a rank made that had room for `room` bytes when `came` bytes
+    came.
+
+    OTHER if it is none of them; "" where sizes are not known.
     """
     sizes = {call: _bytes(call) for call in calls.values()}
     if not came or not all(sizes.values()):
@@ -31,8 +33,9 @@ def what_it_called(came: int, room: int, calls: Mapping[int, str]) -> str:
 
 
 def _error(came: int, room: int, theirs: int, own: int) -> float:
-    """How far off it is that one with an array of `own` bytes had room for so many of `theirs`.
-    More bytes come than there is room for, or fewer, only if the sender's array is as much larger.
+    """Return the relative error if a rank with an array of `own` bytes had `room` for `came` bytes
+    of an array of `theirs` bytes. More bytes come than there is room for, or fewer, only if the
+    sender's array is as much larger or smaller.
     """
     if (came > room) != (theirs > own) or theirs == own:
         return math.inf
@@ -40,7 +43,7 @@ def _error(came: int, room: int, theirs: int, own: int) -> float:
 
 
 def _bytes(call: str) -> int:
-    """Of the array in a call like "all_reduce(float32[3, 4], SUM)"; 0 is unknown."""
+    """Return the array's bytes in a call like "all_reduce(float32[3, 4], SUM)"; 0 is unknown."""
     found = _CALL.match(call)
     if not found:
         return 0

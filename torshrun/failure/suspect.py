@@ -1,4 +1,4 @@
-"""Whom a worker blames: by what it left in its error file, else by its words. Pure.
+"""Finds whom a worker blames: by what it left in its error file, else by its words. Pure.
 
 The words are those of torsh_runtime, torch's stores and process groups, Gloo, NCCL and JAX. Some
 name ranks; most say only that some peer was lost or did not come.
@@ -15,8 +15,11 @@ from typing import Any, Literal, NamedTuple, get_args
 from torshrun.text import format_ranks, parse_ranges, printable
 
 How = Literal["lost", "late", "mismatch", "unread"]
-"""lost: a peer's end, or that of its connection. late: somebody did not come in time. mismatch:
-ranks called different things. unread: what another rank sent could not be read."""
+"""The manner in which others failed a rank.
+
+lost: a peer's end, or that of its connection. late: somebody did not come in time. mismatch: ranks
+called different things. unread: what another rank sent could not be read.
+"""
 
 TEXT_CHARS = 200
 """Characters of a text that is kept of a blame."""
@@ -30,28 +33,32 @@ _NONE: Mapping[int, str] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suspect:
-    """What one worker says of others."""
+    """Holds what one worker says of others."""
 
     how: How
     ranks: tuple[int, ...] = ()
-    """Whom, by ranks of the job; () if it does not say."""
+    """The ranks of the job that it blames; () if it does not say."""
     op: str = ""
-    """What it was doing: "all_reduce"; "" is unknown."""
+    """The operation that it was in: "all_reduce"; "" is unknown."""
     calls: Mapping[int, str] = field(default_factory=lambda: _NONE, hash=False)
-    """Of a mismatch: what ranks called."""
+    """The calls of ranks in a mismatch."""
     text: str = ""
-    """How it says so, for people."""
+    """The worker's own words for it, for people."""
     weak: bool = False
-    """Whether it may well be its own failure that it speaks of."""
+    """True if what it speaks of may well be its own failure."""
     came: int = 0
-    """Of a mismatch that names nobody: how many bytes came, 0 is unknown; of a meeting: how many
-    ranks; ..."""
+    """The number of bytes that came in a mismatch that names nobody, or of ranks that came to a
+    rendezvous; 0 is unknown.
+    """
     room: int = 0
-    """... and for how many there was room, or who were waited for."""
+    """The number of bytes that there was room for, or of ranks that were waited for."""
 
 
 def from_account(document: object) -> Suspect | None:
-    """What a worker's error file has of it, which may be anything; None if it makes no sense."""
+    """Return the blame in a worker's error file.
+
+    None if it makes no sense: a worker may write anything.
+    """
     if not isinstance(document, dict) or document.get("how") not in get_args(How):
         return None
     ranks, calls = document.get("ranks"), document.get("calls", {})
@@ -65,7 +72,7 @@ def from_account(document: object) -> Suspect | None:
 
 
 def _told(how: How, op: str, whom: tuple[int, ...], calls: Mapping[int, str]) -> str:
-    """What torsh_runtime's error said, by ranks of the job."""
+    """Return what torsh_runtime's error said, with ranks of the job."""
     who = format_ranks(whom) if whom else "a peer"
     if how == "mismatch":
         return ", ".join(f"rank {rank}: {call}" for rank, call in calls.items())
@@ -87,7 +94,7 @@ def _short(value: object) -> str:
 
 
 def from_words(texts: Iterable[str]) -> Suspect | None:
-    """Whom an error, or lines that a worker wrote, blame; None if nobody."""
+    """Return whom an error, or lines that a worker wrote, blame; None if nobody."""
     for text in texts:
         for pattern in _PATTERNS:
             found = pattern.words.search(text[:SEARCHED_CHARS])
@@ -128,14 +135,14 @@ def _calls(facts: Mapping[str, Any]) -> Mapping[int, str]:
 class _Pattern(NamedTuple):
     how: How
     words: re.Pattern[str]
-    """With groups for the rank or ranks that it names, for the operation, and for two calls."""
+    """A pattern with groups for the ranks that it names, for the operation, and for two calls."""
     ranks: tuple[int, ...] = ()
-    """Whom it blames if it names nobody."""
+    """The ranks that it blames if it names nobody."""
     weak: bool = False
 
 
 def _says(how: How, *words: str, ranks: tuple[int, ...] = (), weak: bool = False) -> _Pattern:
-    """`words`: alternatives; in them RANK stands for a rank's number and RANKS for several."""
+    """Return a pattern of alternatives, in which RANK stands for a rank and RANKS for several."""
     text = "|".join(words).replace("RANKS", _LIST).replace("RANK", r"[0-9]{1,7}")
     return _Pattern(how, re.compile(text), ranks, weak)
 

@@ -23,7 +23,7 @@ _BRACKETS = re.compile(r"[()\[\]{}. ]+$")
 
 
 def table_in(said: str, num_ranks: int) -> Mapping[int, str]:
-    """What each of so many ranks has by these words, if they tell it of all; else nothing."""
+    """Return what each of `num_ranks` ranks has by these words, if they tell it of all; else {}."""
     if not _SPEAKS_OF_RANKS.search(said):
         return {}
     for found in (_of_ranks(said), _of_dict(said), _of_list(said, num_ranks)):
@@ -33,7 +33,7 @@ def table_in(said: str, num_ranks: int) -> Mapping[int, str]:
 
 
 def in_a_line(error: str) -> str:
-    """The first line of an error, and behind it what each rank has, if further lines tell that."""
+    """Return the first line of an error, then what each rank has, if further lines tell that."""
     first, rows = error.split("\n")[0][:_TOLD_CHARS], rows_in(error)[: 2 * _TOLD_CHARS]
     return f"{first[: _TOLD_CHARS // 2]} … {rows}" if rows else first
 
@@ -42,8 +42,8 @@ _TOLD_CHARS = 200
 
 
 def rows_in(error: str) -> str:
-    """The lines below the first one of an error that each tell what one rank has, as one line in
-    which ranks that have the same stand together; "" if there are none.
+    """Return the lines below the first one of an error that each tell what one rank has, in one
+    line in which ranks that have the same are grouped; "" if there are none.
     """
     rows = "; ".join(line for line in error.split("\n")[1:] if _ROW.match(line))
     alike: dict[str, list[int]] = {}
@@ -62,7 +62,7 @@ def _of_ranks(said: str) -> dict[int, str]:
 
 
 def _numbers(named: str) -> Iterable[int]:
-    """The ranks of runs like "0-2, 5", none if that is too many: a worker may write anything."""
+    """Return the ranks of runs like "0-2, 5"; none if too many: a worker may write anything."""
     try:
         return () if _FAR.search(named) else parse_ranges(named)
     except ValueError:

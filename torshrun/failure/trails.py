@@ -1,8 +1,7 @@
-"""The last operations of ranks, and where they stood: short enough for one node to tell another,
-and what those of all nodes prove. Pure.
+"""Condenses the last operations of ranks for other nodes, and concludes what all of them prove.
 
-As text they are JSON, compressed and in base64. It comes from another machine: whatever does not
-fit its form counts as not said.
+Everything here is pure. As text, trails are JSON, compressed and in base64. It comes from another
+machine: whatever does not fit its form is ignored.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ MOST_GROUPS = 6
 MOST_LINES = 2
 """Lines about what is out of step."""
 _KEPT = (24, 12, 4)
-"""Last calls of a rank that are told of, beside the last one in each group; fewer if there is no
-room."""
+"""Last calls of a rank that are reported besides those of its groups; fewer if space is short."""
 _OPENED = 1 << 18
 """Bytes of a node's trails that are looked at."""
 _MOST_OPERATIONS = 64
@@ -36,14 +34,14 @@ _LARGEST = 1 << 53
 
 
 class Trails(NamedTuple):
-    """What the recordings of some ranks come down to. Times are seconds before now: less than 0."""
+    """Holds the condensed recordings of some ranks. Times are seconds before now: less than 0."""
 
     operations: Mapping[int, Sequence[Operation]]
-    """Of each rank, in the order in which they began."""
+    """The operations of each rank, in the order in which they began."""
     stands: Mapping[int, Whereabouts]
-    """By rank."""
+    """The whereabouts of each rank."""
     groups: Mapping[int, Group]
-    """By their numbers."""
+    """The groups by their numbers."""
 
 
 class Node(NamedTuple):
@@ -54,20 +52,20 @@ class Node(NamedTuple):
 
 
 class Concluded(NamedTuple):
-    """What the trails of all nodes prove."""
+    """Holds what the trails of all nodes prove."""
 
     suspicions: Sequence[Suspicion]
     told: Told
-    """What goes into words."""
+    """The names and places that are put into words."""
 
     @property
     def culprit(self) -> Suspicion | None:
-        """What explains the rest; None if all are in step."""
+        """Return the suspicion that explains the rest; None if all are in step."""
         return culprit(self.suspicions)
 
     @property
     def lines(self) -> list[str]:
-        """In words, the culprit first."""
+        """Return lines in words, the culprit first."""
         first = self.culprit
         if first is None:
             return []
@@ -80,7 +78,7 @@ NOTHING = Concluded((), Told())
 
 
 def conclude(nodes: Sequence[Node]) -> Concluded:
-    """What the records of these nodes prove together."""
+    """Return what the records of these nodes prove together."""
     operations = {rank: held for node in nodes for rank, held in node.trails.operations.items()}
     groups = {number: each for node in nodes for number, each in node.trails.groups.items()}
     several = len({node.name for node in nodes}) > 1
@@ -99,7 +97,7 @@ def conclude(nodes: Sequence[Node]) -> Concluded:
 
 
 def doing(stands: Whereabouts) -> str:
-    """ "in section data since 31 s, step 12"; "" is unknown."""
+    """Return a text such as "in section data since 31 s, step 12"; "" is unknown."""
     parts = []
     if stands.section:
         parts.append(f"in section {printable(stands.section)} since {max(-stands.since, 0):.1f} s")
@@ -112,7 +110,7 @@ def doing(stands: Whereabouts) -> str:
 
 
 def encode(trails: Trails) -> str:
-    """Trails as text, shorter where they would not fit; "" if there is nothing, or no room."""
+    """Return trails as text, shorter if they would not fit; "" if there is nothing, or no room."""
     for most in _KEPT if any(trails.operations.values()) else ():
         plain = json.dumps(_plain(trails, most), separators=(",", ":")).encode()
         text = base64.b64encode(zlib.compress(plain, 9)).decode()
@@ -136,8 +134,11 @@ def _plain(trails: Trails, most: int) -> Mapping[str, Any]:
 
 
 def last(held: Sequence[Operation], most: int) -> list[Operation]:
-    """The first one, if it is the worker's first; all that have not ended well; the last `most`;
-    and the last one in each of the groups that it called last, of messages in each direction.
+    """Return the operations that are worth keeping.
+
+    These are the first one, if it is the worker's first; all that have not ended well; the last
+    `most`; and the last one in each of the groups that it called last, of messages in each
+    direction.
     """
     kept: dict[object, Operation] = {}
     for each in reversed(held):
@@ -164,7 +165,7 @@ def _call(each: Operation) -> Sequence[Any]:
 
 
 def decode(text: str, ranks: Iterable[int]) -> Trails | None:
-    """What was told of these ranks; None if it makes no sense."""
+    """Return what was reported of these ranks; None if it makes no sense."""
     allowed = {*ranks}
     try:
         packed = base64.b64decode(text[: 2 * TRAIL_CHARS], validate=True)

@@ -17,8 +17,9 @@ from torshrun.text import format_ranks
 
 
 def unmade(case: Incident) -> Verdict | None:
-    """Ranks that wait for a file to appear, or for keys of the store, while others are to make it:
-    a file those that are not in a collective.
+    """Judge ranks that wait for a file to appear, or for keys of the store, which others must make.
+
+    A file must be made by those that are not in a collective.
     """
     waiting = [each for each in case.witnesses if each.end == "stopped" and _waits(each)]
     if not waiting:
@@ -40,7 +41,9 @@ def unmade(case: Incident) -> Verdict | None:
 
 
 def _kept_from_it(others: Sequence[RankReport], lack: str) -> Verdict | None:
-    """Who alone had handled an exception, of ranks that went on without what the others lack."""
+    """Blame the only rank that had handled an exception, among ranks that continued without making
+    what the others lack; None if it is not only one.
+    """
     handled = [each for each in others if each.logged]
     if len(handled) != 1:
         return None
@@ -66,7 +69,7 @@ def _waits(witness: RankReport) -> bool:
 
 
 def _asks(witness: RankReport) -> bool:
-    """Whether it waits for keys of the store."""
+    """Return whether it waits for keys of the store."""
     return bool(witness.standing and witness.standing.call == KEYS)
 
 
@@ -75,7 +78,7 @@ def _ranks(witnesses: Sequence[RankReport]) -> str:
 
 
 def _absent(apart: Sequence[RankReport], why: str, advice: str) -> Diagnosis:
-    """What is said of ranks that have not made what others wait for: in a clean-up most likely an
+    """Describe ranks that have not made what others wait for: in a clean-up, most likely an
     exception has kept them from it.
     """
     if not all(each.standing and each.standing.cleans for each in apart):
@@ -93,8 +96,8 @@ _LET_IT_OUT = (
 
 
 def unset(case: Incident) -> Verdict | None:
-    """Ranks whose store did not have keys of the program's own in time: if all others were in
-    collectives, whoever asks may have asked for the wrong ones.
+    """Judge ranks whose store did not have keys of the program's own in time: if all others were in
+    collectives, the ranks that asked may have asked for the wrong keys.
     """
     keys = {each.rank: match[1] for each in case.followers if (match := _UNSET.search(each.said))}
     others = [each for each in case.witnesses if each.rank not in keys]
@@ -118,12 +121,15 @@ _UNSET = re.compile(
     r"wait timeout after \d+ms, keys: \S*default_pg/0//"
     r"(?!(?:cpu|cuda|xpu)//|\S*(?:barrier|init_|worker_count))(\S+)"
 )
-"""Keys that the groups make for themselves are none of the program's."""
+"""Matches a key of the program; keys that groups make for themselves are none."""
 _SAME_KEY = "Compare the names of keys that ranks set and ask for, with their prefixes."
 
 
 def not_made(case: Incident) -> Verdict | None:
-    """Who said that it could not make the file that others then did not find, and went on."""
+    """Blame ranks that could not make a file, by their own words, and continued.
+
+    Others then did not find that file.
+    """
     own = case.own
     missing = [_names(each) for each in own]
     if not own or not all(missing):
@@ -138,8 +144,8 @@ def not_made(case: Incident) -> Verdict | None:
 
 
 def taken_away(case: Incident) -> Verdict | None:
-    """Who said that it removes what others then did not find: it may have been too early, or they
-    too late.
+    """Blame ranks that said that they remove what others then did not find: it may have been too
+    early, or the others too late.
     """
     missing = [each for each in case.own if each.reading.kind is Kind.NO_FILE]
     if not missing or len(missing) < len(case.own):
@@ -166,13 +172,13 @@ _AGREE = (
 
 
 def _takes(said: str, path: str) -> bool:
-    """Whether these words name that file, or a folder of several parts that it lies in."""
+    """Return whether these words name that file, or a folder of several parts that contains it."""
     named = [each for each in PATH_IN_WORDS.findall(said) if "/" in each or "." in each]
     return any(f"/{path}/".find(f"/{each.strip('./~')}/") >= 0 for each in named)
 
 
 def _of_makers(makers: Sequence[RankReport], lack: str) -> Verdict:
-    """Of ranks that said they could not make a file, which others lack."""
+    """Judge ranks that said they could not make a file, which others lack."""
     first = makers[0]
     known = by_words([first.unmade], "")
     why = f"{_ranks(makers)} could not make a file, and went on ({first.unmade}). {lack}"
@@ -188,7 +194,7 @@ _TELL = (
 
 
 def _names(witness: RankReport) -> set[str]:
-    """The files that it did not find, or for which it gave up waiting, without their folders."""
+    """Return the names of files that it did not find, or for which it gave up waiting."""
     if witness.reading.kind is not Kind.NO_FILE and not _GAVE_UP.search(witness.said):
         return set()
     return {name.rpartition("/")[2] for name in _FILE.findall(witness.said)}
@@ -202,8 +208,8 @@ def _is_named(name: str, said: str) -> bool:
 
 
 def given_up(case: Incident) -> Verdict | None:
-    """Most ranks gave up waiting for something of their own, in the same way, while the others were
-    at work elsewhere, outside of collectives.
+    """Judge a round in which most ranks gave up waiting for something of their own, in the same
+    way, while the others were at work elsewhere, outside of collectives.
     """
     own, still = case.own, [each for each in case.away if not _waits(each)]
     is_most = len(own) > len(still) > 0 and len(own) + len(still) == len(case.witnesses)

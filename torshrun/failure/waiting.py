@@ -22,7 +22,7 @@ from torshrun.text import format_ranks
 
 
 def pointed_at(case: Incident) -> Verdict | None:
-    """Who is pointed at, and points at nobody."""
+    """Judge ranks that others point at, and that point at nobody."""
     ends = case.ends
     if not ends:
         return None
@@ -44,8 +44,8 @@ def pointed_at(case: Incident) -> Verdict | None:
 
 
 def ended_too_early(case: Incident, done: Collection[int]) -> Verdict:
-    """Of ranks that ended well while others still needed them; one that alone goes on after that
-    has most likely made a call too many.
+    """Judge ranks that ended well while others still needed them. If only one rank continues after
+    that, it has most likely made a call too many.
     """
     left = [each for each in case.witnesses if each.end != "done"]
     if len(left) == 1 < len(done) and call_of(left[0]):
@@ -54,7 +54,7 @@ def ended_too_early(case: Incident, done: Collection[int]) -> Verdict:
 
 
 def _alone_in(witness: RankReport, done: Collection[int]) -> Diagnosis:
-    """What is said of a rank that makes a call after all others have ended well."""
+    """Describe a rank that makes a call after all others have ended well."""
     why = f"rank {witness.rank} alone went on, and waited in {where_it_waits(witness)} for others, "
     why += f"but {format_ranks(done)} had come to the end of the program, with exit code 0."
     return Diagnosis(Kind.MISSING, why, _TO_ALL)
@@ -68,7 +68,7 @@ _TO_ALL = (
 
 
 def cleaning(case: Incident) -> Verdict | None:
-    """Who stood in a clean-up while the others still waited in what comes before it."""
+    """Judge ranks that were in a clean-up while the others still waited in what comes before it."""
     there = {each.rank for each in case.witnesses if each.standing and each.standing.cleans}
     ranks = {rank for rank in there if case.by_rank[rank].end == "stopped"}
     waiting = [each.rank for each in case.waiting if each.rank not in there]
@@ -88,7 +88,7 @@ _LET_IT_OUT = (
 
 
 def _in_another(case: Incident, ends: Mapping[int, str]) -> Verdict:
-    """Of ranks that others wait for, and that were in a collective themselves."""
+    """Judge ranks that others wait for, and that were in a collective themselves."""
     pointing = {each.rank: call_of(each) for each in case.of(case.edges.keys())}
     calls = {**pointing, **ends}
     if MESSAGES & {*calls.values()}:
@@ -107,7 +107,7 @@ _UNHEARD = "others lost it, and nothing is known of its node"
 
 
 def circle(case: Incident) -> Verdict | None:
-    """Ranks that point at each other."""
+    """Judge ranks that point at each other."""
     ranks = case.circles
     if not ranks:
         return None
@@ -123,7 +123,7 @@ def circle(case: Incident) -> Verdict | None:
 
 
 def _mutual(case: Incident, ranks: Collection[int], calls: Mapping[int, str]) -> Verdict:
-    """Of ranks that wait for each other, in these calls."""
+    """Judge ranks that wait for each other, in these calls."""
     names = set(calls.values())
     who, what = format_ranks(ranks), listed(calls)
     told_calls = {each.rank: comparable(each.call) for each in case.of(ranks)}
@@ -148,20 +148,20 @@ def _mutual(case: Incident, ranks: Collection[int], calls: Mapping[int, str]) ->
 
 
 def _seen(case: Incident, ranks: Collection[int]) -> Mapping[int, str]:
-    """Their calls, as their stacks show them; {} if one does not."""
+    """Return the calls of `ranks`, as their stacks show them; {} if one does not."""
     found = {each.rank: full_call(each) for each in case.of(ranks) if _is_seen(each)}
     return found if found.keys() == {*ranks} else {}
 
 
 def _in_groups(case: Incident, ranks: Collection[int]) -> Mapping[int, str]:
-    """Their calls with the groups that their lines give to them; {} if one does not show it."""
+    """Return the calls of `ranks` with the groups in their lines; {} if one does not show it."""
     stands = [(each.rank, each.standing) for each in case.of(ranks)]
     found = {rank: at.in_group for rank, at in stands if at and at.group < 0 and at.in_group}
     return found if found.keys() == {*ranks} else {}
 
 
 def _is_seen(witness: RankReport) -> bool:
-    """Whether its call is known with what all ranks give to it alike, by its stack."""
+    """Return whether its call, with what all ranks give to it alike, is known by its stack."""
     standing = witness.standing
     return bool(standing and standing.group < 0 and comparable(standing.full) == standing.full)
 
@@ -170,7 +170,7 @@ _IN_VAIN = "they were in the same collective, and what they send does not arrive
 
 
 def absent(case: Incident) -> Verdict | None:
-    """Who stood outside of the collectives that others waited in."""
+    """Judge ranks that were outside of the collectives that others waited in."""
     away = {each.rank for each in case.away}
     if not away or not (case.waiting or case.claims("late")):
         return None
@@ -178,7 +178,7 @@ def absent(case: Incident) -> Verdict | None:
 
 
 def _why_absent(case: Incident, ranks: Collection[int]) -> Diagnosis:
-    """What kept ranks from a collective that others waited in."""
+    """Return what kept ranks from a collective that others waited in."""
     found = case.of(ranks)
     thread = next((each.thread for each in found if each.thread), "")
     if thread:
@@ -208,7 +208,7 @@ def _why_absent(case: Incident, ranks: Collection[int]) -> Diagnosis:
 
 
 def _in_the_way(witness: RankReport) -> str:
-    """The file that it tries to make again and again, and that is there already; "" is none."""
+    """Return the file that it tries to make again and again, but that exists; "" is none."""
     tries = witness.standing and witness.standing.cleanup == IN_RETRY
     found = _IS_THERE.search(witness.handles) if tries else None
     return f"the file {found[1]} to go away, {_LEFT_OR_HELD}" if found else ""
@@ -225,7 +225,7 @@ _LEFT_BEHIND = "which a process that was killed may have left behind"
 
 
 def elsewhere(case: Incident) -> Verdict | None:
-    """Ranks that waited in different collectives, or for each other."""
+    """Judge ranks that waited in different collectives, or for each other."""
     # Who is ahead of others is not the one who keeps them waiting.
     behind = [each for each in case.waiting if each.rank not in case.edges] or case.waiting
     calls = {each.rank: call_of(each) for each in behind}
@@ -248,7 +248,7 @@ def elsewhere(case: Incident) -> Verdict | None:
 
 
 def _is_root(witness: RankReport) -> bool:
-    """Whether it is the root of what it waits in, so that it may well be there in time."""
+    """Return whether it is the root of what it waits in, so that it may well be there in time."""
     root = _ROOT.search(witness.standing.full if witness.standing else "")
     return root is not None and int(root[1]) == witness.rank
 
@@ -257,8 +257,8 @@ _ROOT = re.compile(r"^(?!i?send|i?recv)\w+\((?:src|dst)=([0-9]{1,7})\b")
 
 
 def _besides_root(case: Incident, ranks: Collection[int]) -> Verdict:
-    """Of ranks in one collective, while a root waits for one of them in another: who stands at
-    another place than the rest.
+    """Judge ranks in one collective, while a root waits for one of them in another: the rank at a
+    different place from the rest is to blame.
     """
     places = {each.rank: each.standing.place for each in case.of(ranks) if each.standing}
     odd = odd_one(places)
@@ -269,7 +269,7 @@ def _besides_root(case: Incident, ranks: Collection[int]) -> Verdict:
 
 
 def _without_counterpart(case: Incident, ranks: Collection[int]) -> Diagnosis:
-    """Of messages, it is not known between whom, that others do not wait in."""
+    """Describe messages between unknown ranks that have no counterpart among the others."""
     lines = [f"rank {each.rank} in {where_it_waits(each)}" for each in case.of(ranks)[:_MOST_SHOWN]]
     others = [each for each in case.waiting if each.rank not in ranks]
     calls = {each.rank: call_of(each) for each in others}

@@ -1,4 +1,4 @@
-"""The words in which a verdict is told, and what it is concluded from. Pure."""
+"""Words a verdict, and the facts from which it is concluded. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torshrun.text import format_ranks
 
 
 class Verdict(NamedTuple):
-    """Who is to blame, or may be, and why."""
+    """Names the ranks that are, or may be, to blame, and why."""
 
     ranks: Collection[int]
     certainty: Certainty
@@ -24,7 +24,7 @@ class Verdict(NamedTuple):
 
 
 def manner_of(case: Incident, verdict: Verdict) -> str:
-    """How who is to blame ended: of several the first."""
+    """Return how the first of those to blame ended."""
     if verdict.certainty == "undecided":
         return str(verdict.reading.kind)
     found = case.of(verdict.ranks)
@@ -42,7 +42,7 @@ def manner_of(case: Incident, verdict: Verdict) -> str:
 
 
 def told(case: Incident, kind: Kind, ranks: Collection[int], what: str = "") -> Diagnosis:
-    """What is said of ranks to blame by what others did; `what` they did themselves."""
+    """Describe ranks to blame by what others did; `what` is what they themselves did."""
     others = {each.rank: each for each in [*case.followers, *case.waiting]}
     waiting = [each for rank, each in sorted(others.items()) if rank not in ranks]
     call = next((full_call(each) for each in waiting if call_of(each)), "a collective")
@@ -56,12 +56,12 @@ def told(case: Incident, kind: Kind, ranks: Collection[int], what: str = "") -> 
 
 
 def differ(ranks: Collection[int], calls: Mapping[int, str]) -> Diagnosis:
-    """What is said of ranks that called different things."""
+    """Describe ranks that called different things."""
     return of_ranks(Kind.MISMATCH, format_ranks(ranks) if ranks else "", listed(calls), "")
 
 
 def with_debugging(case: Incident, reading: Diagnosis) -> Diagnosis:
-    """With how torch's groups tell more, where those have found a mismatch and name no calls."""
+    """Add how to make torch's groups tell more, if they found a mismatch and name no calls."""
     claims = case.claims("mismatch")
     is_torchs = any("torch " in f" {each.versions}" for each in claims)
     if reading.kind is not Kind.MISMATCH or not is_torchs or any(_calls(each) for each in claims):
@@ -73,7 +73,7 @@ _DEBUGGING = "TORCH_DISTRIBUTED_DEBUG=DETAIL has torch name both calls."
 
 
 def with_backward(reading: Diagnosis) -> Diagnosis:
-    """With what ranks wait for in backward(), where that is a call that it tells of."""
+    """Add what ranks wait for in backward(), if the diagnosis mentions that call."""
     if not _IN_BACKWARD.search(reading.why):
         return reading
     return reading._replace(advice=f"{reading.advice} {_BACKWARD}".strip())
@@ -91,13 +91,13 @@ def _calls(witness: RankReport) -> Mapping[int, str]:
 
 
 def where_it_waits(witness: RankReport) -> str:
-    """ "recv(src=1, tag=7) at load (train.py:12)"."""
+    """Return the call and its place, as "recv(src=1, tag=7) at load (train.py:12)"."""
     place = witness.standing.place if witness.standing else ""
     return f"{full_call(witness)} at {place}" if place else full_call(witness)
 
 
 def full_call(witness: RankReport) -> str:
-    """The call that it waited in, with its arguments as far as they are known."""
+    """Return the call that it waited in, with its arguments as far as they are known."""
     standing = witness.standing
     return (standing.full if standing else "") or call_of(witness)
 
@@ -112,7 +112,7 @@ def does(witness: RankReport) -> str:
 
 
 def listed(calls: Mapping[int, str]) -> str:
-    """ "rank 0 called f(), ranks 1-2 called g()"."""
+    """Return a text such as "rank 0 called f(), ranks 1-2 called g()"."""
     groups: dict[str, list[int]] = defaultdict(list)
     for rank in sorted(calls):
         groups[calls[rank]].append(rank)
@@ -121,7 +121,7 @@ def listed(calls: Mapping[int, str]) -> str:
 
 
 def evidence(case: Incident, verdict: Verdict) -> tuple[str, ...]:
-    """What others said, and where everybody stood; who is alike together, culprits first."""
+    """Return what others said, and where all ranks were: equal ones grouped, culprits first."""
     lines: dict[str, list[int]] = defaultdict(list)
     order = sorted(case.witnesses, key=lambda each: (each.rank not in verdict.ranks, each.rank))
     for each in order:
@@ -134,7 +134,7 @@ def evidence(case: Incident, verdict: Verdict) -> tuple[str, ...]:
 
 
 def _versions(case: Incident) -> Iterable[str]:
-    """Who runs what, if that differs between ranks that failed."""
+    """Yield which versions ranks run, if these differ between ranks that failed."""
     found: dict[str, list[int]] = defaultdict(list)
     for each in case.failed:
         if each.versions:
@@ -174,5 +174,5 @@ def _place(witness: RankReport) -> Iterable[str]:
 
 
 def _is_of_mesh(witness: RankReport) -> bool:
-    """Whether it stands somewhere in a mesh that its own words do not tell."""
+    """Return whether it has a place in a mesh that its own words do not tell."""
     return bool(witness.standing and witness.standing.mesh not in witness.said)

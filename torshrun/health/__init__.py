@@ -1,1 +1,1 @@
-"""Whether workers still make progress: what they note, what is seen of them, and the verdict."""
+"""Judges whether workers still make progress: what they note, what is seen of them, the verdict."""

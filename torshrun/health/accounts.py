@@ -1,6 +1,4 @@
-"""What agents keep of a round that failed, for torshctl explain: each node's account of how its
-ranks ended, and the root cause.
-"""
+"""Keeps, for torshctl explain, each node's account of a failed round, and the root cause."""
 
 from __future__ import annotations
 
@@ -25,31 +23,31 @@ TOGETHER = 60.0
 
 
 class Account(NamedTuple):
-    """What one node's agent has kept of a round."""
+    """Holds what one node's agent has kept of a round."""
 
     run_id: str
     round: int
     node: int
-    """Its rank."""
+    """The rank of the node."""
     host: str
     ranks: range
     testimony: str
-    """In the form of failure/testimony.py."""
+    """The node's testimony, in the form of failure/exported_reports.py."""
     stacks: Mapping[int, str]
-    """Where ranks stood when they hung."""
+    """The stacks of ranks when they hung."""
 
 
 class Kept(NamedTuple):
-    """What is kept of one round."""
+    """Holds what is kept of one round."""
 
     accounts: list[Account]
-    """By node."""
+    """The accounts, in the order of their nodes."""
     findings: list[str]
-    """What nodes were told to be the root cause, as failure/testimony.py writes it."""
+    """The root cause as nodes learned it, in the form of failure/exported_reports.py."""
 
 
 def save_account(folder: Folder, account: Account) -> None:
-    """Keep it. OSError."""
+    """Save the account of a node. Raises OSError."""
     told = {
         "run_id": account.run_id[:256],
         "round": account.round,
@@ -69,12 +67,15 @@ def save_account(folder: Folder, account: Account) -> None:
 
 
 def save_finding(folder: Folder, number: int, node: int, finding: str) -> None:
-    """Keep the root cause of round `number`, as failure/testimony.py writes it. OSError."""
+    """Save the root cause of round `number`, encoded by failure/exported_reports.py.
+
+    Raises OSError.
+    """
     write_kept(folder, number, f"finding_{node}.json", finding.encode())
 
 
 def write_kept(folder: Folder, number: int, name: str, content: bytes) -> None:
-    """A file of round `number` with this content alone. OSError."""
+    """Write a file of round `number` that has only this content. Raises OSError."""
     path = f"{folder.path}/attempt_{number}/{name}"
     with os.fdopen(folder.open_for_append(path), "wb") as file:
         file.truncate(0)
@@ -82,8 +83,9 @@ def write_kept(folder: Folder, number: int, name: str, content: bytes) -> None:
 
 
 def files_below(folder: Path, pattern: str) -> list[tuple[float, str]]:
-    """When each was written, and its path, the oldest first; without links that lead nowhere.
-    OSError.
+    """Return when each file was written, and its path, the oldest first; broken links are left out.
+
+    Raises OSError.
     """
     found = []
     for path in folder.rglob(pattern):
@@ -93,8 +95,9 @@ def files_below(folder: Path, pattern: str) -> list[tuple[float, str]]:
 
 
 def load_newest(folder: Path) -> Kept:
-    """Of the newest round of which anything is kept below the folder; all nodes of it. Whatever
-    makes no sense counts as not there. OSError.
+    """Return what all nodes kept of the newest round of which anything is kept below the folder.
+
+    Whatever makes no sense is ignored. Raises OSError.
     """
     files = files_below(folder, "account_*.json")
     found = [

@@ -1,8 +1,8 @@
-"""Recordings of several nodes on one clock. Pure.
+"""Aligns recordings of several nodes on one clock. Pure.
 
 What the agents know of the leader's clock is narrowed by what must be so: nobody leaves what waits
 for all before the last has entered it, and nothing is received before it was sent. That alone tells
-how far clocks are apart of which agents know nothing, or by another leader.
+how far apart clocks are of which agents know nothing, or that refer to another leader.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _Key = tuple[object, ...]
 
 
 class _Span(NamedTuple):
-    """What ranks tell of an operation, or of a message."""
+    """Holds what ranks tell of an operation, or of a message."""
 
     entered: float = -_INFINITY
-    """When the last of them had begun it, if others wait for that."""
+    """The time when the last of them had begun it, if others wait for that."""
     left: float = _INFINITY
-    """When the first of them knew that all had, or that the message was there."""
+    """The time when the first of them knew that all had, or that the message had come."""
 
     def joined(self, other: _Span) -> _Span:
         return _Span(max(self.entered, other.entered), min(self.left, other.left))
@@ -39,9 +39,10 @@ _Spans = dict[_Key, _Span]
 
 
 def aligned(dumps: Sequence[Dump]) -> list[Dump]:
-    """The same, in the same order, with all times in seconds before one moment: the latest that is
-    kept, which `at` + `offset` of each says. A dump whose clock is not to be compared with the
-    others' stays as it was, but for its offset, which is None.
+    """Return the dumps in the same order, with all times in seconds before one moment.
+
+    It is the latest moment that is kept, which `at` + `offset` of each says. A dump whose clock
+    cannot be compared with the others' is unchanged, but for its offset, which is None.
     """
     found = _narrowed(dumps)
     pairs = [*zip(dumps, found, strict=True)]
@@ -60,7 +61,7 @@ def _moved(dump: Dump, known: Reading | None, end: float) -> Dump:
 
 
 def _on(record: Record, shift: float, rate: float) -> Record:
-    """The same on another clock."""
+    """Return the record with its times on another clock."""
     operations = [
         each._replace(
             entered=shift + each.entered * rate,
@@ -81,9 +82,9 @@ class _Placed:
 
     def __init__(self) -> None:
         self.spans: _Spans = {}
-        """What they tell, in seconds of that clock, as it is chosen."""
+        """The spans of these nodes, in seconds of that clock, as it is chosen."""
         self.sure: _Spans = {}
-        """The same, as late and as early as their clocks may be wrong."""
+        """The spans, as late and as early as their clocks may be wrong."""
 
     def add(self, own: _Spans, at: float, clock: Reading) -> None:
         for key, (entered, left) in own.items():
@@ -103,7 +104,7 @@ def _doubt(time: float, clock: Reading) -> float:
 
 
 def _narrowed(dumps: Sequence[Dump]) -> list[Reading | None]:
-    """What is known of one clock at each dump's moment; None where that is nothing."""
+    """Return what is known of one clock at each dump's moment; None where that is nothing."""
     leaders = Counter(dump.leader for dump in dumps if dump.reading)
     leader = leaders.most_common(1)[0][0] if leaders else ""
     known = [dump.reading if dump.leader == leader else None for dump in dumps]
@@ -130,8 +131,8 @@ def _width(known: Reading | None) -> float:
 
 
 def _clock(own: _Spans, at: float, known: Reading | None, placed: _Placed) -> Reading | None:
-    """What is known of a node's clock together with what it tells beside the others; None if that
-    is nothing. Where they tell what cannot be, that counts for nothing.
+    """Return what is known of a node's clock together with what it tells beside the others; None if
+    that is nothing. Where they tell something impossible, it is ignored.
     """
     loose = known or _widest(own, at, placed)
     wide = loose and _cut(loose, own, at, placed.sure, WANDER)
@@ -142,7 +143,7 @@ def _clock(own: _Spans, at: float, known: Reading | None, placed: _Placed) -> Re
 
 
 def _cut(loose: Reading, own: _Spans, at: float, others: _Spans, wander: float) -> Reading | None:
-    """What is left of it; None if nothing is."""
+    """Return what remains of `loose` after these limits; None if nothing does."""
     region = Region(loose)
     for seconds, least, most in _limits(own, at, others):
         slack = wander * abs(seconds)
@@ -152,7 +153,7 @@ def _cut(loose: Reading, own: _Spans, at: float, others: _Spans, wander: float) 
 
 
 def _limits(own: _Spans, at: float, others: _Spans) -> Iterator[tuple[float, float, float]]:
-    """Between which offsets a clock is so many seconds after `at`."""
+    """Yield moments in seconds after `at`, with the least and greatest offset of a clock then."""
     for key, (entered, left) in own.items():
         there = others.get(key)
         if there is None:
@@ -164,7 +165,7 @@ def _limits(own: _Spans, at: float, others: _Spans) -> Iterator[tuple[float, flo
 
 
 def _widest(own: _Spans, at: float, placed: _Placed) -> Reading | None:
-    """All that a clock may be of which nothing but these is known; None if they leave it open."""
+    """Return all that a clock may be of which only these spans are known; None if unbounded."""
     limits = [*_limits(own, at, placed.sure)]
     least = [low for _, low, _ in limits if math.isfinite(low)]
     most = [high for _, _, high in limits if math.isfinite(high)]
@@ -180,7 +181,7 @@ def _widest(own: _Spans, at: float, placed: _Placed) -> Reading | None:
 
 
 def _spans(dump: Dump) -> _Spans:
-    """What a node tells of each operation, in seconds after the dump's moment."""
+    """Return what a node tells of each operation, in seconds after the dump's moment."""
     found: _Spans = {}
     for rank, record in dump.records.items():
         for key, span in _of_rank(rank, record).items():
@@ -189,8 +190,8 @@ def _spans(dump: Dump) -> _Spans:
 
 
 def _of_rank(rank: int, record: Record) -> _Spans:
-    """By a key that is the same on all nodes. Of a group that was made again, as by a second
-    init_process_group(), what was told since then.
+    """Return the spans of a rank by keys that are the same on all nodes. If a group was made again,
+    as by a second init_process_group(), only what was told since then counts.
     """
     members = {group.number: group.members for group in record.groups}
     places = {group: of.index(rank) for group, of in members.items() if rank in of}
@@ -208,8 +209,9 @@ def _of_rank(rank: int, record: Record) -> _Spans:
 
 
 def _told(each: Operation, place: int) -> tuple[_Key, _Span]:
-    """Which operations this one is of, and what it tells of others'; `place` is the rank's in the
-    group, -1 if it is unknown. () if it tells nothing.
+    """Return the series that this operation is in, and what it tells of others' operations.
+
+    `place` is the rank's in the group, -1 if it is unknown. The series is () if it tells nothing.
     """
     left = each.left if each.state == "done" and each.path not in _LEAVES_EARLY else None
     seen = each.came if each.came is not None else left

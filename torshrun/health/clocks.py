@@ -1,10 +1,11 @@
-"""How far another node's monotonic clock is ahead, with a bound that holds. Pure: no clock, no I/O.
+"""Estimates how far another node's monotonic clock is ahead, with a bound that holds.
 
-An exchange is a message and its answer. The other clock's stamps of it lie between one's own, which
-bounds the offset from both sides (Cristian 1989), however long either way took: a late message says
-little, and nothing wrong. All bounds of a window hold at once (Marzullo 1984), along a line, as
-clocks drift. So what may be is a convex polygon of offsets and drifts, and each exchange cuts two
-half-planes from it. Where RFC 5905 estimates errors by their spread, this is an interval.
+Everything here is pure: no clock, no I/O. An exchange is a message and its answer. The other
+clock's stamps of it lie between one's own, which bounds the offset from both sides (Cristian 1989),
+however long either way took: a late message says little, and nothing wrong. All bounds of a window
+hold at once (Marzullo 1984), along a line, as clocks drift. So the possible values are a convex
+polygon of offsets and drifts, and each exchange cuts two half-planes from it. Where RFC 5905
+estimates errors by their spread, this is an interval.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 MOST_DRIFT = 500e-6
-"""By how much one clock may run faster than another: as much as Linux lets NTP correct one."""
+"""The most by which a clock may run faster than another: as much as Linux lets NTP correct."""
 WANDER = 2e-6
-"""By how much that may change within a minute or two: quartz changes by some 0.1 ppm a degree."""
+"""The most by which that may change in a minute or two: quartz changes some 0.1 ppm a degree."""
 _ROUNDING = 2e-9
 """Seconds."""
 _KEPT = 64
@@ -32,48 +33,48 @@ class Exchange(NamedTuple):
 
     sent: float
     received: float
-    """By the other's clock, as the next."""
+    """The time when it was received by the other's clock, as is `answered`."""
     answered: float
     came: float
-    """When the answer was there."""
+    """The time when the answer had arrived."""
 
     @property
     def is_sound(self) -> bool:
-        """Whether there can be such an exchange."""
+        """Return whether there can be such an exchange."""
         is_finite = all(map(math.isfinite, self))
         return is_finite and self.came >= self.sent and self.answered >= self.received
 
 
 class Reading(NamedTuple):
-    """Another clock, as it is known at one moment of one's own."""
+    """Describes another clock, as it is known at one moment of one's own."""
 
     offset: float
     """Seconds to be added to one's own clock."""
     bound: float
-    """By how much that may be wrong."""
+    """The most by which `offset` may be wrong, in seconds."""
     drift: float = 0.0
-    """By how much the offset grows in a second."""
+    """The seconds by which the offset grows in a second."""
     drift_bound: float = 0.0
 
     def bound_at(self, seconds: float) -> float:
-        """The same for the offset, grown by the drift, so long before or after the moment."""
+        """Return the bound of the offset, grown by the drift, `seconds` from the moment."""
         return self.bound + (self.drift_bound + WANDER) * abs(seconds)
 
 
 SAME = Reading(0.0, 0.0)
-"""Of one's own clock."""
+"""The reading of one's own clock."""
 
 
 class CommonClock(NamedTuple):
     """The leader's clock, as it is known at one moment of this node's."""
 
     leader: str
-    """Its node id."""
+    """The node id of the leader."""
     reading: Reading
 
 
 class Region:
-    """What the offset at a moment, and the drift, may be: a convex polygon around `base`."""
+    """Represents the possible offsets at a moment, and drifts: a convex polygon around `base`."""
 
     def __init__(self, reading: Reading) -> None:
         self._base = reading.offset
@@ -93,8 +94,9 @@ class Region:
         ]
 
     def cut(self, seconds: float, least: float, most: float) -> bool:
-        """So many seconds after the moment the offset is no less and no more than that. Whether
-        anything is left; if not, nothing is cut.
+        """Limit the offset `seconds` after the moment to `least` to `most`.
+
+        Returns whether anything remains; if not, nothing is cut.
         """
         corners = _below(self._corners, seconds, most - self._base + _ROUNDING)
         corners = _below([(-a, -r) for a, r in corners], seconds, self._base - least + _ROUNDING)
@@ -104,7 +106,7 @@ class Region:
 
     @property
     def reading(self) -> Reading:
-        """The middle of what may be, which is in the polygon."""
+        """Return the middle of the possible values, which is in the polygon."""
         low, high = min(self._corners), max(self._corners)
         drifts = [drift for _, drift in self._corners]
         drift = (low[1] + high[1]) / 2
@@ -117,7 +119,10 @@ class Region:
 
 
 def _below(corners: Sequence[Point], seconds: float, most: float) -> list[Point]:
-    """The part of a convex polygon where offset + drift × seconds <= most (Sutherland, Hodgman)."""
+    """Return the part of a convex polygon where offset + drift × seconds <= most.
+
+    The algorithm is that of Sutherland and Hodgman.
+    """
     found: list[Point] = []
     over = [offset + drift * seconds - most for offset, drift in corners]
     for place, (offset, drift) in enumerate(corners):
@@ -132,7 +137,7 @@ def _below(corners: Sequence[Point], seconds: float, most: float) -> list[Point]
 
 
 class ClockEstimator:
-    """Another node's clock, from the exchanges with it."""
+    """Estimates another node's clock from the exchanges with it."""
 
     def __init__(self) -> None:
         self._exchanges: deque[Exchange] = deque(maxlen=_KEPT)
@@ -143,7 +148,7 @@ class ClockEstimator:
             self._exchanges.append(exchange)
 
     def at(self, moment: float) -> Reading | None:
-        """What is known of the clock at this moment of one's own; None if that is nothing.
+        """Return what is known of the clock at this moment of one's own; None if that is nothing.
 
         Exchanges that contradict later ones are of a clock that was set, or had stopped: they are
         forgotten.
@@ -161,7 +166,7 @@ class ClockEstimator:
 
 
 def _widest(exchange: Exchange, moment: float) -> Region:
-    """All that may be by one exchange, and more."""
+    """Return all that is possible by one exchange, and more."""
     middle = (exchange.received - exchange.sent + exchange.answered - exchange.came) / 2
     away = max(abs(moment - exchange.sent), abs(moment - exchange.came))
     most = exchange.came - exchange.sent + 2 * (MOST_DRIFT + WANDER) * away + _ROUNDING

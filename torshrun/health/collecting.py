@@ -37,7 +37,7 @@ from torshrun.health.packed import Piece, join, pack
 from torshrun.health.ring import Ring
 
 MOST_BYTES = 64 << 20
-"""What a collector keeps of a trace at most."""
+"""The most bytes that a collector keeps of a trace."""
 _LOOK = struct.Struct(f"={FIRST_ENTRY}Q")
 _VALUE = struct.Struct("=d")
 _ENTRY, _NOTE = 8 * ENTRY_WORDS, 8 * NOTE_WORDS
@@ -48,16 +48,19 @@ _OLD = ENTRIES // 2
 _MOST_LATE = 64
 _LONGEST, _SHORTEST = 0.05, 0.0005
 _REST = 9.0
-"""For how many times as long as it works a collector rests at least."""
+"""A collector rests at least this many times as long as it works."""
 _NICE = 10
 _STEP = KINDS.index("step")
 
 
 class Collector:
-    """Of the recordings in one file. Whoever makes it closes it."""
+    """Collects the recordings in one file. Whoever creates it closes it."""
 
     def __init__(self, path: str, *, most_bytes: int = MOST_BYTES) -> None:
-        """`path`: layout.file_beside() gives it. OSError if it is no such file."""
+        """Open the recordings at `path`, which layout.file_beside() gives.
+
+        Raises OSError if it is no such file.
+        """
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
         self._descriptor = os.open(path, flags)
         header = os.pread(self._descriptor, 24, 0).ljust(24, b"\0")
@@ -78,26 +81,27 @@ class Collector:
 
     @property
     def steps(self) -> Sequence[float | None]:
-        """The last step of each worker that was seen."""
+        """Return the last step of each worker that was seen."""
         return [each.step for each in self._followed]
 
     @property
     def is_replaced(self) -> bool:
-        """Whether the file has been removed, as before another round, or in the end."""
+        """Return whether the file has been removed, as before another round, or in the end."""
         return os.fstat(self._descriptor).st_nlink == 0
 
     def watch(self) -> float:
-        """Look which `steps` the workers are at, and keep nothing; when to call this again, as of
-        collect(). What is held then is collected by the first call of that.
+        """Look which `steps` the workers are at, and keep nothing. Returns the seconds after which
+        to call this again, as collect() does. What is held then is collected by the first call of
+        that.
         """
         begin, self._is_watching = time.monotonic(), True
         most = max((each.watch() for each in self._followed), default=0)
         return self._pause(most, begin)
 
     def collect(self) -> float:
-        """Copy what is new, if it is much; in how many seconds this wants to be called again.
+        """Copy what is new, if it is much. Returns the seconds after which to call this again.
 
-        Until full_at is set, and nothing more is collected.
+        Call it until full_at is set, after which nothing more is collected.
         """
         begin = time.monotonic()
         for each in self._followed if self._is_watching else ():
@@ -118,7 +122,7 @@ class Collector:
         return max(pause, _SHORTEST, _REST * (now - begin))
 
     def finish(self, about: Mapping[str, object]) -> bytes:
-        """All of it as a trace, with what is still under way; read_trace() reads it."""
+        """Return all of it as a trace, with what is still under way; read_trace() reads it."""
         if self.full_at is None:
             for each in self._followed:
                 each.look()
@@ -150,7 +154,7 @@ class Collector:
 
 
 class Steps(NamedTuple):
-    """Those to be collected."""
+    """Holds the steps to be collected."""
 
     first: int
     last: int
@@ -164,11 +168,15 @@ def collect_for(
     steps: Steps | None = None,
     most_bytes: int = MOST_BYTES,
 ) -> bytes:
-    """The trace of so many seconds, or of those until it is not wanted any more, which is looked at
-    20 times a second; with `steps` of these, which are waited for as long. OSError if `path` holds
-    no recordings, LookupError that says why if the steps have gone by or do not come.
+    """Collect for `seconds`, or until the trace is not wanted any more, and return the trace.
 
-    It sleeps most of the time, so it wants a thread of its own, which gives way to workers.
+    Whether it is wanted is checked 20 times a second. With `steps`, only these are collected, and
+    `seconds` includes the time to wait for them. It sleeps most of the time, so it needs a thread
+    of its own, which yields to workers.
+
+    Raises:
+        OSError: `path` holds no recordings.
+        LookupError: The steps have passed or do not come; the error says why.
     """
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
     collector, wait = Collector(path, most_bytes=most_bytes), StepWait(steps)
@@ -189,19 +197,19 @@ def collect_for(
 
 
 class StepWait:
-    """Whether the steps that are wanted go by just now."""
+    """Tells whether the steps that are wanted pass just now."""
 
     def __init__(self, steps: Steps | None) -> None:
-        """None: everything is wanted."""
+        """Wait for these steps; None means that everything is wanted."""
         self._steps = steps
         self._at: list[float] = []
         self.has_begun = steps is None
-        """Whether they are about to begin, or have."""
+        """True if they are about to begin, or have begun."""
         self.is_over = False
-        """Whether all ranks are beyond them."""
+        """True if all ranks are beyond them."""
 
     def look(self, told: Iterable[float | None]) -> None:
-        """The last step of each worker; None of those that have told none."""
+        """Note the last step of each worker; None for those that have reported none."""
         self._at = [step for step in told if step is not None]
         if self._steps is None or not self._at:
             return
@@ -209,7 +217,7 @@ class StepWait:
         self.has_begun |= not self.is_over and max(self._at) >= self._steps.first - 1
 
     def why_none(self, seconds: float) -> str:
-        """Why there is nothing of them after so long; "" if there is."""
+        """Return why there is nothing of them after `seconds`; "" if there is."""
         if self._steps is None:
             return ""
         if not self._at:
@@ -226,7 +234,7 @@ class StepWait:
 
 
 class _Followed:
-    """What one worker has noted, from the oldest that is held on."""
+    """Follows what one worker has noted, from the oldest that is held."""
 
     def __init__(self, descriptor: int, place: int) -> None:
         self.place = place
@@ -252,7 +260,7 @@ class _Followed:
         return Ring(self._descriptor, at, rows, words, count)
 
     def look(self) -> int:
-        """Look how many operations and notes there are; how many more there are than before."""
+        """Look how many operations and notes there are; return how many more than before."""
         header = os.pread(self._descriptor, _LOOK.size, self._base).ljust(_LOOK.size, b"\0")
         head = layout.Head(*_LOOK.unpack(header))
         begun, notes_begun, names = head.begun, head.notes_begun, head.names_taken
@@ -272,7 +280,7 @@ class _Followed:
         return min(more, ENTRIES)
 
     def watch(self) -> int:
-        """As look(), of steps alone."""
+        """Follow steps only, and return what look() does."""
         more = self.look()
         self._copy_notes()
         self._notes.drop()
@@ -287,7 +295,7 @@ class _Followed:
             self._copy_notes()
 
     def take(self, *, is_last: bool = False) -> list[Piece]:
-        """What was copied, once it is much."""
+        """Return what was copied, once it is much."""
         late, self._ended_late = self._ended_late, []
         entries = self._entries.take(is_last=is_last)
         notes = self._notes.take(is_last=is_last)
@@ -320,9 +328,10 @@ class _Followed:
     def _taken(
         self, first: int, content: bytes, again: bytes, *, is_last: bool, is_first: bool
     ) -> bytes:
-        """The entries in front that are to be taken now: those that will not change any more, and
-        those that take very long, which are taken once more when they have ended. Zeros stand for
-        numbers that no operation has.
+        """Return the entries in front that are to be taken now.
+
+        These are the ones that will not change any more, and those that take very long, which are
+        taken once more when they have ended. Numbers without an operation have zeros.
         """
         marks = array("Q", content)[::ENTRY_WORDS]
         usual = range((first + 1) << 2 | LEFT, (first + 1 + len(marks)) << 2 | LEFT, 4)

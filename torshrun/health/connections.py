@@ -1,4 +1,4 @@
-"""How fast this host's TCP connections to other hosts deliver.
+"""Measures how fast this host's TCP connections to other hosts deliver.
 
 The kernel measures that for each connection (tcp_info's delivery rate: when it was last limited by
 the network, and not by who writes); a socket asks for all of this network namespace (sock_diag).
@@ -21,16 +21,16 @@ _HEADER = struct.Struct("=IHHII")
 _MESSAGE_BYTES = 72
 _ADDRESSES, _INODE = 8, 68
 _ACKED, _RATE = 120, 160
-"""Where tcpi_bytes_acked and tcpi_delivery_rate, in bytes a second, are in struct tcp_info."""
+"""Offsets of tcpi_bytes_acked and tcpi_delivery_rate, in bytes a second, in struct tcp_info."""
 _MOST_BYTES = 1 << 22
 _ENOUGH = 1 << 17
 """Bytes of a connection between two looks, below which its rate says nothing."""
 _SHARE = 1 / 4
-"""Of the bytes of the busiest one, likewise."""
+"""The share of the bytes of the busiest connection, below which a rate says nothing."""
 
 
 class Connection(NamedTuple):
-    """One to another address."""
+    """Describes a connection to another address."""
 
     acked: int
     """Bytes that have arrived."""
@@ -39,7 +39,7 @@ class Connection(NamedTuple):
 
 
 def connections() -> dict[int, Connection]:
-    """By their inodes; {} where it cannot be told."""
+    """Return the connections by their inodes; {} where they are not known."""
     found: dict[int, Connection] = {}
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
@@ -70,7 +70,7 @@ def _messages(asking: socket.socket, family: int) -> Iterator[bytes]:
 
 
 def _read(message: bytes, family: int) -> dict[int, Connection]:
-    """Of one connection; {} if both ends have the same address, or the kernel does not tell."""
+    """Return one connection; {} if both ends have the same address, or the kernel does not tell."""
     size = 4 if family == socket.AF_INET else 16
     source = message[_ADDRESSES : _ADDRESSES + size]
     if len(message) < _MESSAGE_BYTES or source == message[_ADDRESSES + 16 :][:size]:
@@ -90,13 +90,13 @@ def _read(message: bytes, family: int) -> dict[int, Connection]:
 
 
 class RateMeter:
-    """Tells of the connections since it was asked before."""
+    """Measures the rates of connections since the previous call."""
 
     def __init__(self) -> None:
         self._before = connections()
 
     def read(self) -> float | None:
-        """Bytes a second of the slowest of those that were in much use; None is unknown."""
+        """Return the bytes a second of the slowest connection in much use; None is unknown."""
         now, before = connections(), self._before
         self._before = now
         sent = {

@@ -24,7 +24,7 @@ _GRAIN = 0.02  # seconds of CPU that do not count yet: the kernel tells of them 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One worker at one moment."""
+    """Describes one worker at one moment."""
 
     rank: int
     status: WorkerStatus = field(default_factory=WorkerStatus)
@@ -34,29 +34,29 @@ class Sample:
     """Seconds of CPU that it and its descendants have used so far."""
     alive: bool = True
     state: str = ""
-    """Its process's state as in /proc/<pid>/stat; "" is unknown."""
+    """The state of its process as in /proc/<pid>/stat; "" is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankState:
-    """One worker when it was last looked at."""
+    """Describes one worker when it was last looked at."""
 
     sample: Sample
-    """What was seen of it then."""
+    """The sample that was taken of it then."""
     waits_in: Collective | None
     """The collective that it is in; None if it is in none."""
     seconds: float
-    """How long it has been there without meeting anybody, or else was seen to do nothing."""
+    """Seconds since it came there without meeting anybody, or else in which it did nothing."""
     awaits: Awaited | None = None
-    """What it waits for of another rank, if it is in no collective."""
+    """The thing that it waits for of another rank, if it is in no collective."""
     since: Mapping[Collective | Awaited, float] = field(
         default_factory=lambda: MappingProxyType({})
     )
-    """When each group's operation, and what it awaits, was first seen as it still is."""
+    """The time when each group's operation, and what it awaits, was first seen as it still is."""
     idle_since: float = 0.0
-    """When it was last seen doing anything."""
+    """The time when it was last seen doing anything."""
     idle_cpu: float = 0.0
-    """Its seconds of CPU then."""
+    """The seconds of CPU that it had used at `idle_since`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,9 +75,10 @@ class HangDetector:
     """Watches the workers of one round."""
 
     def __init__(self, timeout: float, patience: float) -> None:
-        """`timeout`: seconds without progress that are a hang. `patience`: seconds between two
-        observations after which what was seen before counts no more: somebody stopped the
-        observer, and perhaps the workers.
+        """Watch for `timeout` seconds without progress, which are a hang.
+
+        After `patience` seconds between two observations, what was seen before counts no more:
+        somebody stopped the observer, and perhaps the workers.
         """
         self._timeout = timeout
         self._patience = patience
@@ -85,7 +86,7 @@ class HangDetector:
         self._seen: dict[int, RankState] = {}
 
     def observe(self, now: float, samples: Sequence[Sample]) -> Hang | None:
-        """Take in the state of all workers at `now` (seconds, monotonic); a hang, if it is one."""
+        """Take in the state of all workers at `now` (seconds, monotonic); return a hang, if any."""
         seen = self._seen if now - self._last <= self._patience else {}
         ordered = sorted(samples, key=lambda sample: sample.rank)
         self._seen = {each.rank: _state(seen.get(each.rank), each, now) for each in ordered}
@@ -133,8 +134,8 @@ def _is_idle(seen: RankState, sample: Sample, now: float) -> bool:
 
 
 def _suspect(states: Sequence[RankState]) -> int:
-    """The rank that the others wait for; of those that wait for one another the last, which waits
-    for none, unless they wait in a circle.
+    """Return the rank that the others wait for. Of those that wait for one another it is the last,
+    which waits for none, unless they wait in a circle.
     """
     first = rank = _first_suspect(states)
     by_rank = {state.sample.rank: state for state in states}
@@ -151,7 +152,7 @@ def _suspect(states: Sequence[RankState]) -> int:
 
 
 def _awaited_by(state: RankState, states: Sequence[RankState]) -> int:
-    """Whom a rank waits for; itself if for nobody that is known."""
+    """Return whom a rank waits for; the rank itself if it waits for nobody that is known."""
     if state.waits_in and _lacks_somebody(state, states):
         return _late_in(state.waits_in, states)
     if state.waits_in:
@@ -160,7 +161,7 @@ def _awaited_by(state: RankState, states: Sequence[RankState]) -> int:
 
 
 def _lacks_somebody(state: RankState, states: Sequence[RankState]) -> bool:
-    """Whether somebody is known not to have come to what the rank waits in."""
+    """Return whether a rank is known not to have come to what this one waits in."""
     waited = state.waits_in
     if waited is None:
         return False
@@ -170,7 +171,7 @@ def _lacks_somebody(state: RankState, states: Sequence[RankState]) -> bool:
 
 
 def _first_suspect(states: Sequence[RankState]) -> int:
-    """Whom one waits for that has waited for longest."""
+    """Return the rank for which the one waits that has waited for longest."""
     group = waited_group(states)
     awaiting = [state for state in states if state.awaits]
     if group is not None:
@@ -182,7 +183,7 @@ def _first_suspect(states: Sequence[RankState]) -> int:
 
 
 def _idle(states: Sequence[RankState]) -> int:
-    """Of ranks that do nothing."""
+    """Choose among ranks that do nothing."""
     return min(
         states,
         key=lambda each: (not each.sample.alive, not is_stopped(each), each.sample.rank),
@@ -190,8 +191,10 @@ def _idle(states: Sequence[RankState]) -> int:
 
 
 def _late_in(group: Collective, states: Sequence[RankState]) -> int:
-    """Not one in the furthest operation of the group, and of the rest one that is stopped, else who
-    is furthest behind."""
+    """Return the rank to suspect in a group, which is not one in its furthest operation.
+
+    Of the rest it is one that is stopped, else the one that is furthest behind.
+    """
     having = [state for state in states if find(state.sample.status, group.group)]
     members = having if len(having) >= group.ranks else states  # some have yet to make the group
     progress = {state.sample.rank: _progress(state, group.group) for state in members}
@@ -205,27 +208,27 @@ def _late_in(group: Collective, states: Sequence[RankState]) -> int:
 
 
 def is_waiting(state: RankState) -> bool:
-    """Whether it waits for others, and says so."""
+    """Return whether it waits for others, and says so."""
     return bool(state.waits_in or state.awaits)
 
 
 def waited_group(states: Sequence[RankState]) -> Collective | None:
-    """What the rank is in that has waited for longest, for its group; None if none waits."""
+    """Return the collective of the rank that has waited for longest; None if none waits."""
     waiting = [state for state in states if state.waits_in]
     return max(waiting, key=lambda state: state.seconds).waits_in if waiting else None
 
 
 def _progress(state: RankState, group: int) -> tuple[int, int]:
-    """How far a rank has come in a group: operations entered, rounds met."""
+    """Return how far a rank has come in a group: operations entered, rounds met."""
     found = find(state.sample.status, group)
     return (found.sequence, found.rounds) if found else (-1, -1)
 
 
 def find(status: WorkerStatus, group: int) -> Collective | None:
-    """The last operation of a worker's group; None if it has no such group."""
+    """Return the last operation of a worker's group; None if it has no such group."""
     return next((each for each in status.collectives if each.group == group), None)
 
 
 def is_stopped(state: RankState) -> bool:
-    """Whether its process was stopped by a signal or a debugger."""
+    """Return whether its process was stopped by a signal or a debugger."""
     return state.sample.state in ("T", "t")

@@ -1,4 +1,4 @@
-"""How busy this node's GPUs are, and whether their driver slows them down, as nvidia-smi tells."""
+"""Asks nvidia-smi how busy this node's GPUs are, and whether their driver slows them down."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ _EVERY = "--loop-ms=1000"
 _FRESH = 5.0
 """Seconds for which a line counts."""
 _SLOWED = 0x8 | 0x20 | 0x40 | 0x80
-"""Of NVML's reasons (nvmlClocksThrottleReasons): slowdown by the hardware, heat as the driver and
-as the hardware sees it, power brake. A power cap is not among them: it is usual at full load."""
+"""Flags of NVML's reasons (nvmlClocksThrottleReasons): slowdown by the hardware, heat as the driver
+and as the hardware sees it, power brake. A power cap is not among them: it is usual at full load.
+"""
 _MOST_BYTES = 1 << 16
 
 
 class GpuUsage(NamedTuple):
-    """Of the GPUs that workers may use."""
+    """Describes the use of the GPUs that workers may use."""
 
     busiest: float | None
     """The part of the last second in which the busiest one ran kernels, 0 to 1; None is unknown."""
     is_throttled: bool
-    """Whether one of them is slowed down by heat or for want of power."""
+    """True if one of them is slowed down by heat or for want of power."""
 
 
 UNKNOWN = GpuUsage(None, is_throttled=False)
@@ -54,7 +55,7 @@ class GpuMeter:
                 self._process = _start(program)
 
     def read(self) -> GpuUsage:
-        """What it told last; never waits."""
+        """Return what it reported last; never waits."""
         for line in self._lines():
             with suppress(ValueError):  # a line that says why nothing can be told
                 place, usage = _parsed(line)
@@ -104,7 +105,7 @@ def _start(program: str) -> subprocess.Popen[bytes]:
 
 
 def _parsed(line: str) -> tuple[str, GpuUsage]:
-    """Of a line like "00000000:3B:00.0, 87, 0x0000000000000004"; what is unknown is [N/A]."""
+    """Parse a line like "00000000:3B:00.0, 87, 0x0000000000000004"; what is unknown is [N/A]."""
     pci, share, reasons = (each.strip() for each in line.split(","))
     known = int(reasons, 16) if reasons.startswith("0x") else 0
     busy = min(int(share), 100) / 100 if share.isdecimal() else None
@@ -112,6 +113,6 @@ def _parsed(line: str) -> tuple[str, GpuUsage]:
 
 
 def _place(pci: str) -> str:
-    """A PCI address the way all write it: the driver gives its domain 8 digits, the kernel 4."""
+    """Return a PCI address in one form: the driver gives its domain 8 digits, the kernel 4."""
     domain, _, rest = pci.lower().partition(":")
     return f"{int(domain, 16):x}:{rest}" if rest else ""

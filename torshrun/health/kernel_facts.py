@@ -16,23 +16,23 @@ _FAULTS, _READ = 9, 39
 
 
 class Facts(NamedTuple):
-    """What a process's main thread has had to bear since it began; seconds, but for `faults`."""
+    """Holds what has delayed a process's main thread since it began; seconds, but for `faults`."""
 
     queued: float = 0.0
-    """In which it was to run, and others had the processor."""
+    """Seconds in which it was ready to run, but others had the processor."""
     throttled: float = 0.0
-    """In which its control groups had used up their quota of the processor."""
+    """Seconds in which its control groups had used up their quota of the processor."""
     faults: float = 0.0
     """Pages that were read from a disk for it."""
     read: float = 0.0
-    """In which it waited for a disk; the kernel counts it only where delay accounting is on."""
+    """Seconds in which it waited for a disk; the kernel counts them only with delay accounting."""
 
     def since(self, before: Facts) -> Facts:
         return Facts(*(max(now - then, 0.0) for now, then in zip(self, before, strict=True)))
 
 
 class Process:
-    """One whose facts are asked for now and then."""
+    """Represents a process whose facts are read now and then."""
 
     def __init__(self, pid: int, root: Path = ROOT) -> None:
         self._pid, self._root = pid, root
@@ -40,7 +40,7 @@ class Process:
         self._groups: list[Cgroup] = []
 
     def facts(self) -> Facts:
-        """Zeros for what cannot be read: it may have ended."""
+        """Return the facts, with zeros for what cannot be read: the process may have ended."""
         folder = self._root / f"proc/{self._pid}"
         waits = read_text(folder / "schedstat").split()
         fields = read_text(folder / "stat").rpartition(")")[2].split()
@@ -52,7 +52,7 @@ class Process:
         )
 
     def _throttled(self, named: str) -> float:
-        """Of the control group, of all those that it is in, that had to wait longest."""
+        """Return the seconds of the one of its control groups that had to wait longest."""
         if named != self._named:  # to look for them takes time
             self._named = named
             found = find("cpu", self._root, process=str(self._pid))

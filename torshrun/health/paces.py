@@ -1,4 +1,4 @@
-"""How a worker's steps go: what it has noted, as a summary of those since the one before."""
+"""Summarizes a worker's steps since the previous summary, from what it has noted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torshrun.health.kernel_facts import Facts, Process
 from torshrun.health.recent import Recent
 
 WARM_UP = 3
-"""So many steps of a worker do not count: programs load, compile and allocate in them."""
+"""First steps of a worker that do not count: programs load, compile and allocate in them."""
 
 
 class Pace:
@@ -28,7 +28,7 @@ class Pace:
     def __init__(self, rank: int, recent: Recent, process: Process) -> None:
         self.rank = rank
         self.step_seconds = 0.0
-        """The last steps' median; 0 before there were any."""
+        """The median of the last steps; 0 before there were any."""
         self._recent, self._process = recent, process
         self._operation = self._note = 0  # the first ones that are still of interest
         self._open: list[Note] = []  # sections that had begun before that
@@ -38,7 +38,10 @@ class Pace:
         self._is_noted = False
 
     def look(self) -> RankSummary | None:
-        """Of the steps since the last one that was told of; None if there are none. OSError."""
+        """Return a summary of the steps since the last reported one; None if there are none.
+
+        Raises OSError.
+        """
         latest = self._recent.read(self._operation, self._note)
         held = [*self._open, *latest.notes]
         calls = joined({0: latest})[0]
@@ -58,8 +61,11 @@ class Pace:
     def _spans(
         self, calls: Sequence[Call], held: Sequence[Note]
     ) -> tuple[Source, Collection[Sequence[Span]]]:
-        """The steps, as spans() has them; seconds count only if an operation has ended in each: who
-        loads or waits for long is in none."""
+        """Return the steps, as spans() has them.
+
+        Seconds count only if an operation has ended in each: who loads or waits for long is in
+        none.
+        """
         if self._is_noted:
             return "notes", [noted_spans(held)]
         source, found = spans({0: calls}, {0: held})
@@ -70,7 +76,7 @@ class Pace:
         return source, [[each for each in found[0] if _any_between(moments, each.begin, each.end)]]
 
     def _whole_from(self, latest: Held) -> float:
-        """The moment from which on all is held: what is not read in time is overwritten."""
+        """Return the moment from which all is held: what is not read in time is overwritten."""
         moments = [-math.inf]
         operations, notes = latest.operations, latest.notes
         if operations and operations[-1].number - self._operation >= ENTRIES:
@@ -80,7 +86,7 @@ class Pace:
         return max(moments)
 
     def _forget(self, latest: Held, held: Sequence[Note]) -> None:
-        """What was over when the last step ended is not read again."""
+        """Forget what was over when the last step ended, so that it is not read again."""
         ended = self._until
         late = [each.number for each in latest.operations if each.left is None or each.left > ended]
         after = max((each.number + 1 for each in latest.operations), default=self._operation)
@@ -89,7 +95,7 @@ class Pace:
         self._note = min((each.number for each in latest.notes if each.time >= ended), default=0)
 
     def _new_facts(self) -> Facts:
-        """Of a step, by what there was of them since they were asked for before."""
+        """Return the facts of one step: its share of those since the previous call."""
         now, facts = time.monotonic(), self._process.facts()
         share = self.step_seconds / (now - self._looked) if now > self._looked else 0.0
         new = facts.since(self._facts)
@@ -98,5 +104,5 @@ class Pace:
 
 
 def _any_between(moments: Sequence[float], begin: float, end: float) -> bool:
-    """Whether one of these, which ascend, is there."""
+    """Return whether one of these moments, which ascend, is between `begin` and `end`."""
     return bisect_left(moments, begin) < bisect_left(moments, end)

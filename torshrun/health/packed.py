@@ -38,7 +38,7 @@ _NAME_BYTES, _GROUP_BYTES = layout.NAME_WORDS * 8, layout.GROUP_WORDS * 8
 
 
 class Piece(NamedTuple):
-    """What a worker has noted since the piece before."""
+    """Holds what a worker has noted since the previous piece."""
 
     header: bytes
     """The first 8 words of its recording."""
@@ -52,13 +52,13 @@ class Piece(NamedTuple):
     first_name: int
     names: bytes
     groups: bytes
-    """All there are; b"" is as before."""
+    """The groups that exist; b"" if they are as before."""
     is_late: bool = False
-    """Its entry has been in an earlier piece, but had not ended then."""
+    """True if its entry has been in an earlier piece, but had not ended then."""
 
 
 def pack(piece: Piece) -> bytes:
-    """As few bytes, without the place."""
+    """Return the piece in few bytes, without its place."""
     counts = [
         *(piece.first, len(piece.entries) // (8 * ENTRY_WORDS)),
         *(piece.first_note, len(piece.notes) // (8 * NOTE_WORDS)),
@@ -72,7 +72,7 @@ def pack(piece: Piece) -> bytes:
 
 
 def unpack(packed: bytes) -> Piece | None:
-    """None for nonsense."""
+    """Return the piece in these bytes; None for nonsense."""
     try:
         content = zlib.decompressobj().decompress(packed, _MOST_CONTENT)
         head = _COUNTS.unpack_from(content)
@@ -98,7 +98,7 @@ def unpack(packed: bytes) -> Piece | None:
 
 
 def join(about: Mapping[str, object], pieces: Sequence[tuple[int, bytes]]) -> bytes:
-    """A whole trace: pieces that pack() made, each with the place of its worker."""
+    """Return a whole trace of pieces that pack() made, each with the place of its worker."""
     facts = json.dumps(about).encode()
     parts = [MAGIC, _LENGTH.pack(len(facts)), facts]
     for place, packed in pieces:
@@ -107,7 +107,7 @@ def join(about: Mapping[str, object], pieces: Sequence[tuple[int, bytes]]) -> by
 
 
 def split(trace: bytes) -> tuple[Mapping[str, object], list[tuple[int, bytes]]] | None:
-    """What join() got; without what is cut off at the end. None if it is no trace."""
+    """Return what join() got, without what is cut off at the end. None if it is no trace."""
     begin = len(MAGIC) + _LENGTH.size
     if trace[: len(MAGIC)] != MAGIC or len(trace) < begin:
         return None
@@ -169,7 +169,7 @@ def _notes(columns: Sequence[array[int]]) -> bytes:
 
 
 def _more(numbers: array[int]) -> array[int]:
-    """By how much each is more than the one before."""
+    """Return by how much each number is more than the previous one."""
     if not numbers:
         return numbers
     return array("Q", [numbers[0], *((b - a) & _MASK for a, b in pairwise(numbers))])
@@ -228,7 +228,7 @@ class Unpacked:
         self._groups = b""
 
     def recording(self, piece: Piece) -> memoryview:
-        """Its words: with the piece's operations and notes alone, and all names and groups."""
+        """Return the words of a recording with the piece's rows, and all names and groups."""
         begin = piece.first_name * _NAME_BYTES
         self._names[begin : begin + len(piece.names)] = piece.names
         known = piece.first_name + len(piece.names) // _NAME_BYTES
@@ -246,7 +246,7 @@ class Unpacked:
 
 
 def _put(words: array[int], begin: int, size: int, count: int, first: int, content: bytes) -> int:
-    """Put rows where the ring has them; the number of the one after the last."""
+    """Put rows where the ring has them, and return the number after the last."""
     rows = _words(content)
     number = len(rows) // size
     place = first % count

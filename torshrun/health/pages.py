@@ -32,20 +32,20 @@ class Collective:
     sequence: int
     """Number of the operation in its group; 0 is the group's first meeting."""
     active: bool
-    """Whether the worker is in it, and has not left it."""
+    """True if the worker is in it, and has not left it."""
     rounds: int
-    """How often the worker has met the others in this group: grows while an operation advances."""
+    """Meetings of the worker with the others in this group: grows while an operation advances."""
     operation: str
-    """Its name; "operation 99" for what is none."""
+    """The operation's name; "operation 99" for an unknown one."""
     dtype: str
-    """Name of the elements' type; "dtype 99" for what is none."""
+    """Name of the elements' type; "dtype 99" for an unknown one."""
     reduction: str
     """SUM and so on, where it reduces."""
     count: int
     root: int
     """Rank that it starts from; -1 is none."""
     whole: bool
-    """False if the worker went on while it was read: what it is may then be of two operations."""
+    """False if the worker continued while it was read: it may then mix two operations."""
     axis: str = ""
     """The axis of a mesh that the group is along; "" is none that is known."""
     arrays: int = 0
@@ -74,38 +74,38 @@ class Collective:
 
 
 class Awaited(NamedTuple):
-    """What a worker waits for outside of collectives."""
+    """Describes what a worker waits for outside of collectives."""
 
     rank: int
-    """Who is to send it."""
+    """The rank that is to send it."""
     what: str
-    """Such as "waits for F5 of stage 0"."""
+    """A description such as "waits for F5 of stage 0"."""
     call: str = ""
-    """The message that it waits for: "recv(src=1, tag=7)"; "" is another thing."""
+    """The message that it waits for: "recv(src=1, tag=7)"; "" is something else."""
     instead: int = -1
     """The tag of another message that has come from there instead; -1 is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStatus:
-    """What a worker has noted; all of it may be wrong, as anything that a worker says."""
+    """Holds what a worker has noted; all of it may be wrong, as anything that a worker says."""
 
     initialised: bool = False
-    """Whether it has got past init_process_group()."""
+    """True if it has got past init_process_group()."""
     step: int | None = None
     """The step it reported last; None is none yet."""
     collectives: tuple[Collective, ...] = ()
     """The last operation of each group, in the order of the groups' numbers."""
     place: str = ""
-    """Where it stands in a mesh: "pp 1, tp 0"; "" is in none."""
+    """The worker's place in a mesh: "pp 1, tp 0"; "" if it is in none."""
     doing: str = ""
-    """What it does outside of collectives: "F5 of stage 1"; "" is nothing that it has noted."""
+    """The work outside of collectives: "F5 of stage 1"; "" is nothing that it has noted."""
     awaited: Awaited | None = None
-    """What it waits for there; None is nothing."""
+    """The thing that it waits for there; None is nothing."""
 
     @property
     def collective(self) -> Collective | None:
-        """One that it is in, else the last of one of its groups; None if there was none yet."""
+        """Return a collective that it is in, else the last of one of its groups; None if none."""
         active = [each for each in self.collectives if each.active]
         return (active or self.collectives or (None,))[-1]
 
@@ -130,17 +130,17 @@ class StatusPages:
             raise
 
     def read(self) -> tuple[WorkerStatus, ...]:
-        """What the workers have noted, by local rank."""
+        """Return what the workers have noted, by local rank."""
         return _read(self._descriptor, self._count)
 
     def close(self) -> None:
-        """Let go of the file; it stays, and workers may go on writing to it."""
+        """Close the file; it stays, and workers may continue to write to it."""
         os.close(self._descriptor)
 
 
 def read_pages(path: str) -> tuple[WorkerStatus, ...]:
-    """What the workers have noted, by local rank, in a file that somebody else has made; () if it
-    is none.
+    """Return what the workers have noted, by local rank, in a file that somebody else has made; ()
+    if there is no such file.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -224,7 +224,7 @@ def _collective(record: status.Record, turn_later: int, axis: str) -> Collective
 
 
 def _message(record: status.Record) -> Awaited | None:
-    """A message that the worker waits for; None if for none."""
+    """Return a message that the worker waits for; None if there is none."""
     message, tag, instead = record.message, record.tag, record.instead
     rank, operation = message >> 32, _name(OPERATIONS, message & 0xFF, "operation")
     if operation not in ("send", "recv") or rank >= _MOST_RANKS:

@@ -1,4 +1,4 @@
-"""What a worker has noted of late: only that is read which was not there before."""
+"""Reads what a worker has noted recently, without what was read before."""
 
 from __future__ import annotations
 
@@ -14,16 +14,19 @@ _NAMES = layout.FIRST_NAME, layout.FIRST_GROUP
 
 
 class Recent:
-    """One worker's operations and notes from some number on."""
+    """Reads one worker's operations and notes from given numbers on."""
 
     def __init__(self, descriptor: int, place: int) -> None:
-        """`descriptor`: of the recordings' file; `place`: the worker's local rank."""
+        """Read the recordings' file `descriptor`, at the worker's local rank `place`."""
         self._descriptor = descriptor
         self._begin = layout.HEADER_BYTES + place * layout.STRIDE
         self._memories = [bytearray(layout.FIRST_TALLY * _WORD) for _ in range(2)]
 
     def read(self, first_operation: int, first_note: int) -> Held:
-        """Those from these numbers on that are still held. OSError if the file cannot be read."""
+        """Return those from these numbers on that are still held.
+
+        Raises OSError if the file cannot be read.
+        """
         words, later = (
             self._copy(memory, first_operation, first_note) for memory in self._memories
         )
@@ -46,14 +49,16 @@ class Recent:
         return words
 
     def _read(self, begin: int, end: int, memory: bytearray) -> memoryview:
-        """Read these words of the recording into their places in memory; all of its words."""
+        """Read these words of the recording into their places in memory; return all its words."""
         into = memoryview(memory)[begin * _WORD : end * _WORD]
         os.preadv(self._descriptor, [into], self._begin + begin * _WORD)
         return memoryview(memory).cast("Q")
 
 
 def _parts(start: int, places: int, size: int, first: int, begun: int) -> Iterator[tuple[int, int]]:
-    """Where in the ring that begins at `start` those from number `first` on are, as words."""
+    """Yield where in the ring that begins at `start` the rows from number `first` on are, as the
+    first word and the one after the last.
+    """
     count = min(begun - first, places)
     if count <= 0:
         return

@@ -24,26 +24,28 @@ if TYPE_CHECKING:  # at an agent's start it would take time
 
 _log = logging.getLogger("torshrun")
 _TOLD_AT = 64
-"""Where a file that is kept tells, in JSON, whose it is."""
+"""The offset at which a kept file describes, in JSON, whose it is."""
 _LOOKED_AT = 128
-"""Of a rank's last operations, for what others are told."""
+"""The number of a rank's last operations that are examined for what other nodes receive."""
 _MOST_BYTES = 1 << 28
-"""Of a file with the recordings of 800 ranks."""
+"""The largest file that is read: one with the recordings of 800 ranks."""
 
 
 class Recordings:
-    """Those of one round's workers. Whoever makes them closes them."""
+    """Holds the recordings of one round's workers. Whoever creates them closes them."""
 
     def __init__(self, descriptor: int | None, count: int) -> None:
-        """`descriptor` None: there is no file, and nothing is read."""
+        """Read from `descriptor`; None if there is no file, and nothing is read."""
         self._descriptor = descriptor
         self._count = count
         self._taken = [0] * count
 
     @classmethod
     def make(cls, status_file: str, count: int) -> Recordings:
-        """Make the file beside that of the status pages, anew if it is there. Where there is no
-        room for it the workers keep their recordings to themselves, and a warning says so.
+        """Make the file beside that of the status pages, anew if it exists.
+
+        Where there is no room for it, the workers keep their recordings to themselves, and a
+        warning says so.
         """
         path = layout.file_beside(status_file)
         try:
@@ -57,12 +59,13 @@ class Recordings:
 
     @property
     def descriptor(self) -> int | None:
-        """Of the file, to read it; None if there is none."""
+        """Return the descriptor of the file, to read it; None if there is none."""
         return self._descriptor
 
     def new_names(self) -> list[str]:
-        """All names that the workers have taken, if there are others since this was asked for
-        before; else []. It takes a system call for each worker."""
+        """Return all names that the workers have taken, if there are others since the previous
+        call; else []. It takes a system call for each worker.
+        """
         parts = range(self._count if self._descriptor is not None else 0)
         taken = [self._words(place, layout.NAMES_TAKEN, 1)[0] for place in parts]
         if taken == self._taken:
@@ -72,7 +75,7 @@ class Recordings:
         return [name for each in words for name in names_of(each)]
 
     def _words(self, place: int, first: int, count: int) -> memoryview:
-        """So many words of a recording; zeros for what cannot be read."""
+        """Return `count` words of a recording; zeros for what cannot be read."""
         begin = layout.HEADER_BYTES + place * layout.STRIDE + 8 * first
         try:
             content = os.pread(self._descriptor or 0, 8 * count, begin)
@@ -81,7 +84,7 @@ class Recordings:
         return memoryview(content.ljust(8 * count, b"\0")).cast("Q")
 
     def copy(self) -> bytes:
-        """All that the workers have noted; b"" if that is nothing, or cannot be read."""
+        """Return all that the workers have noted; b"" if that is nothing, or cannot be read."""
         if self._descriptor is None:
             return b""
         # Read, not mapped: a worker that cuts the file short must not be this process's death.
@@ -94,14 +97,14 @@ class Recordings:
         return copied if any(map(_has_any, parts)) else b""
 
     def close(self) -> None:
-        """Let go of the file; it stays, and workers may go on writing to it."""
+        """Close the file; it stays, and workers may continue to write to it."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
 
 def without_changed(first: bytes, second: bytes) -> bytes:
-    """The first of two copies, without entries of operations and notes that the second has not."""
+    """Return the first of two copies, without operations and notes that differ in the second."""
     copied, words, later = bytearray(first), memoryview(first).cast("Q"), memoryview(second)
     marks = [range(layout.FIRST_ENTRY, layout.FIRST_NOTE, layout.ENTRY_WORDS)]
     marks += [range(layout.FIRST_NOTE, layout.FIRST_NAME, layout.NOTE_WORDS)]
@@ -127,7 +130,7 @@ def save(
     at: float,
     clock: CommonClock | None = None,
 ) -> None:
-    """Keep what framed() makes of it. OSError."""
+    """Save what framed() makes of the copy. Raises OSError."""
     content = framed(copied, run_id, number, node, first_rank, at, clock)
     write_kept(folder, number, f"operations_{node}.bin", content)
 
@@ -141,8 +144,10 @@ def framed(
     at: float,
     clock: CommonClock | None = None,
 ) -> bytes:
-    """What copy() gave of round `number`, and of that moment, as seconds of CLOCK_MONOTONIC, with
-    whose it is: read_dump() reads it. `clock` is as it is known for that moment.
+    """Return what copy() gave of round `number`, with whose it is; read_dump() reads it.
+
+    `at` is the moment of the copy, in seconds of CLOCK_MONOTONIC. `clock` is as it is known for
+    that moment.
     """
     told = {
         "run_id": run_id[:256],
@@ -159,12 +164,12 @@ def framed(
 
 
 class Record(NamedTuple):
-    """What a worker's recording held at one moment."""
+    """Holds what a worker's recording held at one moment."""
 
     operations: Sequence[layout.Operation] = ()
-    """In the order in which they began."""
+    """The operations in the order in which they began."""
     notes: Sequence[Note] = ()
-    """Likewise."""
+    """The notes in the order in which they were written."""
     groups: Sequence[Group] = ()
     tallies: Sequence[layout.Tallied] = ()
 
@@ -178,15 +183,15 @@ class Dump(NamedTuple):
     """Rank of the node."""
     host: str
     at: float
-    """That moment, in seconds of CLOCK_MONOTONIC of the node."""
+    """The moment of these recordings, in seconds of CLOCK_MONOTONIC of the node."""
     records: Mapping[int, Record]
-    """By rank of the job. Times are in seconds before that moment: less than 0."""
+    """The records by rank of the job. Times are in seconds before that moment: less than 0."""
     offset: float | None = None
     """Seconds to be added to `at` for the leader's CLOCK_MONOTONIC; None is unknown."""
     bound: float = 0.0
-    """By how many seconds `offset` may be wrong."""
+    """The most by which `offset` may be wrong, in seconds."""
     drift: float = 0.0
-    """By how much the offset grows in a second."""
+    """The seconds by which the offset grows in a second."""
     drift_bound: float = 0.0
     leader: str = ""
     """The leader's node id."""
@@ -195,11 +200,11 @@ class Dump(NamedTuple):
 
     @property
     def operations(self) -> Mapping[int, Sequence[layout.Operation]]:
-        """Of each rank."""
+        """Return the operations of each rank."""
         return {rank: record.operations for rank, record in self.records.items()}
 
     def with_clock(self, leader: str, reading: Reading) -> Dump:
-        """The same of which this is known."""
+        """Return the dump with this reading of the leader's clock."""
         offset, bound, drift, drift_bound = reading
         return self._replace(
             leader=leader, offset=offset, bound=bound, drift=drift, drift_bound=drift_bound
@@ -207,7 +212,7 @@ class Dump(NamedTuple):
 
     @property
     def reading(self) -> Reading | None:
-        """What is known of the leader's clock at that moment."""
+        """Return what is known of the leader's clock at that moment; None if nothing."""
         from torshrun.health.clocks import Reading
 
         if self.offset is None:
@@ -216,7 +221,7 @@ class Dump(NamedTuple):
 
 
 def trails_of(dump: Dump) -> Trails:
-    """What it comes down to, to be told to others."""
+    """Return the trails that the dump condenses to, for other nodes."""
     from torshrun.failure.trails import Trails
 
     return Trails(
@@ -227,7 +232,7 @@ def trails_of(dump: Dump) -> Trails:
 
 
 def read_trails(copied: bytes, first_rank: int, at: float) -> Trails:
-    """The same of what copy() gave at that moment, without reading what is not told."""
+    """Return the trails of what copy() gave at that moment, without reading what is left out."""
     from torshrun.failure.trails import Trails
 
     operations, stands, groups = {}, {}, dict[int, Group]()
@@ -241,13 +246,13 @@ def read_trails(copied: bytes, first_rank: int, at: float) -> Trails:
 
 
 def load(path: str) -> Dump | None:
-    """A file of save()'s, or None if it is none, or cannot be read."""
+    """Return the dump in a file that save() wrote; None if it is none, or cannot be read."""
     (content,) = _contents(path, times=1)
     return read_dump(content)
 
 
 def read_dump(content: bytes) -> Dump | None:
-    """What framed() gave; None if it is no such thing."""
+    """Return the dump that framed() gave; None if it is no such thing."""
     count = _count_of(content)
     if not count:
         return None
@@ -267,7 +272,7 @@ def read_dump(content: bytes) -> Dump | None:
 
 
 def common_clock_of(told: object) -> CommonClock | None:
-    """What was kept of the common clock; None if that is nothing, or nonsense."""
+    """Return what was kept of the common clock; None if that is nothing, or nonsense."""
     from torshrun.health.clocks import CommonClock, Reading
 
     if not isinstance(told, list) or len(told) != 1 + len(Reading._fields):
@@ -282,8 +287,10 @@ def common_clock_of(told: object) -> CommonClock | None:
 
 
 def read_recordings(status_file: str) -> tuple[float, list[Record]]:
-    """What each local rank has noted, from a file that somebody else has made; [] if there is none.
-    Times are in seconds before now, which is the first part, in seconds of CLOCK_MONOTONIC.
+    """Return what each local rank has noted, from a file that somebody else has made.
+
+    The first part is now, in seconds of CLOCK_MONOTONIC; times are in seconds before that. The list
+    is empty if there is no such file.
     """
     content, later = _contents(layout.file_beside(status_file), times=2)
     now = time.monotonic()
@@ -291,7 +298,7 @@ def read_recordings(status_file: str) -> tuple[float, list[Record]]:
 
 
 def _records(content: bytes, later: bytes, at: float) -> list[Record]:
-    """Of the recordings in a file, read twice."""
+    """Return the records in a file that was read twice."""
     pairs = (
         (layout.words_of(_part(content, place)), layout.words_of(_part(later, place)))
         for place in range(_count_of(content))
@@ -308,14 +315,14 @@ def _records(content: bytes, later: bytes, at: float) -> list[Record]:
 
 
 def read_words(status_file: str) -> list[memoryview]:
-    """Each local rank's recording as it is; [] if there is no such file."""
+    """Return each local rank's recording as it is; [] if there is no such file."""
     (content,) = _contents(layout.file_beside(status_file), times=1)
     return [layout.words_of(_part(content, place)) for place in range(_count_of(content))]
 
 
 def read_notes(descriptor: int, place: int, first: int) -> tuple[int, list[Note]]:
-    """How many notes that local rank has begun, and those from number `first` on that are held. The
-    descriptor is of the recordings' file. OSError.
+    """Return how many notes local rank `place` has begun, and those from number `first` on that are
+    held. `descriptor` is of the recordings' file. Raises OSError.
     """
     begin = layout.HEADER_BYTES + place * layout.STRIDE
     size = 8 * layout.FIRST_GROUP  # all that notes need
@@ -325,7 +332,9 @@ def read_notes(descriptor: int, place: int, first: int) -> tuple[int, list[Note]
 
 
 def _contents(path: str, times: int) -> list[bytes]:
-    """Of the file, read so many times; b"" if there is none. Nobody is waited for, as at a pipe."""
+    """Return the file's content, read `times` times; b"" if there is none. It never blocks, as it
+    would at a pipe.
+    """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         descriptor = os.open(path, flags)
@@ -343,7 +352,7 @@ def _contents(path: str, times: int) -> list[bytes]:
 
 
 def before(operations: Sequence[layout.Operation], at: float) -> list[layout.Operation]:
-    """The same with times in seconds before that one."""
+    """Return the operations with times in seconds relative to `at`."""
     return [
         each._replace(
             entered=each.entered - at,
@@ -355,7 +364,7 @@ def before(operations: Sequence[layout.Operation], at: float) -> list[layout.Ope
 
 
 def _has_any(part: bytes) -> bool:
-    """Whether the worker has begun an operation, or a note."""
+    """Return whether the worker has begun an operation, or a note."""
     words = layout.words_of(part[: 8 * layout.FIRST_ENTRY])
     return bool(words[0] or words[layout.NOTES_BEGUN])
 
@@ -366,13 +375,13 @@ def _part(content: bytes, place: int) -> bytes:
 
 
 def _count_of(content: bytes) -> int:
-    """How many recordings the file has; 0 if it is none."""
+    """Return how many recordings the file has; 0 if it is none."""
     size = _size_of(content)
     return (size - layout.HEADER_BYTES) // layout.STRIDE if 0 < size <= len(content) else 0
 
 
 def _size_of(header: bytes) -> int:
-    """How many bytes a file has that begins like this; 0 if it has no recordings."""
+    """Return how many bytes a file has that begins like this; 0 if it has no recordings."""
     magic, version, count = struct.unpack("=3Q", header[:24].ljust(24, b"\0"))
     is_one = (magic, version) == (layout.MAGIC, layout.VERSION)
     return layout.HEADER_BYTES + count * layout.STRIDE if is_one else 0

@@ -1,4 +1,4 @@
-"""A hang in words: who waits in what, who has not come, and where everybody stands in the code."""
+"""Words a hang: which ranks wait in what, which have not come, and where all are in the code."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ MOST_LINES = 60
 
 
 def describe(hang: Hang, stacks: Mapping[int, str], hint: str = "") -> str:
-    """The report, in lines. `stacks` are by rank; `hint` says why some are not there."""
+    """Return the report, in lines. `stacks` are by rank; `hint` says why some are missing."""
     lines = [summary(hang), *_situations(hang), *_stack_lines(hang, stacks)]
     return "\n".join([*lines, f"  {hint}"] if hint else lines)
 
 
 def summary(hang: Hang) -> str:
-    """Who waits in what, and for whom, in one line."""
+    """Return who waits in what, and for whom, in one line."""
     text = f"no progress for {hang.seconds:.0f} s: "
     waited = waited_group(hang.ranks)
     if waited is None:
@@ -41,7 +41,7 @@ def summary(hang: Hang) -> str:
 
 
 def _for_whom(hang: Hang, waited: Collective) -> str:
-    """The suspect, who may be in another group, or wait in a circle."""
+    """Return words for the suspect, which may be in a different group, or wait in a circle."""
     having = [s.sample.rank for s in hang.ranks if find(s.sample.status, waited.group)]
     waits = [state.sample.rank for state in hang.ranks if is_waiting(state)]
     is_behind = hang.suspect in having or len(having) < waited.ranks
@@ -55,13 +55,13 @@ def _longest_first(hang: Hang) -> list[RankState]:
 
 
 def _called(hang: Hang, rank: int) -> str:
-    """ "rank 3, pp 1, tp 1", as far as it is known where the rank stands in a mesh."""
+    """Return a text such as "rank 3, pp 1, tp 1", with the rank's place in a mesh if known."""
     place = next((each.sample.status.place for each in hang.ranks if each.sample.rank == rank), "")
     return f"rank {rank}, {place}" if place else f"rank {rank}"
 
 
 def _awaits(hang: Hang, state: RankState) -> str:
-    """ "waits for F5 of stage 0 (rank 1, pp 0, tp 1)"."""
+    """Return a text such as "waits for F5 of stage 0 (rank 1, pp 0, tp 1)"."""
     awaited = state.awaits
     if awaited is None:
         return ""
@@ -70,7 +70,7 @@ def _awaits(hang: Hang, state: RankState) -> str:
 
 
 def _end(hang: Hang) -> str:
-    """Who is at the end of the row of those that wait for one another."""
+    """Return words for the rank at the end of the chain of those that wait for one another."""
     awaited = {state.awaits.rank for state in hang.ranks if state.awaits}
     is_said = awaited == {hang.suspect}
     return "" if is_said else f", and at the end all for {_called(hang, hang.suspect)}"
@@ -83,7 +83,7 @@ def _ranks_in(hang: Hang, waited: Collective) -> list[int]:
 
 
 def _situations(hang: Hang) -> list[str]:
-    """One line for all ranks in the same situation; the suspect's comes first."""
+    """Return one line for all ranks in the same situation; the suspect's comes first."""
     waited = waited_group(hang.ranks)
     alike: dict[tuple[str, str], list[RankState]] = defaultdict(list)
     for state in _suspect_first(hang):
@@ -132,7 +132,7 @@ def _particulars(state: RankState) -> str:
 
 
 def _stack_lines(hang: Hang, stacks: Mapping[int, str]) -> list[str]:
-    """Equal stacks once; the suspect's first."""
+    """Return lines that show equal stacks once; the suspect's is the first."""
     alike: dict[str, list[int]] = defaultdict(list)
     for state in _suspect_first(hang):
         text = stacks.get(state.sample.rank, "")

@@ -8,11 +8,17 @@ from collections.abc import Iterator
 
 
 class Ring:
-    """One of a recording's rings: its entries or its notes, of which some have been copied."""
+    """Represents a ring of a recording, entries or notes, of which some have been copied."""
 
     def __init__(self, descriptor: int, begun: int, first: int, words: int, count: int) -> None:
-        """Where in the file the number of rows stands that were begun, and the first row; how many
-        words a row has, and how many rows there are.
+        """Read the ring from the file `descriptor`.
+
+        Args:
+            descriptor: An open file.
+            begun: The offset in the file of the number of rows that were begun.
+            first: The offset of the first row.
+            words: The words of a row.
+            count: The number of rows.
         """
         self._descriptor, self._at, self._first, self.count = descriptor, begun, first, count
         self.size = 8 * words
@@ -21,8 +27,8 @@ class Ring:
         """Rows that follow each other, with the number of the first."""
 
     def rows(self, first: int, last: int) -> tuple[int, bytes, bytes]:
-        """Those from this number to before that one which nobody has written over yet: the number
-        of the first, and the rows as they are read twice.
+        """Return the rows from `first` to before `last` that have not been overwritten yet: the
+        number of the first, and the rows as they are read twice.
         """
         content, again = self._read(first, last), self._read(first, last)
         begun = os.pread(self._descriptor, 8, self._at).ljust(8, b"\0")
@@ -30,7 +36,7 @@ class Ring:
         return first + gone, content[gone * self.size :], again[gone * self.size :]
 
     def row(self, number: int) -> bytes:
-        """That in the place of this number."""
+        """Return the row in the place of this number."""
         return self._read_at(number % self.count, 1)
 
     def _read(self, first: int, last: int) -> bytes:
@@ -54,7 +60,7 @@ class Ring:
         self.next = first + len(content) // self.size
 
     def replace(self, number: int, row: bytes) -> bool:
-        """Put this row in the place of what was copied before; False if that was taken."""
+        """Replace what was copied before by this row; return False if that was taken."""
         for first, kept in self._copied:
             place = (number - first) * self.size
             if 0 <= place < len(kept):
@@ -67,7 +73,7 @@ class Ring:
         self._copied.clear()
 
     def take(self, *, is_last: bool) -> Iterator[tuple[int, bytes]]:
-        """What was kept, in parts that a ring may hold; the last of them only if it is that."""
+        """Yield what was kept, in parts that fit a ring; a part that is not full if `is_last`."""
         whole = self.count * self.size
         while self._copied:
             first, kept = self._copied[0]

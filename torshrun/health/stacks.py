@@ -25,7 +25,7 @@ _FORBIDDEN = (
 )
 _NOT_PYTHON = "no Python process"
 _AT_BREAKPOINT = re.compile(r"\binteraction \((?:\S*/)?pdb\.py:|\b_?do_wait_suspend \(")
-"""pdb, and what is made of it, and pydevd, while somebody types or looks on."""
+"""Matches pdb, tools built on it, and pydevd, while somebody types or looks on."""
 _DEEPER = " " * 8
 _COLLECTIVE = re.compile(r"\((?:torch/distributed/distributed_c10d|torsh_runtime/comm/\w+)\.py:")
 _ARGUMENT = re.compile(
@@ -38,14 +38,15 @@ _THREAD = re.compile(r'^Thread \S+ \((?P<state>\w+).*?\)(?:: "(?P<name>.*)")?$',
 @dataclass(frozen=True, slots=True)
 class Stacks:
     texts: dict[int, str]
-    """By pid: lines, the most recent call of each thread first; "no Python process" of what is
-    none; "" where nothing could be found out."""
+    """Stacks by pid: lines, the most recent call of each thread first; "no Python process" for a
+    process that is none; "" where nothing could be found out.
+    """
     hint: str
-    """Why something is missing and what to do about it; "" if nothing is."""
+    """A hint why something is missing and what to do about it; "" if nothing is."""
 
 
 async def collect(pids: Sequence[int], timeout: float) -> Stacks:
-    """The stacks of these processes, as far as they can be had within `timeout` seconds."""
+    """Return the stacks of these processes, as far as they can be had within `timeout` seconds."""
     program = find_program()
     if not program:
         return Stacks(dict.fromkeys(pids, ""), _MISSING)
@@ -65,12 +66,12 @@ async def collect(pids: Sequence[int], timeout: float) -> Stacks:
 
 
 def is_at_breakpoint(text: str) -> bool:
-    """Whether the process with this stack stands in a debugger."""
+    """Return whether the process with this stack is in a debugger."""
     return bool(_AT_BREAKPOINT.search(text))
 
 
 def find_program() -> str:
-    """Path of py-spy: beside this Python, or in PATH; "" if it is not installed."""
+    """Return the path of py-spy: beside this Python, or in PATH; "" if it is not installed."""
     import shutil
 
     beside = os.path.dirname(sys.executable)  # noqa: PTH120  (it may be empty)
@@ -78,7 +79,7 @@ def find_program() -> str:
 
 
 async def _dump(program: str, pid: int) -> tuple[str, str]:
-    """The stack of a worker, and why there is none."""
+    """Return the stack of a worker, and why there is none."""
     hint = ""
     for process in islice(tree(pid), _LOOK_BELOW):
         # First without stopping the process, which succeeds where it stands still.
@@ -93,7 +94,7 @@ async def _dump(program: str, pid: int) -> tuple[str, str]:
 
 
 async def _run(argv: Sequence[str]) -> tuple[str, str]:
-    """What py-spy tells, and why it tells nothing; the process does not outlive this call."""
+    """Run py-spy to its end, and return what it prints, and why it prints nothing."""
     pipe = asyncio.subprocess.PIPE
     try:
         process = await asyncio.create_subprocess_exec(
@@ -129,7 +130,7 @@ def _result(code: int, out: str, err: str) -> tuple[str, str]:
 
 
 def _shown(out: str) -> str:
-    """Its threads, the main one first, without what differs between processes alike."""
+    """Return its threads, the main one first, without what differs between equal processes."""
     _, _, threads = out.partition("\n\nThread ")
     usual = chain(["MainThread"], repeat("a thread without a name"))
 
@@ -142,7 +143,7 @@ def _shown(out: str) -> str:
 
 
 def _without_locals(lines: Sequence[str]) -> Iterator[str]:
-    """Of variables only arguments of collectives, behind their calls."""
+    """Yield the lines without variables, except arguments of collectives behind their calls."""
     frame, arguments = "", dict[str, str]()
     for line in [*lines, ""]:
         found = _ARGUMENT.match(line)
@@ -156,7 +157,7 @@ def _without_locals(lines: Sequence[str]) -> Iterator[str]:
 
 
 def _listed(arguments: Mapping[str, str]) -> str:
-    """Those that are given; a rank of the job says more than one of the group."""
+    """Return the arguments that are given; a rank of the job says more than one of the group."""
     given = {name: value for name, value in arguments.items() if value != "None"}
     told = [
         f"{name}={value}"

@@ -36,16 +36,20 @@ _FIELDS = itemgetter("pid", "scope_id", "expiration_time", "signal")
 
 class Timer(NamedTuple):
     pid: int
-    """As its own pid namespace has it."""
+    """The pid as the worker's own pid namespace has it."""
     scope: str
     end: float
-    """Seconds since 1970; negative: it is given back."""
+    """Seconds since 1970; negative if the timer is released."""
     signo: int
-    """What is sent when it has run out; 0 or less is nothing."""
+    """The signal that is sent when it has run out; 0 or less is none."""
 
 
 def make_pipe(environ: Mapping[str, str], scratch: str) -> str:
-    """The path of a new pipe: the variable's, if not an outer job's, else one in `scratch`."""
+    """Create a pipe, and return its path: the variable's, if not an outer job's, else one in
+    `scratch`.
+
+    Raises ConfigError if it cannot be created.
+    """
     named = "" if "TORCHELASTIC_RUN_ID" in environ else environ.get(TIMER_FILE)
     path = named or f"{scratch}/timers"
     try:
@@ -61,7 +65,7 @@ def make_pipe(environ: Mapping[str, str], scratch: str) -> str:
 
 
 def parse(line: bytes) -> Timer | None:
-    """None if it is no request."""
+    """Return the timer that a line requests; None if it is no request."""
     try:
         pid, scope, end, signo = _FIELDS(json.loads(line))
     except (ValueError, RecursionError, LookupError, TypeError):
@@ -81,9 +85,11 @@ class TimerServer:
     path: str
     loop: asyncio.AbstractEventLoop
     workers: Callable[[], Mapping[int, int]]
-    """Gives rank by pid of those that live: only they and what they started are ever killed."""
+    """A function that returns rank by pid of those that live: only they and what they started are
+    ever killed.
+    """
     on_expired: Callable[[int, str], None]
-    """Is told the rank and what has happened, just before."""
+    """A function that is called with the rank and what has happened, just before."""
 
     def __post_init__(self) -> None:
         self._timers: dict[tuple[int, str], asyncio.TimerHandle] = {}
@@ -93,7 +99,7 @@ class TimerServer:
         self.loop.add_reader(self._pipe, self._read)
 
     def forget(self) -> None:
-        """Timers so far are of workers that have ended."""
+        """Cancel all timers so far: they are of workers that have ended."""
         for handle in self._timers.values():
             handle.cancel()
         self._timers.clear()
@@ -139,6 +145,6 @@ class TimerServer:
 
 
 def _pid_inside(pid: int) -> int:
-    """How the process itself, which may be in a pid namespace, would call itself; 0 is unknown."""
+    """Return the pid that the process, perhaps in a pid namespace, has for itself; 0 is unknown."""
     found = re.search(r"^NSpid:.*?(\d+)$", read_text(f"/proc/{pid}/status"), re.MULTILINE)
     return int(found[1]) if found else 0

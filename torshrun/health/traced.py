@@ -1,4 +1,4 @@
-"""What a Collector made of recordings, read again: longer records than recordings hold."""
+"""Reads what a Collector made of recordings: longer records than recordings hold."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ class Traced(NamedTuple):
 
     about: Mapping[str, object]
     at: float
-    """When it ended."""
+    """The time when it ended."""
     began: float
     wall: float | None
     """Seconds to be added to get its wall clock; None is unknown."""
     full_at: float | None
-    """When there was no room for more; None: there always was."""
+    """The time when there was no room for more; None if there always was."""
     workers: Mapping[int, Worker]
-    """By local rank."""
+    """The workers by local rank."""
     nbytes: int
-    """Of all of it."""
+    """The size of the whole trace, in bytes."""
 
 
 class Worker:
-    """What one worker has noted. All methods may be called again."""
+    """Reads what one worker has noted. All methods may be called again."""
 
     def __init__(self, pieces: list[bytes]) -> None:
         self._pieces = pieces
@@ -39,7 +39,7 @@ class Worker:
         self._is_read = False
 
     def operations(self) -> Iterator[Operation]:
-        """In the order in which they began; decoded as they are asked for."""
+        """Yield the operations in the order in which they began; they are decoded on demand."""
         self._read_late()
         for piece, words in self._recordings():
             for held in operations_of(words, words) if not piece.is_late else ():
@@ -48,16 +48,16 @@ class Worker:
                     yield each
 
     def _may_run(self, number: int) -> bool:
-        """Whether one that had not ended when it was copied has not done so in the end."""
+        """Return whether an operation that had not ended when it was copied may still run."""
         return number > self._begun - ENTRIES or number in self._late
 
     def notes(self) -> Iterator[Note]:
-        """Likewise."""
+        """Yield the notes in their order; they are decoded on demand."""
         for _, words in self._recordings():
             yield from notes_of(words, words)
 
     def groups(self) -> list[Group]:
-        """All that it has told of."""
+        """Return all groups that it has reported."""
         self._read_late()
         return self._groups
 
@@ -79,7 +79,7 @@ class Worker:
 
 
 def read_trace(trace: bytes) -> Traced | None:
-    """None if it is none."""
+    """Return the trace in these bytes; None if there is none."""
     found = split(trace)
     if found is None:
         return None

@@ -14,11 +14,11 @@ LONGEST = 600.0
 
 
 class InvalidTrace(Exception):
-    """It cannot be had, and why."""
+    """Raised if a trace cannot be had; the message says why."""
 
 
 def argument_of(seconds: float, steps: Steps | None) -> str:
-    """What an agent is asked for, as text."""
+    """Return the request for a trace, as text."""
     return json.dumps({"seconds": seconds, "steps": steps})
 
 
@@ -29,7 +29,10 @@ def trace_asked(
     about: Mapping[str, object],
     is_wanted: Callable[[], bool],
 ) -> bytes:
-    """The trace, compressed by zlib, of at most so many bytes. InvalidTrace."""
+    """Return the requested trace, compressed by zlib, of at most `most` bytes.
+
+    Raises InvalidTrace if it cannot be had.
+    """
     try:
         told = json.loads(argument)
         seconds = float(told["seconds"])

@@ -1,4 +1,4 @@
-"""How much of this node's resources is used."""
+"""Measures how much of this node's resources is used."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _IDLE, _WAITS_FOR_DISK, _GUEST = 3, 4, 8
 
 
 class Usage(NamedTuple):
-    """The part of each that is used, 0 to 1; None is unknown."""
+    """Holds the part of each that is used, 0 to 1; None is unknown."""
 
     cpu: float | None
-    """Of all processors that are in use on this machine."""
+    """The used part of all processors that are in use on this machine."""
     memory: float | None
-    """Of the machine's, or of that which a control group has if less is left there."""
+    """The used part of the machine's memory, or of a control group's if less is left there."""
     network: float | None
-    """Of the busiest interface, in its busier direction; only where its speed is known."""
+    """The used part of the busiest interface, in its busier direction; None without its speed."""
 
 
 class _Counted(NamedTuple):
@@ -36,7 +36,7 @@ class _Counted(NamedTuple):
 
 
 class UsageMeter:
-    """Tells how much was used since it was asked before."""
+    """Measures how much was used since the previous call."""
 
     def __init__(self, root: Path = ROOT) -> None:
         self._root = root

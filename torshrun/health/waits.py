@@ -1,4 +1,4 @@
-"""What a process waits for in the kernel: the object of a system call that does not return."""
+"""Finds what a process waits for in the kernel: the object of a system call that blocks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LISTENS = "0A"  # a connection's state in /proc/net/tcp
 
 
 class Wait(NamedTuple):
-    """What a process waits for."""
+    """Describes what a process waits for."""
 
     what: str
     """For a sentence: "the lock of /data/build.lock, which python (pid 812) holds"."""
@@ -39,8 +39,8 @@ class Wait(NamedTuple):
 
 
 def wait_of(pid: int) -> Wait | None:
-    """What the main thread of the process waits for; None if it runs, waits for nothing that has a
-    name, or may not be looked at.
+    """Return what the main thread of the process waits for; None if it runs, waits for nothing that
+    has a name, or may not be looked at.
     """
     words = read_text(f"/proc/{pid}/syscall", 200).split()
     if len(words) < 3 or not words[0].isdecimal():
@@ -52,7 +52,10 @@ def wait_of(pid: int) -> Wait | None:
 
 
 def _child(_pid: int, argument: int) -> Wait:
-    """`argument` is a pid, or less than 1 for any child, as 32 bits with a sign."""
+    """Describe a wait for a child.
+
+    `argument` is a pid, or less than 1 for any child, as 32 bits with a sign.
+    """
     child = argument & 0xFFFFFFFF
     if 0 < child < 1 << 31:
         return Wait(f"the end of {_named(child)}", child)
@@ -75,7 +78,7 @@ def _fcntl(pid: int, descriptor: int) -> Wait | None:
 
 
 def lock_holder(pid: int, locks: str) -> int:
-    """Who holds the lock that the process waits for, by what /proc/locks says; 0 is unknown."""
+    """Return which process holds the lock that `pid` waits for, by /proc/locks; 0 is unknown."""
     found = [*_LOCK.finditer(locks)]
     wanted = {each["number"] for each in found if each["waits"] and int(each["pid"]) == pid}
     holders = [each for each in found if each["number"] in wanted and not each["waits"]]
@@ -100,7 +103,7 @@ def _data(verb: str) -> Callable[[int, int], Wait | None]:
 
 
 def _socket(pid: int, target: str, verb: str) -> Wait | None:
-    """By the tables of its own network namespace."""
+    """Describe a wait on a socket, by the tables of the process's own network namespace."""
     inode = target.partition("[")[2].rstrip("]")
     for table in ("tcp", "tcp6"):
         for line in read_text(f"/proc/{pid}/net/{table}").splitlines()[1:]:
@@ -116,7 +119,7 @@ def _socket(pid: int, target: str, verb: str) -> Wait | None:
 
 
 def _address(text: str) -> str:
-    """Of hexadecimal words in the machine's own order, which are those of little-endian here."""
+    """Return the address in hexadecimal words of the machine's order, here little-endian."""
     host, _, port = text.partition(":")
     words = [bytes.fromhex(host[start : start + 8])[::-1] for start in range(0, len(host), 8)]
     address = b"".join(words)
@@ -127,8 +130,7 @@ def _address(text: str) -> str:
 
 
 def _other_end(pid: int, target: str) -> int:
-    """A process that the pipe leads to: one that this one had started, or the one that started it;
-    0 is none that is known."""
+    """Return a child or the parent of this process that has the pipe, too; 0 is unknown."""
     stat = read_stat(pid)
     related = [*children(pid), *([stat.parent] if stat else [])]
     return next((each for each in related[:MOST_PROCESSES] if target in _targets(each)), 0)

@@ -1,1 +1,1 @@
-"""What others can see of a running job: events, metrics, the status line."""
+"""Shows others what a running job does: events, metrics, the status line."""

@@ -1,4 +1,4 @@
-"""What the agent's HTTP endpoint answers: /metrics and /healthz."""
+"""Answers requests to the agent's HTTP endpoint: /metrics and /healthz."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torshrun.live.prometheus import Exposition
 
 STALL_SECONDS = 5.0
-"""An agent whose loop has not beaten for so long does not count as healthy."""
+"""An agent whose loop has not beaten for this many seconds does not count as healthy."""
 
 
 Answer = tuple[HTTPStatus, str, bytes]
@@ -23,13 +23,13 @@ Answer = tuple[HTTPStatus, str, bytes]
 
 
 class Pages:
-    """All pages of one endpoint; for one thread."""
+    """Serves all pages of one endpoint; for one thread."""
 
     def __init__(self, snapshot: Callable[[], Snapshot]) -> None:
         self._snapshot = snapshot
 
     def respond(self, request: bytes) -> bytes:
-        """The response to a request, complete up to its empty line or longer than it may be."""
+        """Return the response to a request, which ends with its empty line or is too long."""
         line, *headers = request.decode("latin-1").splitlines() or [""]
         method, path, protocol = (*line.split(" "), "", "")[:3]
         if not request.endswith((b"\n\r\n", b"\n\n")):
@@ -65,14 +65,14 @@ class Pages:
 
     @cached_property
     def _exposition(self) -> Exposition:
-        """Its libraries are heavy: loaded only when somebody asks."""
+        """Create the exposition when it is first asked for, as its libraries are heavy."""
         from torshrun.live.prometheus import Exposition
 
         return Exposition(self._snapshot)
 
 
 def unhealthy(snapshot: Snapshot, now: float) -> str:
-    """Why the agent is not well at `now`, in seconds of time.monotonic(); "" if it is."""
+    """Return why the agent is not well at `now`, in seconds of time.monotonic(); "" if it is."""
     if snapshot.state in ("stopping", "finished"):
         return f"the job is {snapshot.state}"
     age = now - snapshot.heartbeat

@@ -25,11 +25,11 @@ from torshrun.config.job import Address
 MOST_VISITS = 64
 """Connections from this host that are open at a time, and from others."""
 VISIT_SECONDS = 5.0
-"""How long a connection may take in all."""
+"""Seconds that a connection may take in all."""
 LONGEST_REQUEST = 16384
 """Bytes of a request, with its headers, that are looked at."""
 CLOSE_SECONDS = 1.0
-"""How long close() waits for the thread."""
+"""Seconds that close() waits for the thread."""
 _PAUSE = 0.1  # seconds until the next attempt when the process has no descriptor left
 _IDLE_SECONDS = 3600.0
 _BLANK = re.compile(rb"\n\r?\n")
@@ -40,8 +40,10 @@ Respond = Callable[[bytes], bytes]
 
 
 class HttpServer:
-    """Serves in one thread of its own. No client, idle, slow or one of very many, keeps another one
-    out, and all of them together cost no more than a share of one CPU.
+    """Serves in one thread of its own.
+
+    No client, whether idle, slow or one of very many, locks out others, and all of them together
+    cost no more than a share of one CPU.
     """
 
     def __init__(self, host: str, port: int, respond: Respond) -> None:
@@ -56,7 +58,7 @@ class HttpServer:
 
     @property
     def url(self) -> str:
-        """Where it serves, as in "http://127.0.0.1:9090"."""
+        """Return where it serves, as in "http://127.0.0.1:9090"."""
         return f"http://{Address(*self._listener.getsockname()[:2])}"
 
     def start(self) -> None:
@@ -99,9 +101,10 @@ class HttpServer:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A non-blocking listening socket; port 0 is any. `host` is a name, an address, or "" for all
-    of both families; a name with addresses of both is served on IPv4, where clients of either look.
-    Raises ConfigError.
+    """Return a non-blocking listening socket; port 0 is any.
+
+    `host` is a name, an address, or "" for all of both families; a name with addresses of both is
+    served on IPv4, where clients of either look. Raises ConfigError.
     """
     problem = OSError(errno.EADDRNOTAVAIL, "")
     for family, address in _places(host, port):
@@ -121,7 +124,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def _places(host: str, port: int) -> list[tuple[socket.AddressFamily, Any]]:
-    """Families, and an address of each as bind() takes it."""
+    """Return families, and an address of each as bind() takes it."""
     kind, passive = socket.SOCK_STREAM, socket.AI_PASSIVE
     try:
         found = socket.getaddrinfo(host or None, port, type=kind, flags=passive)

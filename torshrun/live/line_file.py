@@ -17,9 +17,9 @@ from torsh_runtime.events import Event
 from torshrun.safe_files import APPEND, safe_open, trusted_uids
 
 BACKLOG_BYTES = 16 << 20
-"""How many bytes wait at most for a file that does not take them."""
+"""The most bytes that wait for a file that does not take them."""
 CLOSE_SECONDS = 2.0
-"""How long the end of the job waits for them."""
+"""Seconds that the end of the job waits for them."""
 _TURN_SECONDS = 0.2  # how often a writer that waits for a reader looks whether it is still wanted
 _SLOW_READER = "its reader does not keep up"
 _END = b"", 0
@@ -33,7 +33,7 @@ class LineFile:
     """
 
     def __init__(self, path: str, complain: Callable[[str], None]) -> None:
-        """Raises ConfigError if the file cannot be opened for writing."""
+        """Open the file. Raises ConfigError if it cannot be opened for writing."""
         self._path = path
         self._complain = complain
         self._fd = _open(path)
@@ -48,7 +48,7 @@ class LineFile:
         self._thread.start()
 
     def record(self, event: Event) -> None:
-        """Put a line about it, and before it one that tells how many have been lost, if any."""
+        """Put a line about the event, and before it one with the number of lost lines, if any."""
         lost = self._refused + self._failed - self._told
         if lost:
             self._told += lost
@@ -92,7 +92,7 @@ class LineFile:
             self._complain_once(error.strerror or str(error))
 
     def _write_some(self, view: memoryview) -> int:
-        """Write what the file takes. TimeoutError if it takes nothing until the end."""
+        """Write what the file takes. Raises TimeoutError if it takes nothing until the end."""
         poll = select.poll()
         poll.register(self._fd, select.POLLOUT)
         while True:
@@ -110,7 +110,11 @@ class LineFile:
 
 
 def _open(path: str) -> int:
-    """A FIFO is also opened for reading: so readers may come and go."""
+    """Open the file for writing. A FIFO is also opened for reading, so that readers may come and
+    go.
+
+    Raises ConfigError.
+    """
     try:
         access = os.O_RDWR if Path(path).is_fifo() else os.O_WRONLY
         descriptor = safe_open(path, access | APPEND | os.O_NONBLOCK)

@@ -1,5 +1,7 @@
-"""What this node's workers have noted so far, counted as they go on: their recordings hold the last
-notes alone."""
+"""Counts what this node's workers have noted so far, while they run.
+
+The workers' recordings hold the last notes only.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ class Ledger:
         self._names = {"scalar": _Names(), "section": _Names()}
 
     def read(self, status_file: str, count: int) -> Noted:
-        """All that the round's `count` workers have noted until now."""
+        """Return all that the round's `count` workers have noted until now."""
         if status_file != self._file:
             self._file, self._since = status_file, time.monotonic()
             self._workers = [_Worker(self._names) for _ in range(count)]
@@ -47,7 +49,7 @@ class Ledger:
 
 
 class _Names:
-    """The first MOST_NAMES that came, and those that came later."""
+    """Holds the first MOST_NAMES that came, and those that came later."""
 
     def __init__(self) -> None:
         self._kept: set[str] = set()

@@ -14,20 +14,21 @@ from torsh_runtime.events import Event
 from torshrun.signals import signal_name
 
 RUN_SECONDS = 10.0
-"""How long the command may run before it is killed."""
+"""Seconds that the command may run before it is killed."""
 WAITING = 16
-"""So many notifications wait at most while it runs."""
+"""The most notifications that wait while it runs."""
 CLOSE_SECONDS = 2.0
-"""How long the end of the job waits for them."""
+"""Seconds that the end of the job waits for them."""
 
 
 class Notifier:
-    """Runs the command in a thread of its own, one notification after the other. What is too much,
-    and the first failure, is told through `complain`, from either thread.
+    """Runs the command in a thread of its own, one notification after the other.
+
+    `complain` gets a line if there are too many, and about the first failure, from either thread.
     """
 
     def __init__(self, command: str, complain: Callable[[str], None]) -> None:
-        """`command` is for /bin/sh."""
+        """Start the thread. `command` is for /bin/sh."""
         self._command = command
         self._complain = complain
         self._complained = self._is_over = False
@@ -44,7 +45,7 @@ class Notifier:
             self._complain_once("it takes too long: notifications are left out")
 
     def close(self) -> None:
-        """Let it end, within CLOSE_SECONDS; then it is killed, and what waits is left out."""
+        """Wait for its end for CLOSE_SECONDS; then it is killed, and what waits is left out."""
         with suppress(Full):
             self._events.put_nowait(None)
         self._thread.join(CLOSE_SECONDS)

@@ -32,7 +32,7 @@ class Exporter(Sender):
         snapshot: Callable[[], Snapshot],
         complain: Callable[[str], None],
     ) -> None:
-        """`complain` takes a line, from any thread."""
+        """Prepare to send; `complain` takes a line, from any thread."""
         super().__init__("torsh-otlp", "metrics", collector.url, complain)
         self._collector = collector
         self._snapshot = snapshot
@@ -41,7 +41,7 @@ class Exporter(Sender):
         self._takes_events = True
 
     def record(self, event: Event) -> None:
-        """Send it with the next numbers; the oldest of too many is left out."""
+        """Send the event with the next numbers; the oldest of too many is left out."""
         self._events.append(event)
 
     def _send(self) -> bool:
@@ -86,8 +86,8 @@ class Exporter(Sender):
 
 
 class _Starts:
-    """From when metrics have been counted: those of workers' notes and records begin anew with each
-    round.
+    """Tells since when metrics have been counted: those of workers' notes and records begin anew
+    with each round.
     """
 
     def __init__(self, now: Snapshot) -> None:

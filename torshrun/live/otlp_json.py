@@ -1,4 +1,4 @@
-"""Metrics and events as OpenTelemetry's protocol has them, in its JSON. Pure.
+"""Encodes metrics and events for OpenTelemetry's protocol, in its JSON. Pure.
 
 https://opentelemetry.io/docs/specs/otlp/#json-protobuf-encoding: names in lowerCamelCase, numbers
 of 64 bits as text, enumerations as numbers.
@@ -23,13 +23,13 @@ _UNITS = {"seconds": "s", "bytes": "By"}
 _ENVELOPE = ("v", "event", "time")
 Json = dict[str, Any]
 Since = Callable[[str], int]
-"""From when a metric of this name has been counted, in nanoseconds since 1970."""
+"""A function that returns since when a metric has been counted, in nanoseconds since 1970."""
 
 
 def metrics_request(
     families: Iterable[Metric], resource: Mapping[str, str], now: int, since: Since
 ) -> Json:
-    """An ExportMetricsServiceRequest. `now`: nanoseconds since 1970."""
+    """Return an ExportMetricsServiceRequest. `now` is in nanoseconds since 1970."""
     metrics = [_metric(family, now, since) for family in families if family.samples]
     return {
         "resourceMetrics": [
@@ -42,7 +42,7 @@ def metrics_request(
 
 
 def logs_request(events: Iterable[Event], resource: Mapping[str, str]) -> Json:
-    """An ExportLogsServiceRequest: a record for each event."""
+    """Return an ExportLogsServiceRequest: a record for each event."""
     return {
         "resourceLogs": [
             {
@@ -61,7 +61,7 @@ def _scope() -> Json:
 
 
 def _metric(family: Metric, now: int, since: Since) -> Json | None:
-    """None for one of a kind that there is none of here."""
+    """Return a metric; None if it is of a kind that is not used here."""
     name = f"{family.name}_total" if family.type == "counter" else family.name
     unit = next((unit for word, unit in _UNITS.items() if word in family.name.split("_")), "")
     found: Json = {"name": name, "description": family.documentation, "unit": unit}
@@ -98,7 +98,7 @@ def _histograms(samples: Sequence[Sample], times: Json) -> list[Json]:
 
 
 def _with_buckets(point: Json) -> Json:
-    """Prometheus counts what is no more than a bound, OpenTelemetry what is between two."""
+    """Convert buckets: Prometheus counts up to each bound, OpenTelemetry between two."""
     bounds, sums = point.pop("bounds"), point.pop("sums")
     between = [after - before for before, after in zip([0, *sums], sums, strict=False)]
     return {
@@ -126,7 +126,7 @@ def _record(event: Event) -> Json:
 
 
 def _value(value: Any) -> Json:
-    """Of what JSON has; null is a value without any."""
+    """Return the form of a JSON value; null is a value without any."""
     if isinstance(value, str):
         return {"stringValue": _text(value)}
     if isinstance(value, bool):
@@ -151,7 +151,7 @@ def _attributes(labels: Mapping[str, str]) -> list[Json]:
 
 
 def _text(text: str) -> str:
-    """Unicode alone."""
+    """Return the text with what is no Unicode spelled out."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 

@@ -1,4 +1,4 @@
-"""How fast a worker is, for the status line: read from its recording."""
+"""Reads from a worker's recording how fast it is, for the status line."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ _SECONDS = 1.0
 
 
 class PaceReader:
-    """Looks once a second at most, for that takes milliseconds."""
+    """Reads at most once a second, since that takes milliseconds."""
 
     def __init__(self) -> None:
         self._looked = float("-inf")
         self._found: Pace | None = None
 
     def read(self, status_file: str, local_rank: int, now: float) -> Pace | None:
-        """Of the worker; None if it has noted nothing, or cannot be read. `now`: of a monotonic
-        clock."""
+        """Return the worker's pace; None if it has noted nothing, or cannot be read.
+
+        `now` is in seconds of a monotonic clock.
+        """
         if now - self._looked >= _SECONDS:
             self._looked = now
             self._found = _read(layout.file_beside(status_file), local_rank)

@@ -1,4 +1,4 @@
-"""A snapshot in Prometheus's words. Loads prometheus_client: only when somebody asks."""
+"""Exposes a snapshot to Prometheus. Loads prometheus_client, so it is imported only on demand."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ _OF_OPERATIONS = {
     "operation_wait_seconds": "Time of this until all ranks had entered, as far as it is known.",
 }
 Durations = Mapping[str, Sequence[tuple[float, int]]]
-"""As durations_of() has them."""
+"""The durations of operations in the form of durations_of()."""
 _BOUNDS = [1e-6 * 4**power for power in range(14)]
-"""Of the buckets of operations' durations, in seconds: to 67 s."""
+"""Bounds of the buckets of operations' durations, in seconds: to 67 s."""
 _ROUNDED = 1.05
-"""The recorder's classes of durations may go beyond a bucket's bound by so much, as where one ends
-at 1.024 µs."""
+"""The factor by which the recorder's classes of durations may exceed a bucket's bound, as where one
+ends at 1.024 µs.
+"""
 
 
 class Exposition(Collector):
@@ -52,12 +53,12 @@ class Exposition(Collector):
         ProcessCollector(registry=self._registry)
 
     def render(self, accept: str) -> tuple[bytes, str]:
-        """The text and its content type, in the format that an Accept header asks for."""
+        """Return the text and its content type, in the format that an Accept header asks for."""
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
 
     def families(self) -> list[Metric]:
-        """All that render() tells."""
+        """Return all metrics that render() shows."""
         return [*self._registry.collect()]
 
     def collect(self) -> Iterator[Metric]:
@@ -108,7 +109,7 @@ def _of_workers(now: Snapshot) -> Iterator[Metric]:
 
 
 def _of_notes(now: Snapshot) -> Iterator[Metric]:
-    """There are no more names in it than a ledger keeps (torshrun/live/noted.py)."""
+    """Yield what workers noted, with no more names than a ledger keeps (torshrun/live/noted.py)."""
     noted = now.noted.workers
     steps = _by_rank(now, [each.steps for each in noted])
     yield _metric("worker_steps_total", "Steps that the worker has begun.", steps, "rank")
@@ -139,7 +140,7 @@ def _of_operations(now: Snapshot, tallies: Sequence[Sequence[Tallied]]) -> Itera
 
 
 def _durations(tallies: Iterable[Sequence[Tallied]], durations: Iterable[Durations]) -> Metric:
-    """Of all workers of the node together, so that there are not too many series."""
+    """Combine the durations of all workers of the node, so that there are not too many series."""
     text = "How long operations of this node's workers took."
     metric = HistogramMetricFamily("torsh_operation_duration_seconds", text, labels=["operation"])
     counts: dict[str, list[int]] = {}
@@ -159,18 +160,18 @@ def _durations(tallies: Iterable[Sequence[Tallied]], durations: Iterable[Duratio
 
 
 def _bucket(below: float) -> int:
-    """The place of the first bound that calls which took less than this keep to."""
+    """Return the index of the first bound that calls of less than `below` seconds keep to."""
     return next((n for n, bound in enumerate(_BOUNDS) if below <= bound * _ROUNDED), len(_BOUNDS))
 
 
 def _by_rank(now: Snapshot, values: Sequence[float | None]) -> dict[str, float]:
-    """Those that are known, of these values by local rank."""
+    """Return the values that are known, of these by local rank, by the ranks of the job."""
     ranks = zip(range(now.workers), values, strict=False)
     return {str(now.first_rank + rank): value for rank, value in ranks if value is not None}
 
 
 def _by_name(now: Snapshot, values: Sequence[Mapping[str, float]]) -> dict[tuple[str, str], float]:
-    """These values by name, by local rank."""
+    """Return these values, which are by local rank, by rank and name."""
     ranks = zip(range(now.workers), values, strict=False)
     return {
         (str(now.first_rank + rank), printable(name)): value
@@ -180,7 +181,10 @@ def _by_name(now: Snapshot, values: Sequence[Mapping[str, float]]) -> dict[tuple
 
 
 def _metric(name: str, text: str, values: Any, *labels: str) -> Metric:
-    """A counter if its name says so, else a gauge. `values` is one number, or numbers by labels."""
+    """Return a counter if its name says so, else a gauge.
+
+    `values` is one number, or numbers by labels.
+    """
     family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
     metric = family(f"torsh_{name.removesuffix('_total')}", text, labels=labels)
     for of, value in values.items() if labels else [((), values)]:

@@ -1,4 +1,4 @@
-"""What sends to a server at intervals, in a thread of its own, and never holds up the job."""
+"""Sends to a server at intervals, in a thread of its own, and never holds up the job."""
 
 from __future__ import annotations
 
@@ -14,31 +14,38 @@ from typing import Any
 from torshrun.text import printable
 
 FIRST_SECONDS = 1.0
-"""After the job's begin, and while there is nothing to send, until it is tried."""
+"""Seconds after the job's begin, and between attempts while there is nothing to send."""
 INTERVAL_SECONDS = 10.0
 ANSWER_SECONDS = 5.0
-"""For which an answer is waited for."""
+"""Seconds for which an answer is awaited."""
 CLOSE_SECONDS = 2.0
-"""For which close() waits until the last is sent, while the server takes anything."""
+"""Seconds for which close() waits until the last is sent, while the server takes anything."""
 
 _WHY_CHARS = 200
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """What is redirected would become a GET, and would show its credentials to somebody else."""
+    """Refuses redirects: the request would become a GET, and show its credentials to others."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
 
 
 class Sender:
-    """Sends at intervals, and once more at the end. A server that takes nothing costs the job
-    nothing but one warning. What is sent, and how often at most, is up to subclasses.
+    """Sends at intervals, and once more at the end.
+
+    A server that takes nothing costs the job nothing but one warning. What is sent, and how often
+    at most, is up to subclasses.
     """
 
     def __init__(self, name: str, what: str, url: str, complain: Callable[[str], None]) -> None:
-        """`name` is the thread's, `what` is sent to `url`; `complain` takes a line, from any
-        thread.
+        """Prepare to send.
+
+        Args:
+            name: The thread's name.
+            what: What is sent, for warnings.
+            url: The server's address, for warnings.
+            complain: A function that takes a line, from any thread.
         """
         self._what = what
         self._url = url
@@ -56,8 +63,9 @@ class Sender:
         self._thread.join(CLOSE_SECONDS / 4 if self._has_failed else CLOSE_SECONDS)
 
     def _send(self) -> bool:
-        """Send what there is to send now; whether there has ever been anything. OSError and others
-        if it is not taken.
+        """Send what there is to send now, and return whether there has ever been anything.
+
+        Raises OSError and others if the server does not take it.
         """
         raise NotImplementedError
 
@@ -86,8 +94,9 @@ class Sender:
         headers: Mapping[str, str],
         context: ssl.SSLContext | None = None,
     ) -> None:
-        """OSError and others if it is not taken. `context` says which certificates are believed;
-        None: the system's.
+        """Post `body` as JSON. Raises OSError and others if the server does not take it.
+
+        `context` says which certificates are trusted; None means the system's.
         """
         request = urllib.request.Request(
             url, json.dumps(body).encode(), {"Content-Type": "application/json", **headers}

@@ -1,4 +1,4 @@
-"""How a job stands on this node at one moment."""
+"""Describes the state of a job on this node at one moment."""
 
 from __future__ import annotations
 
@@ -16,50 +16,50 @@ _NONE: Mapping[str, float] = MappingProxyType({})
 
 
 class Counted(NamedTuple):
-    """What one worker has noted in this round."""
+    """Holds what one worker has noted in this round."""
 
     steps: int = 0
     """Steps that it has begun."""
     samples: float = 0.0
     scalars: Mapping[str, float] = _NONE
-    """The last value of each."""
+    """The last value of each scalar."""
     sections: Mapping[str, float] = _NONE
-    """Seconds in each, with those that it is in."""
+    """Seconds in each section, with those that it is in."""
     lost: int = 0
     """Notes that were overwritten before they were read."""
 
 
 class Noted(NamedTuple):
-    """What all of them have."""
+    """Holds what all workers of the node have noted."""
 
     workers: Sequence[Counted] = ()
-    """By local rank."""
+    """The workers' counts by local rank."""
     dropped: Mapping[str, int] = MappingProxyType({})
-    """How many names were left out, of "scalar" and of "section"."""
+    """The number of names that were left out, of "scalar" and of "section"."""
     since: float = 0.0
-    """When the round's counting began, in seconds of time.monotonic()."""
+    """The time when the round's counting began, in seconds of time.monotonic()."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """How a job stands on this node at one moment."""
+    """Describes the state of a job on this node at one moment."""
 
     run_id: str
     role: str
     started: float
-    """When the job began, in seconds of time.monotonic()."""
+    """The time when the job began, in seconds of time.monotonic()."""
     heartbeat: float
-    """When the agent's loop made this, in seconds of time.monotonic()."""
+    """The time when the agent's loop made this, in seconds of time.monotonic()."""
     state: JobState
     """restarting: waiting before the next round, or preparing it."""
     succeeded: bool = False
-    """Whether it is finished, and as it ought to be."""
+    """True if it has finished without a failure."""
     pids: tuple[int, ...]
     """The workers' process ids by local rank; 0 for one that does not run."""
     steps: tuple[int | None, ...] = ()
     """The last step that each worker reported, by local rank; None, or no entry, is unknown."""
     pace: Pace | None = None
-    """That of the worker that is least far, if anybody looks; None is unknown."""
+    """The pace of the worker that is furthest behind, if anybody looks; None is unknown."""
     first_rank: int = 0
     """The rank of local rank 0."""
     node_rank: int = 0
@@ -68,15 +68,15 @@ class Snapshot:
     restarts: int = 0
     max_restarts: int = 0
     failures: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    """How many rounds have failed so far, by kind of their root cause."""
+    """The number of rounds that have failed so far, by kind of their root cause."""
     last_failure: str = ""
     """The last failure in one line; "" if there was none."""
     status_file: str = ""
-    """That of the round's status pages, beside which operations are recorded; "" is none."""
+    """The file of the round's status pages, beside which operations are recorded; "" is none."""
     standbys: int = 0
-    """How many processes wait to be workers after a restart."""
+    """The number of processes that wait to be workers after a restart."""
     noted: Noted = field(default_factory=Noted)
-    """What its workers have noted in this round, if somebody looks."""
+    """The notes of its workers in this round, if anybody looks."""
     output_bytes: int = 0
     """Bytes of output that workers have written so far, in all rounds."""
 
@@ -90,5 +90,5 @@ class Snapshot:
 
     @property
     def step(self) -> int | None:
-        """The step of the worker that is least far; None if no worker reported any."""
+        """Return the step of the worker that is furthest behind; None if no worker reported any."""
         return min((step for step in self.steps if step is not None), default=None)

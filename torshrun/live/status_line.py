@@ -1,4 +1,4 @@
-"""The status line: how the job stands, in the terminal's last line. Pure."""
+"""Renders the status line: the state of the job, in the terminal's last line. Pure."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torshrun.live.snapshot import Snapshot
 from torshrun.text import printable
 
 QUIET_SECONDS = 1.0
-"""A job that is younger shows no status line; most that are short never do."""
+"""A job that is younger, in seconds, shows no status line; most short jobs never do."""
 _GAP = "  "
 _SHORTEST_FAILURE = 16
-"""Columns: the failure that stands at the end may be cut short, but not to less."""
+"""Columns below which the failure at the end of the line is not cut short."""
 
 
 class Part(NamedTuple):
@@ -26,8 +26,9 @@ class Part(NamedTuple):
 
 
 def render(snapshot: Snapshot, now: float, width: int, *, color: bool) -> str:
-    """The line for a terminal of so many columns at `now`, of time.monotonic(); "" for a young job.
-    What there is no room for is left out, the least important first.
+    """Return the line for a terminal of `width` columns at `now`, of time.monotonic().
+
+    It is "" for a young job. What there is no room for is left out, the least important first.
     """
     if now - snapshot.started < QUIET_SECONDS:
         return ""
@@ -46,7 +47,7 @@ def render(snapshot: Snapshot, now: float, width: int, *, color: bool) -> str:
 
 
 def parts(snapshot: Snapshot, now: float) -> list[Part]:
-    """What there is to say but for a failure, in its order; a column for each character."""
+    """Return all parts but a failure, in their order; a column for each character."""
     short, again = snapshot.alive < snapshot.workers, snapshot.restarts
     said = [
         Part("torshrun", "1;36", 5),
@@ -63,7 +64,7 @@ def parts(snapshot: Snapshot, now: float) -> list[Part]:
 
 
 def _step(step: int | None, pace: Pace | None) -> str:
-    """As in "step 120/1,000", of steps; else how far the bar of a loop is."""
+    """Return a text such as "step 120/1,000", of steps, or else of the bar of a loop."""
     if pace is not None and pace.total is not None:
         done = step if pace.done is None else pace.done
         return "" if done is None else f"step {done:,}/{pace.total:,}"
@@ -71,7 +72,7 @@ def _step(step: int | None, pace: Pace | None) -> str:
 
 
 def _speed(pace: Pace | None) -> str:
-    """As in "3.2 it/s, loss 0.42"."""
+    """Return a text such as "3.2 it/s, loss 0.42"."""
     if pace is None:
         return ""
     said = [] if pace.per_second is None else [f"{pace.per_second:.3g} it/s"]
@@ -85,6 +86,6 @@ def _columns(said: Sequence[Part]) -> int:
 
 
 def elapsed(seconds: float) -> str:
-    """As in "00:12:31", with days before it if there are any."""
+    """Return a text such as "00:12:31", with days before it if there are any."""
     days, rest = divmod(max(0, int(seconds)), 86400)
     return (f"{days}d " if days else "") + time.strftime("%H:%M:%S", time.gmtime(rest))

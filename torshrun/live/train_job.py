@@ -1,4 +1,4 @@
-"""Tells Kubeflow Trainer how far the job is: the TrainJob's status shows it."""
+"""Reports the progress of the job to Kubeflow Trainer, which shows it in the TrainJob's status."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from torshrun.live.sender import Sender
 from torshrun.live.snapshot import Snapshot
 
 MOST_METRICS = 256
-"""Kubeflow Trainer refuses more, and longer names, as a whole."""
+"""The most metrics: Kubeflow Trainer refuses more, and longer names, as a whole."""
 LONGEST_NAME = 64
 
 _MOST_SECONDS = 2**31 - 1
 _MOST_BYTES = 65536
-"""Of a token."""
+"""The most bytes that are read of a token."""
 Status = dict[str, Any]
 
 
 class ProgressReporter(Sender):
-    """Sends what a snapshot says of the workers' progress, as long as this node has rank 0 and they
-    tell any.
+    """Sends the workers' progress by a snapshot, as long as this node has rank 0 and they report
+    any.
     """
 
     def __init__(
@@ -34,12 +34,12 @@ class ProgressReporter(Sender):
         snapshot: Callable[[], Snapshot],
         complain: Callable[[str], None],
     ) -> None:
-        """`complain` takes a line, from any thread."""
+        """Prepare to report; `complain` takes a line, from any thread."""
         super().__init__("torsh-progress", "steps", server.url, complain)
         self._server = server
         self._snapshot = snapshot
         self._last: Status = {}
-        """What the server has taken last; it replaces all that it knew."""
+        """The status that the server has taken last; it replaces all that it knew."""
 
     def _send(self) -> bool:
         now = self._snapshot()
@@ -65,8 +65,10 @@ _DONE: Mapping[str, int] = {"progressPercentage": 100, "estimatedRemainingSecond
 
 
 def status_of(snapshot: Snapshot) -> Status:
-    """The TrainJob's trainerStatus but for its time; empty if the program tells nothing, but that
-    steps may have been seen: it may tell of itself there, and what comes last holds. Pure.
+    """Return the TrainJob's trainerStatus without its time. Pure.
+
+    It is empty if the program reports nothing, except that its steps may have been seen: it may
+    report to Kubeflow Trainer itself, and the last report counts.
     """
     pace = snapshot.pace
     mine = snapshot.noted.workers[0].scalars if snapshot.noted.workers else {}
@@ -85,7 +87,7 @@ def status_of(snapshot: Snapshot) -> Status:
 
 
 def _progress(done: int, total: int, per_second: float | None) -> Status:
-    """All is done only when the job has succeeded: until then there is at least 1 % left."""
+    """Return the progress, with at least 1 % left: only a job that has succeeded is done."""
     left = max(total - done, 0)
     status: Status = {"progressPercentage": min(max(100 * done // total, 0), 99)}
     if per_second is not None and per_second > 0:
@@ -94,8 +96,9 @@ def _progress(done: int, total: int, per_second: float | None) -> Status:
 
 
 def _token(path: str) -> str:
-    """Read anew each time, for it is replaced before it ends. ValueError, which does not show it,
-    if it cannot be sent.
+    """Read the token anew each time, since it is replaced before it expires.
+
+    Raises ValueError, which does not show the token, if it cannot be sent.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:

@@ -1,8 +1,8 @@
-"""Where the arrays of a state lie in a slot, and what else the state has: arithmetic and JSON.
+"""The layout of a published state in a slot: the places of its arrays, and the rest of the state.
 
 A slot has the bytes of all arrays, and then a text: the length of a manifest, the manifest, which
-says where each array lies, and the state with the arrays' names in place of the arrays. Of
-versions with arrays of the same shapes the manifests are the same.
+says where each array is placed, and the state as JSON with the arrays' names in place of the
+arrays. Versions with arrays of the same shapes have the same manifest.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from torsh_runtime.parallel.state.plain import KEY, encode
 ROOT = "state"
 """The names of all arrays begin with it: "state/encoder/weight" is state["encoder"]["weight"]."""
 SLOT = "slot"
-"""What a manifest calls the slot."""
+"""The manifest's name for the slot."""
 _ALIGNMENT = 64
 _LENGTH = struct.Struct("<Q")
 
 Placed = dict[str, tuple[str, tuple[int, ...], int]]
-"""By the names of arrays: dtype, shape, and the place of the first byte in the slot."""
+"""Dtype, shape and place of the first byte in the slot, by name of the array."""
 
 
 class SlotPlan(NamedTuple):
@@ -39,13 +39,15 @@ class SlotPlan(NamedTuple):
     """The state as JSON, with the arrays' names in place of the arrays."""
     placed: Placed
     sources: tuple[tuple[int, int, Any], ...]
-    """Where each array goes, its bytes, and itself. Those that are one memory go to one place."""
+    """The place of each array, its size in bytes, and the array. Arrays that share memory share a
+    place."""
     num_bytes: int
-    """Of all arrays."""
+    """Bytes of all arrays together."""
 
 
 def plan(name: str, state: Any) -> SlotPlan:
-    """ConfigError, naming what cannot be published."""
+    """Return the plan for writing a state to a slot. Raises ConfigError, naming what cannot be
+    published."""
     tensors: dict[str, ShardedTensor] = {}
     if is_model(state):
         tree = _tree_of_model(state, tensors)
@@ -75,7 +77,7 @@ def plan(name: str, state: Any) -> SlotPlan:
 
 
 def manifest_of(placed: Placed, num_bytes: int) -> bytes:
-    """The manifest, as it stands in the text."""
+    """Return the manifest as it is stored in the slot's text."""
     tensors = {
         name: StoredTensor(dtype, shape, (StoredPiece(SLOT, start, Piece.whole(shape)),))
         for name, (dtype, shape, start) in placed.items()
@@ -85,12 +87,13 @@ def manifest_of(placed: Placed, num_bytes: int) -> bytes:
 
 
 def text_of(manifest: bytes, tree: Any) -> bytes:
-    """What a slot has behind the arrays."""
+    """Return the text that follows the arrays in a slot."""
     return _LENGTH.pack(len(manifest)) + manifest + json.dumps(tree).encode()
 
 
 def split(text: bytes) -> tuple[bytes, Any]:
-    """The counterpart of text_of(). CheckpointError for what another version has written."""
+    """Return the manifest and the state of a text that text_of() made. Raises CheckpointError for a
+    text of another version."""
     try:
         (length,) = _LENGTH.unpack_from(text)
         end = _LENGTH.size + length
@@ -100,7 +103,8 @@ def split(text: bytes) -> tuple[bytes, Any]:
 
 
 def child(tree: Any, key: Any) -> Any:
-    """What a mapping has under the key. KeyError if it has none, or is no mapping."""
+    """Return the value of a mapping under the key. Raises KeyError if there is none, or if `tree`
+    is no mapping."""
     if not isinstance(tree, dict):
         raise KeyError(key)
     if KEY not in tree:
@@ -112,7 +116,7 @@ def child(tree: Any, key: Any) -> Any:
 
 
 def items(tree: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
-    """The keys and values of a mapping; nothing for anything else."""
+    """Yield the keys and values of a mapping, and nothing for anything else."""
     if KEY not in tree:
         yield from tree.items()
     elif tree[KEY] in ("dict", "ordered", "counter"):
@@ -120,7 +124,8 @@ def items(tree: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
 
 
 def paths(tree: Any, name: str = ROOT) -> Iterator[tuple[str, Any]]:
-    """All that mappings of texts lead to, by the names that arrays there have."""
+    """Yield everything that mappings with text keys lead to, with the names that arrays there
+    have."""
     yield name, tree
     if isinstance(tree, dict):
         for key, value in items(tree):
@@ -128,7 +133,8 @@ def paths(tree: Any, name: str = ROOT) -> Iterator[tuple[str, Any]]:
 
 
 def _tree_of_model(model: Any, tensors: dict[str, ShardedTensor]) -> Any:
-    """As that of its state_dict(), under the names of the model that wrappers are around."""
+    """Return the tree of the model's state_dict(), under the names of the model inside any
+    wrappers."""
     contents = Contents()
     ModelState(ROOT, model).keep(contents)
     aliases = {name: contents.tensors[of] for name, of in contents.aliases.items()}
@@ -145,7 +151,7 @@ def _tree_of_model(model: Any, tensors: dict[str, ShardedTensor]) -> Any:
 
 
 def _checked(name: str, tensor: ShardedTensor) -> tuple[str, tuple[int, ...]]:
-    """Dtype and shape of an array that can be published."""
+    """Return the dtype and shape of an array. Raises ConfigError if it cannot be published."""
     path, dtype = name.removeprefix(f"{ROOT}/"), _dtype_name(tensor.values.dtype)
     if not tensor.piece.is_whole:
         raise ConfigError(
@@ -166,12 +172,13 @@ def _checked(name: str, tensor: ShardedTensor) -> tuple[str, tuple[int, ...]]:
 
 @lru_cache(maxsize=64)
 def _dtype_name(dtype: Any) -> str:
-    """As dtype_name() has it, which takes long for dtypes of numpy."""
+    """Return what dtype_name() does, which takes long for dtypes of numpy."""
     return str(dtype).removeprefix("torch.")
 
 
 def _memory_key(values: Any) -> Any:
-    """What arrays have in common that are the same memory; None if that cannot be told."""
+    """Return a key that is equal for arrays that are the same memory. None if that cannot be
+    known."""
     if hasattr(values, "data_ptr"):
         memory: Any = values.data_ptr()
         return memory and (memory, values.dtype, tuple(values.shape), values.stride())

@@ -1,4 +1,5 @@
-"""Where a subscription gets versions from: slots of a writer of this node, or calls to another."""
+"""Feeds, from which a subscription gets versions: slots of a writer of this node, or calls to
+another."""
 
 from __future__ import annotations
 
@@ -25,11 +26,11 @@ from torsh_runtime.rpc.publishing.versions import RemoteVersion, SlotVersion, Ve
 News = Literal["newer", "late", "closed", "lost"]
 """There is a later version; the time has passed; the writer publishes no more; it has ended."""
 _LONGEST_CALL = 20.0
-"""Seconds for which a writer is asked for news at a time."""
+"""The largest number of seconds that one call asks a writer for news."""
 
 
 class Feed(ABC):
-    """Versions of one writer. One thread at a time."""
+    """Gives the versions of one writer. One thread may use it at a time."""
 
     def __init__(self, name: str, writer: Writer) -> None:
         self._name, self.writer = name, writer
@@ -38,25 +39,27 @@ class Feed(ABC):
     @property
     @abstractmethod
     def is_open(self) -> bool:
-        """Whether further versions may come, as far as that is known without asking."""
+        """Return whether further versions may come, as far as that is known without asking."""
 
     @abstractmethod
     def wait(self, version: int, seconds: float) -> News:
-        """Wait for a later version than this one."""
+        """Wait for a later version than this one, for at most `seconds`."""
 
     @abstractmethod
     def hold(self, timeout: float) -> Version | None:
-        """The newest version; None if there is none yet. PeerLost if it cannot be had any more."""
+        """Return the newest version, or None if there is none yet. Raises PeerLost if it is not
+        available any more."""
 
     def lost(self, op: str, news: News) -> PeerLost:
-        """The error that says so."""
+        """Return the error that reports the end of the writer."""
         detail = "its process has ended"
         if news == "closed":
             detail = f"it has stopped publishing {self._name!r}"
         return lost(self.writer.info, self.writer.host, op, detail)
 
     def _described(self, text: bytes) -> tuple[Manifest, Any]:
-        """What a version says of itself. Manifests seldom change."""
+        """Return the manifest and the state of a version's text. Manifests seldom change, so the
+        last one is kept."""
         told, tree = split(text)
         if self._known is None or self._known[0] != told:
             self._known = told, Manifest.from_bytes(told)
@@ -64,27 +67,29 @@ class Feed(ABC):
 
 
 class SlotFeed(Feed):
-    """Of a writer of this node."""
+    """Gives the versions of a writer of this node."""
 
     def __init__(self, name: str, writer: Writer, worker: str) -> None:
-        """OSError if its memory cannot be opened: it has ended, or the system forbids it."""
+        """Open the writer's memory. Raises OSError if that is impossible: the writer has ended, or
+        the system forbids it."""
         super().__init__(name, writer)
         self._reader = _native.SlotReader(writer.pid, writer.file, writer.token, worker)
 
     @property
     def is_open(self) -> bool:
-        """See Feed."""
+        """Return whether the writer's slots are open."""
         found: bool = self._reader.is_open
         return found
 
     def wait(self, version: int, seconds: float) -> News:
-        """See Feed."""
+        """Wait for a change in the writer's slots."""
         with around_waits.by:
             found: News = self._reader.wait(version, seconds)
         return found
 
     def hold(self, timeout: float) -> Version | None:
-        """See Feed."""
+        """Hold the newest version in the writer's slots. Raises CommError if the node's readers
+        hold as many versions as they can, and PeerLost."""
         try:
             lease = self._reader.hold()
         except BlockingIOError:
@@ -100,21 +105,21 @@ class SlotFeed(Feed):
 
 
 class CallFeed(Feed):
-    """Of a writer whose memory is not to be had here."""
+    """Gives the versions of a writer whose memory this process cannot open."""
 
     def __init__(self, name: str, writer: Writer, peers: Peers, number: int) -> None:
-        """number: of the subscription among those of this worker."""
+        """Create the feed. `number` is that of the subscription among those of this worker."""
         super().__init__(name, writer)
         self._peers, self._reader = peers, (peers.own.id, number)
         self._is_open = True
 
     @property
     def is_open(self) -> bool:
-        """See Feed."""
+        """Return whether the last call found the writer publishing."""
         return self._is_open
 
     def wait(self, version: int, seconds: float) -> News:
-        """See Feed."""
+        """Wait by calls to the writer, of at most 20 seconds each."""
         deadline = monotonic() + seconds
         while (left := deadline - monotonic()) > 0:
             try:
@@ -132,7 +137,7 @@ class CallFeed(Feed):
         return "late"
 
     def hold(self, timeout: float) -> Version | None:
-        """See Feed."""
+        """Hold the newest version by a call to the writer, in which `timeout` seconds may pass."""
         found = self._call(serving.pin, self._peers.own, timeout=timeout)
         if found is None:
             return None
@@ -160,7 +165,7 @@ class CallFeed(Feed):
 
 
 def feed_of(name: str, writer: Writer, peers: Peers, number: int) -> Feed | None:
-    """Where to get this writer's versions from. None if it is a process of this node that has
+    """Return the feed of this writer's versions. None if it is a process of this node that has
     ended."""
     if writer.node == node_here():
         try:

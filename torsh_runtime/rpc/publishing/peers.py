@@ -1,4 +1,4 @@
-"""What publishing needs of the rest of RPC."""
+"""The part of RPC that publishing needs."""
 
 from __future__ import annotations
 
@@ -17,51 +17,53 @@ if TYPE_CHECKING:
 
 
 class Peers:
-    """The other workers, and this one."""
+    """Represents the other workers and this one."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
 
     @property
     def own(self) -> WorkerInfo:
-        """This worker."""
+        """Return the name and id of this worker."""
         return self._agent.own.info
 
     @property
     def host(self) -> str:
-        """Its host's name."""
+        """Return the name of this worker's host."""
         return self._agent.own.host
 
     @property
     def store(self) -> StoreClient:
-        """The one that all workers reach."""
+        """Return the store that all workers reach."""
         return self._agent.directory.store
 
     def seconds(self, timeout: Any) -> float:
-        """A timeout as users give it; like that of a call it is bounded by the deadline of the call
-        that this thread carries out."""
+        """Return the seconds of a timeout that a user gave. Like that of a call, it is bounded by
+        the deadline of the call that this thread carries out."""
         own = seconds(timeout, self._agent.options.rpc_timeout)
         inherited = self._agent.servers.context.deadline
         return own if inherited is None else max(min(own, inherited - monotonic()), 0.0)
 
     def is_connected(self, worker: WorkerInfo) -> bool:
-        """Whether there is a connection to the worker now, whose end would be told."""
+        """Return whether there is a connection to the worker now, whose end would be noticed."""
         return worker.id in self._agent.links.peers()
 
     def call(
         self, worker: WorkerInfo, function: Callable[..., Any], *args: Any, timeout: float
     ) -> Any:
-        """The function's result. PeerLost also for a worker that has left."""
+        """Call a function on a worker and return its result. Raises PeerLost also for a worker that
+        has left."""
         limit = 0 if timeout == math.inf else max(timeout, 1e-3)
         try:
             self._agent.directory.find(worker)
             return self._agent.call(worker, function, args, {}, limit)
-        except StoreError:  # it is looked for where it was served, perhaps by itself
+        except StoreError:  # the store may have ended with the worker
             reason = "it has ended, and so has the store that tells where workers are"
         except CallRefused:
             reason = "it has left"
         raise lost(worker, "its host", function.__name__, reason)
 
     def notify(self, worker: WorkerInfo, function: Callable[..., Any], *args: Any) -> None:
-        """The same without waiting, also from finalizers; nobody learns of errors."""
+        """Call a function on a worker without waiting, also from finalizers. Errors are not
+        reported."""
         self._agent.references.call_later(worker, function, *args)

@@ -33,7 +33,7 @@ from torsh_runtime.rpc.publishing.registry import VERSIONS
 from torsh_runtime.rpc.publishing.versions import raw_pieces
 
 Reader = tuple[int, int]
-"""The id of a worker, and which of its subscriptions."""
+"""The id of a worker, and the number of its subscription."""
 
 
 class Pin(NamedTuple):
@@ -45,10 +45,10 @@ class Pin(NamedTuple):
 
 
 class Publication:
-    """One name's. Any thread; publish() serves one at a time."""
+    """Publishes under one name. Any thread may use it; publish() serves one at a time."""
 
     def __init__(self, name: str, more_versions: Callable[[], int]) -> None:
-        """more_versions: the first of VERSIONS numbers that are free."""
+        """Create the slots. more_versions() returns the first of VERSIONS numbers that are free."""
         self._name, self._more_versions = name, more_versions
         self._slots = _native.Slots()
         self._publishing = threading.Lock()
@@ -58,25 +58,26 @@ class Publication:
         self._lock = threading.Lock()
         self._pins: dict[int, Pin] = {}
         self._waiting: dict[Reader, tuple[int, Future[bool]]] = {}
-        """By reader: which version it has, and what becomes true when there is a later one."""
+        """By reader: the version it has, and the future that becomes true when there is a later
+        one."""
 
     @property
     def file(self) -> int:
-        """This process's descriptor of the slots' table."""
+        """Return this process's descriptor of the slots' table."""
         found: int = self._slots.file
         return found
 
     @property
     def token(self) -> bytes:
-        """That the table begins with."""
+        """Return the bytes that the table begins with."""
         found: bytes = self._slots.token
         return found
 
     def publish(self, state: Any, timeout: float) -> int:
-        """Copy the state into a slot and make it the newest version; its number.
+        """Copy the state into a slot and make it the newest version. Return its number.
 
-        ConfigError for what cannot be published. CommTimeout, naming the readers, if they hold all
-        slots for `timeout` seconds.
+        Raises ConfigError for what cannot be published. Raises CommTimeout, naming the readers, if
+        they hold all slots for `timeout` seconds.
         """
         deadline = monotonic() + timeout
         if not self._publishing.acquire(timeout=min(timeout, threading.TIMEOUT_MAX)):
@@ -96,8 +97,8 @@ class Publication:
         return version
 
     def pin(self, reader: WorkerInfo) -> tuple[int, int, bytes] | None:
-        """Hold the newest version for a reader of another node: the pin, the version's number and
-        its text. None if there is none yet."""
+        """Hold the newest version for a reader of another node. Return the pin, the version's
+        number and its text, or None if there is no version yet."""
         reader_here = self._reader
         lease = None if reader_here is None else reader_here.hold()
         if lease is None:
@@ -110,12 +111,13 @@ class Publication:
             return number, lease.version, text
 
     def unpin(self, pin: int) -> None:
-        """The reader has let go of it."""
+        """Release a version that the reader does not need any more."""
         with self._lock:
             self._pins.pop(pin, None)
 
     def fetch(self, pin: int, wanted: Sequence[tuple[str, Piece]]) -> list[NDArray[np.uint8]]:
-        """The bytes of these pieces."""
+        """Return the bytes of these pieces. Raises CommError if the version is not held any
+        more."""
         with self._lock:
             found = self._pins.get(pin)
         if found is None:
@@ -126,8 +128,8 @@ class Publication:
         return raw_pieces(found.lease, found.manifest, wanted)
 
     def await_newer(self, reader: Reader, version: int) -> Future[bool]:
-        """A future that becomes true when there is a later version, and false when none will
-        come. Of a reader that asks again the earlier one becomes false."""
+        """Return a future that becomes true when there is a later version, and false when none will
+        come. If a reader asks again, its earlier future becomes false."""
         future: Future[bool] = Future()
         with self._lock:
             earlier = self._waiting.pop(reader, None)
@@ -141,14 +143,14 @@ class Publication:
         return future
 
     def forget(self, worker: int) -> None:
-        """The worker of this id has ended: nothing is held for it."""
+        """Release everything that is held for a worker that has ended."""
         with self._lock:
             self._waiting = {who: own for who, own in self._waiting.items() if who[0] != worker}
             self._pins = {pin: own for pin, own in self._pins.items() if own.reader.id != worker}
 
     def close(self) -> None:
-        """Publish no more, once no other thread does. What readers have seen stays theirs, and its
-        memory is freed when they have let go; others find nothing any more."""
+        """Publish no more, once no other thread does. What readers have seen stays available to
+        them, and its memory is freed when they have released it. Others find nothing any more."""
         self._slots.stop()
         with self._publishing:
             self._slots.close()
@@ -160,7 +162,8 @@ class Publication:
             future.set_result(False)
 
     def _manifest(self, own: SlotPlan) -> bytes:
-        """That of the version before, if the arrays lie alike: it takes long to make."""
+        """Return the manifest. That of the version before is used again if the arrays are placed
+        alike, since it takes long to make."""
         if not self._known[1] or self._known[0] != own.placed:
             self._known = own.placed, manifest_of(own.placed, own.num_bytes)
         return self._known[1]
@@ -211,7 +214,7 @@ class Publication:
             future.set_result(True)
 
     def _holders(self) -> str:
-        """Who holds which version, as text."""
+        """Return a text that says which readers hold which version."""
         with self._lock:
             pins = [(pin.reader.name, pin.lease.version) for pin in self._pins.values()]
         here = [
@@ -229,7 +232,7 @@ class Publication:
 
 
 def _is_plain(values: Any) -> bool:
-    """Whether its bytes lie in this process's memory as they are wanted."""
+    """Return whether the array's bytes can be copied from this process's memory as they are."""
     if isinstance(values, np.ndarray):
         return values.flags.c_contiguous and values.flags.aligned
     if not hasattr(values, "is_contiguous"):

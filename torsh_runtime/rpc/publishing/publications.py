@@ -1,4 +1,4 @@
-"""All that this worker publishes, and what it answers to readers of other nodes."""
+"""Everything that this worker publishes, and its answers to readers of other nodes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from torsh_runtime.rpc.publishing.registry import NotPublished, Registry, Writer
 from torsh_runtime.rpc.publishing.subscription import Subscription
 
 _PING_SECONDS = 5.0
-"""For how long another writer of a name may not answer and still counts as alive."""
+"""Seconds for which another writer of a name may not answer and still counts as alive."""
 
 
 class Publications:
-    """One for a worker. Any thread."""
+    """Holds the publications of a worker. Any thread may use it."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers, self._registry = peers, Registry(peers.store)
@@ -32,11 +32,12 @@ class Publications:
         self._numbers = itertools.count(1)
 
     def publish(self, name: str, state: Any, timeout: Any) -> int:
-        """See tr.rpc.publish()."""
+        """Carry out tr.rpc.publish()."""
         return self._publication(name).publish(state, self._peers.seconds(timeout))
 
     def find(self, name: str) -> Publication:
-        """NotPublished if this worker does not publish it."""
+        """Return the publication of this name. Raises NotPublished if this worker does not publish
+        it."""
         with self._lock:
             found = self._known.get(name)
         if found is None:
@@ -44,31 +45,31 @@ class Publications:
         return found[0]
 
     def pin(self, name: str, reader: WorkerInfo) -> tuple[int, int, bytes] | None:
-        """See Publication.pin()."""
+        """Hold the newest version for a reader, as Publication.pin() does."""
         publication = self.find(name)
         pinned = publication.pin(reader)
-        if not self._peers.is_connected(reader):  # forget() was called before the pin was there
+        if not self._peers.is_connected(reader):  # forget() was called before the pin
             publication.forget(reader.id)
         return pinned
 
     def forget(self, worker: int) -> None:
-        """The worker of this id has ended: no version is held for it any more."""
+        """Release all versions held for a worker that has ended."""
         with self._lock:
             known = list(self._known.values())
         for publication, _ in known:
             publication.forget(worker)
 
     def subscribe(self, name: str) -> Subscription:
-        """See tr.rpc.subscribe()."""
+        """Carry out tr.rpc.subscribe()."""
         check_name(name)
         return Subscription(name, self._peers, next(self._numbers))
 
     def close(self) -> None:
-        """Publish no more. Readers that wait for a version learn it."""
+        """Publish no more. Readers that wait for a version are notified."""
         with self._lock:
             known, self._known = self._known, {}
         for name, (publication, writer) in known.items():
-            with suppress(StoreError):  # the worker that serves the store has left before
+            with suppress(StoreError):  # the worker that served the store has left
                 self._registry.withdraw(name, writer)
             publication.close()
 
@@ -91,7 +92,7 @@ class Publications:
         return publication, writer
 
     def _has_ended(self, name: str, writer: Writer) -> bool:
-        """Whether another writer publishes no more."""
+        """Return whether another writer publishes no more."""
         if writer.node == node_here():
             return not _is_open(writer)
         try:
@@ -104,16 +105,16 @@ class Publications:
 
 
 def check_name(name: object) -> None:
-    """ConfigError unless it is one."""
+    """Raise ConfigError unless `name` can be the name of a publication."""
     if not isinstance(name, str) or not name:
         raise ConfigError(f"what is published needs a name, and {name!r} is none")
 
 
 def _is_open(writer: Writer) -> bool:
-    """Whether a writer of this node has not ended."""
+    """Return whether a writer of this node has not ended."""
     try:
         found: bool = _native.SlotReader(writer.pid, writer.file, writer.token, "").is_open
-    except PermissionError:  # of a process that is there
+    except PermissionError:  # the process exists
         return True
     except OSError:
         return False

@@ -1,4 +1,4 @@
-"""Who publishes what, in the store that all workers reach."""
+"""The writers of published names, in the store that all workers reach."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from torsh_runtime.store.client import StoreClient
 _WRITERS = "publishing/writer/"
 _COUNTS = "publishing/writers-so-far/"
 VERSIONS = 1_000_000
-"""Numbers that a writer has for its versions; then it takes as many again."""
+"""Version numbers that a writer claims at a time."""
 _LONGEST_WATCH = 10.0
-"""Seconds; the store's connection is looked at this often."""
+"""Seconds between two looks at the store's connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """Who publishes under a name, and where readers of its node find the slots."""
+    """The writer of a name, and the slots that readers of its node open."""
 
     info: WorkerInfo
     host: str
@@ -35,11 +35,11 @@ class Writer:
     file: int
     """The process's descriptor of the slots' table."""
     token: bytes
-    """That the table begins with."""
+    """Bytes that the table begins with."""
 
     @classmethod
     def here(cls, info: WorkerInfo, host: str, file: int, token: bytes) -> Writer:
-        """This process."""
+        """Return this process as a writer."""
         return cls(info, host, node_here(), os.getpid(), file, token)
 
     def pack(self) -> bytes:
@@ -57,23 +57,24 @@ class NotPublished(ConfigError):
 
 
 class Record(NamedTuple):
-    """What the store has of a name."""
+    """The store's record of a name."""
 
     writer: Writer | None
     since: int
-    """The store's revision at which it became the writer; 0 if there is none."""
+    """The store's revision at which the writer was entered; 0 if there is none."""
     seen: int
     """The store's revision at which this was read."""
 
 
 class Registry:
-    """Any thread. StoreError when the store cannot be reached."""
+    """Keeps writers in the store. Any thread may use it. Raises StoreError when the store cannot be
+    reached."""
 
     def __init__(self, store: StoreClient) -> None:
         self._store = store
 
     def find(self, name: str) -> Record:
-        """Who the writer is."""
+        """Return the record of the name's writer."""
         entries, revision = self._store.list(_WRITERS + name)
         for entry in entries:
             if entry.key == _WRITERS + name:
@@ -81,11 +82,11 @@ class Registry:
         return Record(None, 0, revision)
 
     def names(self) -> list[str]:
-        """All that is published."""
+        """Return all names that are published."""
         return [entry.key.removeprefix(_WRITERS) for entry in self._store.list(_WRITERS).items]
 
     def await_change(self, name: str, before: Record, timeout: float) -> Record | None:
-        """Wait for another writer, for so many seconds. None if none comes."""
+        """Wait for another writer, for `timeout` seconds. Return None if there is none by then."""
         deadline = monotonic() + timeout
         with self._store.watch(_WRITERS + name, before.seen) as watch:
             while (left := deadline - monotonic()) > 0:
@@ -100,7 +101,7 @@ class Registry:
     def claim(self, name: str, writer: Writer, has_ended: Callable[[Writer], bool]) -> None:
         """Become the writer of this name.
 
-        ConfigError if another worker is that, and has not ended.
+        Raises ConfigError if another worker is its writer, and has not ended.
         """
         while True:
             record = self.find(name)
@@ -115,11 +116,11 @@ class Registry:
                 return
 
     def more_versions(self, name: str) -> int:
-        """The first of VERSIONS numbers that nobody has used, higher than those that were."""
+        """Return the first of VERSIONS numbers that nobody has used, higher than all used ones."""
         return (self._store.add(_COUNTS + name, 1) - 1) * VERSIONS + 1
 
     def withdraw(self, name: str, writer: Writer) -> None:
-        """Publish no more, unless another has become the writer."""
+        """Remove this writer's record, unless another has become the writer."""
         record = self.find(name)
         if record.writer == writer:
             key = _WRITERS + name

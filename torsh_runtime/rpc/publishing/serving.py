@@ -1,4 +1,4 @@
-"""What a writer answers to readers that cannot open its memory. They call these functions."""
+"""Functions of a writer that readers call if they cannot open its memory."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from torsh_runtime.rpc.options import WorkerInfo
 
 
 def find(name: str) -> None:
-    """NotPublished if this worker does not publish it."""
+    """Raise NotPublished unless this worker publishes the name."""
     current_agent().publications().find(name)
 
 
 def pin(name: str, reader: WorkerInfo) -> tuple[int, int, bytes] | None:
-    """See Publication.pin()."""
+    """Call Publication.pin() of the name."""
     return current_agent().publications().pin(name, reader)
 
 
 def unpin(name: str, number: int) -> None:
-    """See Publication.unpin()."""
+    """Call Publication.unpin() of the name."""
     current_agent().publications().find(name).unpin(number)
 
 
 def fetch(name: str, number: int, wanted: Sequence[tuple[str, Piece]]) -> list[NDArray[np.uint8]]:
-    """See Publication.fetch()."""
+    """Call Publication.fetch() of the name."""
     return current_agent().publications().find(name).fetch(number, wanted)
 
 
 @async_execution
 def await_newer(name: str, reader: tuple[int, int], version: int) -> Future[bool]:
-    """See Publication.await_newer()."""
+    """Call Publication.await_newer() of the name."""
     return current_agent().publications().find(name).await_newer(reader, version)

@@ -1,4 +1,4 @@
-"""A reader's end: the versions that are published under a name, by whoever does that."""
+"""A reader's end: the versions that are published under a name, by any writer."""
 
 from __future__ import annotations
 
@@ -15,47 +15,48 @@ from torsh_runtime.rpc.publishing.weights import Weights
 
 
 class Subscription:
-    """What tr.rpc.subscribe() gives. It costs the writer nothing until a version is held, and
+    """The result of tr.rpc.subscribe(). It costs the writer nothing until a version is held, and
     nothing has to be closed."""
 
     def __init__(self, name: str, peers: Peers, number: int) -> None:
-        """number: of it among this worker's."""
+        """Create the subscription. `number` is its number among those of this worker."""
         self._name, self._peers, self._number = name, peers, number
         self._registry = Registry(peers.store)
         self._lock = threading.Lock()
         self._feed: Feed | None = None
         self._record = Record(None, 0, 0)
         self._told = 0
-        """The writer, by the revision at which it became that, whose end was reported."""
+        """The writer whose end was reported, by the revision at which it became the writer."""
         self._version = 0
 
     @property
     def name(self) -> str:
-        """What it is subscribed to."""
+        """Return the name that is subscribed to."""
         return self._name
 
     @property
     def version(self) -> int:
-        """The number of the newest version that it has given; 0 if there is none."""
+        """Return the number of the newest version that this subscription has returned, or 0 if
+        there is none."""
         return self._version
 
     def latest(self, timeout: float | None = None) -> Weights:
-        """The newest version that there is now; the first one is waited for.
+        """Return the newest version that there is now. Waits for the first one.
 
-        The last version of a writer that has ended can still be had within its node, by those that
-        have had it already. CommTimeout if nothing is published within `timeout` seconds (0: wait
-        without end; by default as long as calls have), PeerLost naming the writer if it has ended
-        and its last version is lost.
+        The last version of a writer that has ended is still available within its node, to
+        subscriptions that have had it already. Raises CommTimeout if nothing is published within
+        `timeout` seconds (0: no limit; by default that of calls), PeerLost naming the writer if it
+        has ended and its last version is lost.
         """
         return self._get(0, f"latest({self._name!r})", timeout)
 
     def wait(self, version: int | None = None, timeout: float | None = None) -> Weights:
         """Wait for a later version than this one, by default than the last that this subscription
-        has given, and give the newest.
+        has returned, and return the newest.
 
-        PeerLost naming the writer as soon as it has ended or publishes no more. Call it again to
-        wait for another writer of the same name, whose versions have higher numbers. CommTimeout
-        if there is none within `timeout` seconds, as in latest().
+        Raises PeerLost naming the writer as soon as it has ended or publishes no more. Call it
+        again to wait for another writer of the same name, whose versions have higher numbers.
+        Raises CommTimeout if there is none within `timeout` seconds, as in latest().
         """
         after = self._version if version is None else version
         return self._get(after, f"wait({self._name!r})", timeout)
@@ -79,7 +80,7 @@ class Subscription:
             self._lock.release()
 
     def _next(self, feed: Feed, after: int, deadline: float) -> tuple[Version | None, News]:
-        """A version of this writer that is later, or what became of it."""
+        """Return a later version of this writer, or what became of it."""
         try:
             version = None if after else feed.hold(max(deadline - monotonic(), 1.0))
             news: News = "newer"
@@ -92,8 +93,8 @@ class Subscription:
         return version, news
 
     def _follow(self, op: str, seconds: float, deadline: float) -> Feed:
-        """The versions of the writer that there is. Its end is not noticed here, except where
-        another has come."""
+        """Return the feed of the present writer. Its end is not noticed here, except where another
+        has taken its place."""
         if self._feed is not None and self._feed.is_open:
             return self._feed
         record = self._found()
@@ -112,8 +113,8 @@ class Subscription:
             record = found
 
     def _await_another(self, feed: Feed, news: News, op: str, deadline: float) -> None:
-        """Wait for another writer, if this one's end has been reported already. PeerLost if it has
-        not, or none comes."""
+        """Wait for another writer, if this one's end has been reported already. Raises PeerLost if
+        it has not, or none appears."""
         error = feed.lost(op, news)
         record = self._found()
         if record.since not in (0, self._record.since):
@@ -128,8 +129,8 @@ class Subscription:
             raise error
 
     def _found(self) -> Record:
-        """Who the writer is. The store may have gone with the writer that served it; StoreError if
-        there is no writer that is known already."""
+        """Return the record of the writer. The store may have ended with the writer that served it:
+        then this is the known record, and StoreError if there is none."""
         try:
             return self._registry.find(self._name)
         except StoreError:

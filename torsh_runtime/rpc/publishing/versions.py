@@ -1,5 +1,5 @@
-"""A version that a reader holds, as something that arrays are read from: in a slot of this node, or
-at a writer elsewhere, from which only what is wanted is fetched."""
+"""Versions that a reader holds and reads arrays from: in a slot of this node, or at a writer
+elsewhere, from which only the wanted pieces are fetched."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from torsh_runtime.parallel.layouts import cut
 from torsh_runtime.rpc.publishing.description import paths
 
 Wanted = tuple[str, Piece, str]
-"""The name of an array, which piece of it, and whether as an array of "numpy" or of "torch"."""
+"""The name of an array, its piece, and the framework of the result, "numpy" or "torch"."""
 
 
 class Version(PieceReader):
-    """One version, which is kept for as long as this and the arrays in its memory last."""
+    """A version, which is kept as long as this object and the arrays in its memory."""
 
     def __init__(self, writer: str, number: int, manifest: Manifest, tree: Any) -> None:
         self.number, self.manifest, self.tree = number, manifest, tree
@@ -34,50 +34,52 @@ class Version(PieceReader):
 
     @cached_property
     def values(self) -> Mapping[str, Any]:
-        """What is no array, and what arrays are in, by name."""
+        """Return by name the values that are no arrays, and the mappings that arrays are in."""
         return dict(paths(self.tree))
 
     def read_file(self, file: str, start: int, target: Bytes) -> None:
-        """Not by itself: arrays are views of a slot, or come by calls."""
+        """Raise NotImplementedError: arrays are views of a slot, or are fetched by calls."""
         raise NotImplementedError
 
     def read(self, name: str, target: ShardedTensor) -> None:
         """Write this piece of an array to the target's values, cast to their dtype if both are
-        floating. CheckpointError if it does not fit."""
+        floating. Raises CheckpointError if it does not fit."""
         self.check(name, target)
         self.read_all([(name, target)])
 
     def whole(self, name: str, framework: str) -> Any:
-        """All of an array. See piece()."""
+        """Return a whole array, as piece() does."""
         shape = self._tensor(name).shape
         return self.piece((name, Piece.whole(shape), framework)).reshape(shape)
 
     def read_all(self, reads: Sequence[tuple[str, ShardedTensor]]) -> None:
-        """Several reads that have been checked; what has to be fetched comes together."""
+        """Carry out several reads that have been checked. What has to be fetched is fetched
+        together."""
         wanted = [(name, to.piece, framework_of(to.values)) for name, to in reads]
         for (_, target), found in zip(reads, self._sources(wanted), strict=True):
             assign(target.values, found)
 
     def piece(self, wanted: Wanted) -> Any:
-        """One piece; see pieces()."""
+        """Return one piece, as pieces() does."""
         return next(iter(self.pieces([wanted])))
 
     @abstractmethod
     def pieces(self, wanted: Sequence[Wanted]) -> Any:
-        """The pieces, one after another, to be read only: of the shape of their box, or flat where
-        they are no box."""
+        """Yield the pieces, one after another, to be read only. They have the shape of their box,
+        or are flat where they are no box."""
 
     @abstractmethod
     def close(self) -> None:
-        """Hold it no more."""
+        """Release the version."""
 
     def _sources(self, wanted: Sequence[Wanted]) -> Any:
-        """As pieces(), for arrays that are copied at once."""
+        """Yield what pieces() does, for arrays that are copied at once."""
         return self.pieces(wanted)
 
 
 class SlotVersion(Version):
-    """One in a slot. Arrays are views of it, and it is held until the last of them is gone."""
+    """A version in a slot. Arrays are views of it, and it is held until the last of them is
+    gone."""
 
     def __init__(self, writer: str, lease: Any, manifest: Manifest, tree: Any) -> None:
         super().__init__(writer, lease.version, manifest, tree)
@@ -85,16 +87,16 @@ class SlotVersion(Version):
         self._memories: dict[tuple[str, bool], Any] = {}
 
     def pieces(self, wanted: Sequence[Wanted]) -> Any:
-        """See Version."""
+        """Yield the pieces as views of the slot where they are contiguous."""
         for name, piece, framework in wanted:
             yield piece_of(self._view(name, framework, is_own=framework == "torch"), piece)
 
     def whole(self, name: str, framework: str) -> Any:
-        """See Version."""
+        """Return a whole array as a view of the slot."""
         return self._view(name, framework, is_own=framework == "torch")
 
     def close(self) -> None:
-        """See Version."""
+        """Release the slot, which is held until the last array is gone."""
         self._memories.clear()
         self._lease = None
 
@@ -113,8 +115,8 @@ class SlotVersion(Version):
         return _elements(content, framework, stored.dtype).reshape(stored.shape)
 
     def _memory(self, framework: str, is_own: bool) -> Any:
-        """All arrays of the slot. Tensors cannot be made read-only, so programs get some that are
-        their own: see Weights."""
+        """Return all arrays of the slot as bytes. Tensors cannot be made read-only, so programs get
+        private ones: see Weights."""
         if framework == "numpy":
             return self._lease.array(is_own=False, is_writable=False)
         import torch
@@ -123,7 +125,7 @@ class SlotVersion(Version):
 
 
 class RemoteVersion(Version):
-    """One that a writer of another node keeps for this reader."""
+    """A version that a writer of another node keeps for this reader."""
 
     def __init__(
         self,
@@ -139,7 +141,7 @@ class RemoteVersion(Version):
         self._is_held = True
 
     def pieces(self, wanted: Sequence[Wanted]) -> Any:
-        """See Version."""
+        """Fetch the pieces from the writer, in batches, and yield them."""
         for batch in self._batches(wanted):
             found = self._fetch([(name, piece) for name, piece, _ in batch])
             for (name, piece, framework), content in zip(batch, found, strict=True):
@@ -157,7 +159,7 @@ class RemoteVersion(Version):
         return _elements(torch.from_numpy(own), framework, dtype)
 
     def close(self) -> None:
-        """See Version."""
+        """Let the writer release the version."""
         if self._is_held:
             self._is_held = False
             self._release()
@@ -177,11 +179,12 @@ class RemoteVersion(Version):
 
 
 _BATCH = 256 << 20
-"""Bytes that one call brings, unless a single array has more."""
+"""Bytes that one call fetches, unless a single array has more."""
 
 
 def piece_of(whole: Any, piece: Piece) -> Any:
-    """The piece's elements of a whole array: a view where they lie together, else a copy."""
+    """Return the piece's elements of a whole array: a view where they are contiguous, else a
+    copy."""
     if piece.is_box:
         return whole if piece.is_whole and not piece.spans else cut(whole, piece)
     spans = [piece.spans_of(dim) for dim in range(len(piece.shape))]
@@ -190,7 +193,8 @@ def piece_of(whole: Any, piece: Piece) -> Any:
 
 
 def assign(values: Any, found: Any) -> None:
-    """Write an array's elements into another of as many, cast to its dtype."""
+    """Write an array's elements into another array of the same number of elements, cast to its
+    dtype."""
     shaped = found.reshape(tuple(values.shape))
     if framework_of(values) == "torch":
         values.detach().copy_(shaped)
@@ -199,7 +203,7 @@ def assign(values: Any, found: Any) -> None:
 
 
 def raw_pieces(lease: Any, manifest: Manifest, wanted: Sequence[tuple[str, Piece]]) -> list[Bytes]:
-    """The bytes of pieces of a version, which is held until all of them are gone."""
+    """Return the bytes of pieces of a version, which is held until all of them are gone."""
     memory, found = lease.array(is_own=False, is_writable=True), []  # as the reader's will be
     for name, piece in wanted:
         stored = manifest.tensors[name]
@@ -212,7 +216,8 @@ def raw_pieces(lease: Any, manifest: Manifest, wanted: Sequence[tuple[str, Piece
 
 
 def host_framework(framework: str) -> str:
-    """The framework that an array was published from, or numpy's where it is not there."""
+    """Return the framework that an array was published from, or "numpy" if that is not
+    installed."""
     if framework == "torch":
         try:
             import torch  # noqa: F401
@@ -222,7 +227,7 @@ def host_framework(framework: str) -> str:
 
 
 def _elements(content: Any, framework: str, dtype: str) -> Any:
-    """Bytes as elements, in place; torch cannot look so at none."""
+    """Return bytes as elements, in place. torch cannot view an empty buffer so."""
     if framework == "torch" and not len(content):
         return empty("torch", (0,), dtype)
     return content.view(_dtype(framework, dtype))

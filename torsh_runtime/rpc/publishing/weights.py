@@ -1,4 +1,4 @@
-"""One version of published weights, as a reader has it."""
+"""A version of published weights, as a reader sees it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Weights(Mapping[str, Any]):
 
     Within the writer's node the arrays are views of its memory, which nobody copies. numpy refuses
     to write to them. Tensors of torch can be written to, which only this process sees, and only
-    until the version is let go. From another node each array comes when it is asked for.
+    until the version is released. From another node each array is fetched when it is asked for.
 
-    A version is held, and its memory not used again, until close() is called or a `with` block
-    ends and none of its arrays is left. Hold versions briefly: each one that is held costs the
-    writer as much memory, and once readers hold most of its slots it waits for them.
+    A version is held, and its memory not used again, until close() is called or a `with` block ends
+    and none of its arrays is left. Hold versions briefly: each one that is held costs the writer as
+    much memory, and once readers hold most of its slots it waits for them.
     """
 
     def __init__(self, version: Version) -> None:
@@ -46,7 +46,8 @@ class Weights(Mapping[str, Any]):
 
     @property
     def version(self) -> int:
-        """Its number. Later versions have higher numbers, also those of another writer."""
+        """Return the version's number. Later versions have higher numbers, also those of another
+        writer."""
         return self._number
 
     def __getitem__(self, key: str) -> Any:
@@ -68,10 +69,10 @@ class Weights(Mapping[str, Any]):
         return f"<Weights: version {self._number} of {len(self)} entries>"
 
     def piece(self, name: str, piece: Piece) -> Any:
-        """Only this piece of an array, such as TensorLayout.piece() gives it: a view where its
-        elements lie together, else a copy. Of nested dicts the name is "encoder/weight".
+        """Return only this piece of an array, such as TensorLayout.piece() gives it: a view where
+        its elements are contiguous, else a copy. In nested dicts the name is "encoder/weight".
 
-        CheckpointError for an array that is not there or has another shape.
+        Raises CheckpointError for an array that was not published or has another shape.
         """
         version = self._held()
         shape = version.kind(f"{ROOT}/{name}")[1]
@@ -103,8 +104,8 @@ class Weights(Mapping[str, Any]):
             each()
 
     def close(self) -> None:
-        """Let go of the version; nothing further can be read. Arrays that were taken out of it
-        stay as they are, and the version is held until they are gone."""
+        """Release the version; nothing further can be read. Arrays that were taken out of it stay
+        as they are, and the version is held until they are gone."""
         self._made.clear()
         version, self._version = self._version, None
         if version is not None:
@@ -120,7 +121,8 @@ class Weights(Mapping[str, Any]):
 
 
 class _Views:
-    """A version as decode() reads it: whole arrays of the frameworks that there are."""
+    """A version in the form that decode() reads: whole arrays of the frameworks that are
+    installed."""
 
     def __init__(self, version: Version) -> None:
         self._version = version
@@ -129,7 +131,7 @@ class _Views:
         self.check, self.read = version.check, version.read
 
     def whole(self, name: str, framework: str) -> Any:
-        """See parallel.state.contents.Source."""
+        """Return a whole array, as parallel.state.contents.Source does."""
         return self._version.whole(name, host_framework(framework))
 
 
@@ -140,7 +142,8 @@ class _Target:
         self._source, self._mesh, self._where = source, mesh, where
 
     def parts(self, target: Any, tree: Any, name: str) -> Iterator[Any]:
-        """What is to be called when all has been read. CheckpointError as copy_to()."""
+        """Note what is to be read, and yield the functions to call when all has been read. Raises
+        CheckpointError as copy_to() does."""
         if is_model(target):
             yield from ModelState(name, target, self._mesh).restore(self._source)
         elif isinstance(target, ShardedTensor):
