@@ -11,7 +11,7 @@ from torshrun.procfs import read_number, read_text
 
 
 class Cgroup(NamedTuple):
-    """One of them, in one hierarchy."""
+    """Represents a cgroup in one hierarchy."""
 
     name: str
     folder: Path
@@ -26,14 +26,17 @@ class Cgroup(NamedTuple):
 
 
 def field(text: str, name: str) -> int | None:
-    """The number after `name` in such lines; None if it is not there."""
+    """Return the number after `name` in such lines; None if the name is missing."""
     found = re.search(rf"^{name} (\d+)$", text, re.MULTILINE | re.ASCII)
     return int(found[1]) if found else None
 
 
 def find(controller: str, root: Path, process: str = "self") -> Iterator[list[Cgroup]]:
-    """For each hierarchy with the controller: the cgroup that we are in, or the process of that
-    pid, and those above, innermost first."""
+    """Yield a list of cgroups for each hierarchy with the controller.
+
+    It has the cgroup of this process, or of the process of that pid, and those above, innermost
+    first.
+    """
     mounts = read_text(root / "proc/self/mountinfo").splitlines()
     lines = read_text(root / f"proc/{process}/cgroup").splitlines()
     for _, controllers, name in (line.split(":", 2) for line in lines if line.count(":") > 1):
@@ -46,14 +49,16 @@ def find(controller: str, root: Path, process: str = "self") -> Iterator[list[Cg
 
 
 def memory_limit(cgroup: Cgroup) -> int:
-    """Bytes of memory that it may use; 0 is no limit."""
+    """Return the bytes of memory that it may use; 0 is no limit."""
     file = "memory.max" if cgroup.version == 2 else "memory.limit_in_bytes"
     limit = cgroup.number(file) or 0
     return limit if limit < 1 << 62 else 0
 
 
 def _mount(line: str, version: int, controller: str) -> tuple[str, str] | None:
-    """Which cgroup is mounted and where, if this line of mountinfo is of such a hierarchy."""
+    """Return which cgroup is mounted and where, if this line of mountinfo is of such a
+    hierarchy.
+    """
     fields, _, options = line.partition(" - ")
     where, kind = fields.split(" "), options.split(" ")
     if len(where) < 5 or len(kind) < 3:

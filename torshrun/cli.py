@@ -101,7 +101,7 @@ def _answer(line: CommandLine) -> int:
 
 
 def _on_hosts(request: Request) -> int:
-    """What is asked of a job whose nodes are started by ssh."""
+    """Do what is requested of a job whose nodes are started by ssh. Return the exit code."""
     from torshrun.ssh.plan import describe, plan
 
     request = look_around_for_hosts(request, os.environ, RealMachine())
@@ -122,7 +122,7 @@ def _on_hosts(request: Request) -> int:
 
 
 def _ended(code: int, job: LaunchConfig) -> int:
-    """The job's exit code, once Slurm has been asked to run it again if that is wanted."""
+    """Return the job's exit code, after asking Slurm to run it again if that is wanted."""
     if code == PREEMPTED and job.requeues:
         from torshrun.clusters.slurm_job import requeue
 
@@ -150,7 +150,7 @@ def _tell(*lines: str) -> None:
 
 
 def help_text(columns: int) -> str:
-    """What --help prints on a terminal of that width."""
+    """Return what --help prints on a terminal of that width."""
     width = max(min(columns, 100) - 2, 50)
     about = "\n\n".join(indent(fill(paragraph, width - 2), "  ") for paragraph in ABOUT)
     sections = {heading: [*map(_record, options)] for heading, options in HEADINGS.items()}
@@ -160,7 +160,10 @@ def help_text(columns: int) -> str:
 
 
 def _record(option: Option) -> tuple[str, str]:
-    """What stands left and right; the default in one piece, so that no line ends within it."""
+    """Return what is on the left and right.
+
+    The default is in one piece, so that no line ends in it.
+    """
     default = option.unset if option.default is None else option.default
     end = f" [default: {default}]" if default and not option.is_flag else ""
     name = f"{', '.join(option.spellings)} {option.metavar}".rstrip()

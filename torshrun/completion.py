@@ -8,16 +8,16 @@ import shlex
 from torshrun.config.options import OPTIONS, Option
 
 _FILES = ("FILE", "FILE|-", "DIRECTORY")
-"""What stands for values that are paths."""
+"""Placeholders of values that are paths."""
 
 
 def completion(shell: str) -> str:
-    """For bash, zsh or fish."""
+    """Return the completion script for bash, zsh or fish."""
     return {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell]()
 
 
 def _choices(option: Option) -> list[str]:
-    """The words that its value may be, if there are such."""
+    """Return the words that the option's value may be, if there are such."""
     words = option.metavar.split("|")
     return words if len(words) > 1 and option.metavar not in _FILES and words[0].islower() else []
 

@@ -32,7 +32,7 @@ from torshrun.workers.processes import become_subreaper
 from torshrun.workers.spec import WorkerSpec
 
 OUTAGE = 120.0
-"""Seconds that a job goes on without etcd while its nodes hear each other."""
+"""Seconds that a job continues without etcd while its nodes hear each other."""
 LAST_WORDS = 1.0
 """Seconds that the account of a mistake of our own may take to get out."""
 
@@ -123,8 +123,9 @@ async def _run(config: LaunchConfig, spec: WorkerSpec) -> int:
 
 
 def _raise_descriptor_limit(config: LaunchConfig) -> None:
-    """Each worker costs up to four descriptors, with standbys eight, and each other node four.
-    Raises ConfigError.
+    """Raise the limit on open files. Raise ConfigError if it cannot be high enough.
+
+    A worker costs up to four descriptors, with standbys eight, and each other node four.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     workers = config.nproc_per_node
@@ -138,7 +139,7 @@ def _raise_descriptor_limit(config: LaunchConfig) -> None:
 
 
 def _make_log_folder(config: LaunchConfig) -> Folder | None:
-    """<log_dir>/<run id>_<random>; None if nothing is to be kept."""
+    """Make the folder <log_dir>/<run id>_<random>; return None if no output is to be kept."""
     output = config.output
     if not output.needs_folder():
         return None
@@ -152,7 +153,7 @@ def _new_path(place: str, prefix: str) -> str:
 
 
 def _make_folder(path: str) -> Folder:
-    """Raises ConfigError if it cannot be made."""
+    """Make the folder. Raise ConfigError if that fails."""
     try:
         return Folder.make(path)
     except OSError as error:

@@ -16,12 +16,14 @@ WITHOUT_FROZEN_MODULES = "-Xfrozen_modules=off"
 
 
 def follows_processes() -> bool:
-    """Whether a debugger runs torshrun that wants to debug the processes it starts, too."""
+    """Return whether torshrun runs in a debugger that also wants to debug the processes it
+    starts.
+    """
     return _pydevd() is not None
 
 
 def followed(argv: Sequence[str]) -> Sequence[str]:
-    """The command by which such a debugger reaches the process that is started next."""
+    """Return the command by which such a debugger reaches the process that is started next."""
     pydevd = _pydevd()
     if pydevd is None:
         return argv
@@ -33,8 +35,10 @@ def followed(argv: Sequence[str]) -> Sequence[str]:
 
 
 def _pydevd() -> ModuleType | None:
-    """The part of it that changes command lines; None unless it does: with "subProcess": false, or
-    without PyCharm's "Attach to subprocess automatically", the function here only warns.
+    """Return the part of the debugger that changes command lines; None if it does not change them.
+
+    With "subProcess": false, or without PyCharm's "Attach to subprocess automatically", the
+    function in it only warns.
     """
     import _posixsubprocess
 

@@ -9,14 +9,14 @@ RENDEZVOUS = 69
 LOST = 70
 """Supervision failed: the keeper died, the agent's lease ran out, or a mistake of our own."""
 PREEMPTED = 75
-"""Somebody asked the job to make room (SIGTERM, or a notice that workers died of): try later."""
+"""Code of a job that was asked to make room (SIGTERM, or a notice workers died of): try later."""
 BUDGET_SPENT = 79
 """Restarts were allowed, and all are used up."""
 HUNG = 80
 """The workers made no progress for --hang-timeout."""
 CANNOT_EXECUTE = 126
-"""The program is there, but when it was started it could not be executed."""
+"""Code of a program that exists but could not be executed when it was started."""
 NOT_FOUND = 127
-"""When the program was started its interpreter was not there."""
+"""Code of a program whose interpreter was missing when it was started."""
 SIGNALLED = 128
 """Plus n: signal n (but SIGTERM) stopped the job."""

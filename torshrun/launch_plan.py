@@ -20,7 +20,10 @@ _Lines = Mapping[str, str]  # what is said about a worker, by what it is about
 
 
 def plan(config: LaunchConfig, environ: Mapping[str, str]) -> str:
-    """Workers are assigned twice, with different facts: what differs is not known yet."""
+    """Describe how the workers would be started.
+
+    They are assigned twice, with different facts: what differs is not known yet.
+    """
     spec = WorkerSpec.from_config(config, environ, allowed_cpus())
     pairs = zip(
         assign(spec, _first(config, "a", 1), "a"),
@@ -46,7 +49,7 @@ def plan(config: LaunchConfig, environ: Mapping[str, str]) -> str:
 
 
 def _first(config: LaunchConfig, word: str, port: int) -> WorkerEnv:
-    """What the rendezvous decides is told by `port`, too."""
+    """Return the first worker's place; `port` also stands for what the rendezvous decides."""
     alone, workers = config.is_alone, config.nproc_per_node
     place = NodeAssignment(
         round=0,
@@ -68,8 +71,9 @@ def _describe(
     environ: Mapping[str, str],
     asked: Mapping[str, str],
 ) -> _Lines:
-    """Its command, its processors, and what its environment has other than torshrun's. Values of
-    the file's environment: may be secrets.
+    """Return the worker's command and processors, and how its environment differs from torshrun's.
+
+    Values of the file's environment are left out: they may be secrets.
     """
     lines = {" command": shlex.join(worker.argv)}
     if worker.cpus:

@@ -19,10 +19,10 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class ProcessStat(NamedTuple):
-    """What /proc/<pid>/stat says about a process."""
+    """Holds what /proc/<pid>/stat says about a process."""
 
     name: str
-    """Of its program, cut off after 15 characters."""
+    """Name of its program, cut off after 15 characters."""
     state: str
     """R, S, D, T (stopped), t (held by a debugger), Z and others."""
     parent: int
@@ -33,7 +33,7 @@ class ProcessStat(NamedTuple):
 
 
 def read_text(path: str | Path, limit: int = 1 << 20) -> str:
-    """The first `limit` bytes of a regular file; "" if it cannot be read. Never waits."""
+    """Return the first `limit` bytes of a regular file; "" if it cannot be read. Never waits."""
     try:
         with open(path, "rb", opener=open_at_once) as file:
             if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -44,18 +44,18 @@ def read_text(path: str | Path, limit: int = 1 << 20) -> str:
 
 
 def read_number(path: str | Path) -> int | None:
-    """What is in a file of one number that is not negative; None if it is anything else."""
+    """Return the content of a file with one number that is not negative; None for anything else."""
     text = read_text(path).strip()
     return int(text) if text.isascii() and text.isdecimal() else None
 
 
 def open_at_once(path: str, flags: int) -> int:
-    """An opener for open() that waits for nobody: a pipe may never have a writer."""
+    """Open for open() without waiting: a pipe may never have a writer."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
 def read_stat(pid: int) -> ProcessStat | None:
-    """None if there is no such process."""
+    """Return the state of the process; None if there is no such process."""
     text = read_text(f"/proc/{pid}/stat")
     name, _, rest = text.partition("(")[2].rpartition(")")  # the name itself may hold anything
     fields = rest.split()
@@ -66,7 +66,7 @@ def read_stat(pid: int) -> ProcessStat | None:
 
 
 def rank_of(pid: int, ranks: Mapping[int, int]) -> int:
-    """The rank of the worker that is this process, or has started it; -1 is none."""
+    """Return the rank of the worker that is this process or started it; -1 if there is none."""
     for _ in range(_MOST_GENERATIONS):
         stat = read_stat(pid) if pid > 1 and pid not in ranks else None
         if stat is None:
@@ -76,26 +76,27 @@ def rank_of(pid: int, ranks: Mapping[int, int]) -> int:
 
 
 def handles(pid: int, signo: int) -> bool:
-    """Whether the process has a handler for the signal."""
+    """Return whether the process has a handler for the signal."""
     return _has_signal(pid, "SigCgt", signo)
 
 
 def holds_back(pid: int, signo: int) -> bool:
-    """Whether the process has been sent the signal, which it blocks."""
+    """Return whether the signal was sent to the process, which blocks it."""
     return _has_signal(pid, "ShdPnd", signo)
 
 
 def _has_signal(pid: int, name: str, signo: int) -> bool:
-    """Whether the signal is in the set that the process' status has under this name."""
+    """Return whether the signal is in the set that the process' status has under this name."""
     text = read_text(f"/proc/{pid}/status")
     signals = re.search(rf"^{name}:\s*([0-9a-f]+)$", text, re.MULTILINE)
     return signals is not None and bool(int(signals[1], 16) >> (signo - 1) & 1)
 
 
 def ended_badly(pid: int) -> list[tuple[str, int]]:
-    """Programs that the process had started and that have ended with another status than 0, of
-    which it has taken no notice: their names, and the status as of waitpid. Only who may trace
-    them knows of any.
+    """Return the names and statuses of programs of the process that have failed.
+
+    These are its children that it has not reaped and whose status, as of waitpid, is not 0. The
+    kernel shows them only to those who may trace them.
     """
     found = []
     for child in children(pid):
@@ -107,12 +108,13 @@ def ended_badly(pid: int) -> list[tuple[str, int]]:
 
 
 UNREAD = "writes into a pipe that nobody reads"
-"""What is said of such a program."""
+"""Phrase for such a program in messages."""
 
 
 def blocked_writers(pid: int) -> list[tuple[str, int]]:
-    """Programs that the process had started and that wait until somebody reads what they write
-    into a pipe: their names and pids. Only who may trace them knows of any.
+    """Return the names and pids of programs of the process that wait to write into a pipe.
+
+    Nobody reads what they write. The kernel shows this only to those who may trace them.
     """
     return [
         (stat.name, child)
@@ -126,13 +128,13 @@ def _writes(task: str) -> bool:
 
 
 def children(pid: int) -> list[int]:
-    """Children of all its threads; a kernel without CONFIG_PROC_CHILDREN tells of none."""
+    """Return the children of all its threads; none with a kernel without CONFIG_PROC_CHILDREN."""
     listed = (read_text(f"{task}/children") for task in _threads(pid))
     return [int(child) for line in listed for child in line.split()]
 
 
 def _threads(pid: int) -> list[str]:
-    """Their folders; none of a process that is gone."""
+    """Return the folders of the threads; none of a process that is gone."""
     try:
         return [f"/proc/{pid}/task/{each}" for each in os.listdir(f"/proc/{pid}/task")]  # noqa: PTH208
     except OSError:
@@ -140,12 +142,12 @@ def _threads(pid: int) -> list[str]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Of the process and its descendants, with those of children that have ended."""
+    """Return the processor seconds of the process and its descendants, and of reaped children."""
     return sum(stat.cpu for each in tree(pid) if (stat := read_stat(each)))
 
 
 def tree(pid: int) -> Iterator[int]:
-    """The process, if it has a positive pid, and its descendants, parents first."""
+    """Yield the process, if it has a positive pid, and its descendants, parents first."""
     waiting = deque([pid] if pid > 0 else [])
     while waiting:
         yield waiting[0]
@@ -153,14 +155,15 @@ def tree(pid: int) -> Iterator[int]:
 
 
 def listener(port: int) -> str:
-    """Which process listens on this port of this host, or what is known of it; for a sentence."""
+    """Describe the process that listens on this port of this host, in words for a sentence."""
     name, pid = holder(port)
     return f"{name} (pid {pid})" if pid else name
 
 
 def holder(port: int) -> tuple[str, int]:
-    """The program and pid of the process that listens on this port of this host; pid 0, and what is
-    known of it, if that cannot be told.
+    """Return the program and pid of the process that listens on this port of this host.
+
+    If that is not known, return a description and pid 0.
     """
     import psutil
 

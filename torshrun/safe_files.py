@@ -20,15 +20,18 @@ _MOST_LINKS = 40
 
 
 def safe_open(path: str, flags: int, mode: int = 0o600) -> int:
-    """os.open(), but never through another user's symbolic link, in whichever part of the path.
-    Those of root and one's own are followed. OSError.
+    """Open as os.open() does, but never through another user's symbolic link in any part of the
+    path.
+
+    Links of root and of this user are followed. Raise OSError if the file cannot be opened so.
     """
     return _open(path, None, flags, mode, _MOST_LINKS)
 
 
 def trusted_uids() -> set[int]:
-    """Users whose files and links are no traps: this one, root, and in a user namespace those of
-    outside, of whom it cannot be told which one is root.
+    """Return the users whose files and links are no traps: this one and root.
+
+    In a user namespace, they include the users outside of it, among whom root cannot be told apart.
     """
     is_namespace = read_text("/proc/self/uid_map").split() != ["0", "0", str((1 << 32) - 1)]
     outside = {read_number("/proc/sys/kernel/overflowuid") or 65534} if is_namespace else set()
@@ -36,9 +39,10 @@ def trusted_uids() -> set[int]:
 
 
 def _open(path: str, start: int | None, flags: int, mode: int, links: int, make: int = 0) -> int:
-    """`start` is the directory that a path which is not absolute begins in; None is the present
-    one. So many `links` may still be followed. Directories that are missing are made with the mode
-    `make`, unless that is 0.
+    """Open a path as safe_open() does, from the directory `start`; None is the current one.
+
+    At most `links` links may still be followed. Missing directories are made with the mode `make`,
+    unless that is 0.
     """
     *folders, name = path.split("/")
     here = os.open("/" if path.startswith("/") else ".", _STEP, dir_fd=start)
@@ -91,8 +95,9 @@ class Folder:
 
     @classmethod
     def make(cls, path: str) -> Folder:
-        """A new directory, for this user only, and those above it where they are missing. As with
-        safe_open(), no other user's symbolic link leads there.
+        """Make a new directory, for this user only, and those above it where they are missing.
+
+        As with safe_open(), no other user's symbolic link leads there.
         """
         parent, name = str(PurePath(path).parent), PurePath(path).name
         above = _open(parent, None, _FOLDER, 0, _MOST_LINKS, make=0o777)
@@ -109,9 +114,10 @@ class Folder:
         return folder
 
     def _check_own(self) -> None:
-        """OSError if another user has put a directory of theirs in the place of the one that was
-        just made: its owner is not who owns what this process makes in it. That need not be this
-        process's user, on a network's file system for instance.
+        """Raise OSError if another user has replaced the directory that was just made.
+
+        Then its owner is not the owner of what this process makes in it. That owner need not be
+        this process's user, for instance on a network file system.
         """
         name, flags = f".{os.urandom(8).hex()}", os.O_CREAT | os.O_EXCL | os.O_WRONLY
         probe = os.open(name, flags | os.O_CLOEXEC, 0o600, dir_fd=self._descriptor)
@@ -124,8 +130,10 @@ class Folder:
             os.close(probe)
 
     def open_for_append(self, path: str) -> int:
-        """A descriptor of a regular file below, which is made, with its directories, for this user
-        only, where it is not there. OSError if the path has a link, or names anything but a file.
+        """Return a descriptor of a regular file below, to append to it.
+
+        The file and its directories are made, for this user only, where they are missing. Raise
+        OSError if the path has a link, or names anything but a file.
         """
         flags = os.O_WRONLY | APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
         descriptor = self._open(PurePath(path), flags)

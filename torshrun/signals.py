@@ -12,11 +12,11 @@ a process aborts by itself, and often because of its peers, as by NCCL's watchdo
 that no thread catches.
 """
 NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
-"""They are for the workers, unless the user names them as ones that stop the job."""
+"""Signals for the workers, unless the user names them as ones that stop the job."""
 
 
 def exit_code(status: int) -> int:
-    """The exit code as a shell gives it, 128 + n for signal n, of a `status` as of waitpid."""
+    """Return the shell's exit code, 128 + n for signal n, of a `status` as of waitpid."""
     signo = status & 0x7F
     return 128 + signo if signo else status >> 8 & 0xFF
 

@@ -13,18 +13,20 @@ _ESCAPES = (
     r"[^\x07\x1b\x90\x98\x9c-\x9f\n]*(?:\x07|\x1b\\|\x9c)"  # ... no other one before its end
     r"|\x1b[ -/]*[0-OQ-WYZ`-~]"  # two bytes or three: character sets, reset
 )
-"""Of ECMA-48, with its 8-bit forms. A string without an end stays, as text."""
+"""Escape sequences of ECMA-48, with its 8-bit forms. A string without an end remains, as text."""
 _MARK = "\N{REPLACEMENT CHARACTER}"
 _MOST_RANGES = 8
 
 
 def printable(text: str) -> str:
-    """The text on one line, without escape sequences; marks stand for what cannot be shown."""
+    """Return the text on one line, without escape sequences and with marks for what cannot be
+    shown.
+    """
     return text if text.isprintable() else _marked(re.sub(_ESCAPES, "", text))
 
 
 def printable_lines(text: str) -> list[str]:
-    """The lines as a terminal would show them, each printable; none for a text that shows none."""
+    """Return the lines that a terminal would show, each printable; none if it would show none."""
     plain = re.sub(_ESCAPES, "", text).rstrip()
     lines = plain.split("\n") if plain else []
     return [_marked(line.rstrip("\r").rpartition("\r")[2].expandtabs()) for line in lines]
@@ -37,7 +39,7 @@ def _marked(text: str) -> str:
 
 
 def ranges(numbers: Collection[int]) -> list[str]:
-    """Each run of neighbours: "0-2" and "5" for 5, 0, 1 and 2."""
+    """Return each run of neighbours: "0-2" and "5" for 5, 0, 1 and 2."""
     starts = sorted(n for n in numbers if n - 1 not in numbers)
     ends = sorted(n for n in numbers if n + 1 not in numbers)
     pairs = zip(starts, ends, strict=True)
@@ -45,7 +47,10 @@ def ranges(numbers: Collection[int]) -> list[str]:
 
 
 def parse_ranges(text: str) -> set[int]:
-    """The numbers that such runs, between commas, stand for; none for "". Raises ValueError."""
+    """Return the numbers of such runs, separated by commas; none for "".
+
+    Raise ValueError if the text is malformed.
+    """
     numbers: set[int] = set()
     for part in text.split(",") if text.strip() else ():
         match = re.fullmatch(r"\s*([0-9]{1,6})\s*(?:-\s*([0-9]{1,6})\s*)?", part)
@@ -56,7 +61,10 @@ def parse_ranges(text: str) -> set[int]:
 
 
 def format_ranks(ranks: Collection[int]) -> str:
-    """ "rank 3", "ranks 0-2, 7"; of very many runs the first ones and how many ranks it are."""
+    """Return "rank 3" or "ranks 0-2, 7".
+
+    Of very many runs, name the first ones and the number of ranks.
+    """
     found = ranges(frozenset(ranks))
     shown = ", ".join(found[:_MOST_RANGES])
     more = f", … ({len(ranks)} in all)" if len(found) > _MOST_RANGES else ""
@@ -64,12 +72,12 @@ def format_ranks(ranks: Collection[int]) -> str:
 
 
 def size(num_bytes: float) -> str:
-    """A size as people write it: 61 MiB."""
+    """Return a size as people write it: 61 MiB."""
     return _scaled(num_bytes, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
 
 
 def rate(bytes_a_second: float) -> str:
-    """As networks are sold, in bits: 9.4 Gbit/s."""
+    """Return a rate in bits, as networks are sold: 9.4 Gbit/s."""
     return _scaled(8 * bytes_a_second, 1000, ("bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s"))
 
 

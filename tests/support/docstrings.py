@@ -32,16 +32,33 @@ DONE = (
     "torsh_runtime/nn",
     "torsh_runtime/optim",
     "torsh_runtime/rpc",
+    "torshrun/__init__.py",
+    "torshrun/__main__.py",
+    "torshrun/agent",
+    "torshrun/cgroups.py",
+    "torshrun/cli.py",
     "torshrun/clusters",
+    "torshrun/completion.py",
+    "torshrun/composition.py",
+    "torshrun/config",
     "torshrun/ctl",
+    "torshrun/debugger.py",
+    "torshrun/exit_codes.py",
     "torshrun/failure",
     "torshrun/functions",
     "torshrun/health",
     "torshrun/keeper",
+    "torshrun/launch_plan.py",
     "torshrun/live",
+    "torshrun/procfs.py",
+    "torshrun/rendezvous",
+    "torshrun/safe_files.py",
     "torshrun/shim",
+    "torshrun/signals.py",
     "torshrun/ssh",
+    "torshrun/text.py",
     "torshrun/topology",
+    "torshrun/workers",
 )
 """Folders and files without faults, relative to the root of the repository."""
 
@@ -76,7 +93,7 @@ VERBS = _words("""
     establish estimate evaluate evict examine exchange exclude execute exercise exit expand
     expect expire explain export expose extend extract
     fail feed fetch fill filter finalize find finish fire fit fix flag flatten flip flush fold
-    follow forbid force forget fork format forward free freeze fuse
+    follow forbid form force forget fork format forward free freeze fuse
     gather generate get give go grant group grow guarantee guard guess
     halt hand handle hang hash have hear help hide highlight hold honor hook
     identify ignore import include increase increment indent index infer inform inherit
@@ -97,7 +114,7 @@ VERBS = _words("""
     program project promise promote propagate propose protect prove provide prune publish pull
     purge push put
     quantize query queue quit quote
-    raise randomize rank rate reach read rearrange rebuild recall receive reclaim recognize
+    raise randomize rank rate reach read reap rearrange rebuild recall receive reclaim recognize
     recompute reconfigure reconnect reconstruct record recover recreate redirect redraw reduce
     refer refill refresh refuse register reject rejoin relate relay release reload rely remember
     remove rename render renew reopen reorder repair repeat replace replay replicate reply

@@ -53,7 +53,7 @@ READER_STALL = 30.0
 ONE_REQUEST = 0.1
 """Seconds in which stop signals count as one request."""
 CULPRIT_SECONDS = 0.8
-"""How much longer it is waited for others that fail, where nobody has failed by itself yet."""
+"""Seconds more to wait for other failures, if nobody has failed first so far."""
 NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 _BY_OTHERS = ("signal", "closing", "verdict")  # which may be a scheduler's wish
 
@@ -76,7 +76,10 @@ class Agent:
     commit_memory: CommitMemory
 
     def __post_init__(self) -> None:
-        """Raises ConfigError when events or metrics cannot be told where they should."""
+        """Create the parts.
+
+        Raise ConfigError if events or metrics cannot be sent where they should.
+        """
         config = self.config
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[protocol.Event] = asyncio.Queue()
@@ -208,7 +211,7 @@ class Agent:
         self._on_stop_signal(signal.SIGTERM)
 
     def _keep_finding(self, finding: RootCause) -> None:
-        """Beside the output, for torshctl explain."""
+        """Keep the finding beside the output, for torshctl explain."""
         from torshrun.failure.exported_reports import encode_finding
         from torshrun.health.accounts import save_finding
 
@@ -222,7 +225,9 @@ class Agent:
         self._group.send(signo)  # the workers' terminals are not their controlling ones
 
     def _on_internal_error(self, _loop: asyncio.AbstractEventLoop, facts: dict[str, Any]) -> None:
-        """A mistake of our own in a callback, whose event is lost: end the job, do not hang."""
+        """End the job after a mistake of our own in a callback, whose event is lost, so as not
+        to hang.
+        """
         error = facts.get("exception")
         if "socket" in facts and isinstance(error, OSError) and error.errno in NO_DESCRIPTORS:
             self._tell.out_of_descriptors(error)  # the loop takes connections again by itself
@@ -233,7 +238,7 @@ class Agent:
             self._post(protocol.InternalError())
 
     def _on_heartbeat(self) -> None:
-        """Once a second or so."""
+        """Do what is due about once a second."""
         if not self._hangs.inquires and not self._answering.inquires:  # by other programs
             reap_orphans(self.keeper.pid)
         self._keeper_watchdog.tick()
@@ -302,7 +307,7 @@ class Agent:
         self._tell.say(f"rank {rank} is killed: {finding}")
 
     async def _settle(self, settle: protocol.Settle) -> None:
-        """Wait for others that fail, longer as long as all blame somebody who has not failed."""
+        """Wait for others that fail, longer as long as all blame a worker that has not failed."""
         follows = self._start_looking()
         await asyncio.sleep(settle.seconds)
         if await follows and await self._start_looking():
@@ -415,11 +420,14 @@ class Agent:
             self._tell.stopping_others(stop, alive, cause)
 
     def _is_untidy(self) -> bool:
-        """Whether the keeper has not removed the scratch directory: it was killed before."""
+        """Return whether the scratch directory is left.
+
+        It is if the keeper was killed before removing it.
+        """
         return os.path.lexists(self.scratch)
 
     def _clean_up(self) -> tuple[str, ...]:
-        """What the keeper cannot do any more. Names the processes that could not be killed."""
+        """Do what the keeper can no longer do. Return the processes that could not be killed."""
         import shutil
 
         left = kill_descendants(KEEPER_BOUND)

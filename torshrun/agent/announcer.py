@@ -1,4 +1,4 @@
-"""What the agent tells: lines for people on stderr, and events for programs."""
+"""Announces what the agent does: lines for people on stderr, and events for programs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Announcer:
         record: Callable[[Event], object] | None,
         keep: Callable[[RootCause], None] = lambda _: None,
     ) -> None:
-        """Without `record` programs are told nothing. `keep` takes root causes of whole rounds."""
+        """Begin; without `record` there are no events. `keep` takes root causes of whole rounds."""
         self._config = config
         self._keep = keep
         self._say = say
@@ -80,7 +80,7 @@ class Announcer:
         self._say(f"torshrun: {text}")
 
     def job_started(self, log_dir: str) -> None:
-        """The agent is about to begin; `log_dir` is "" if no output is kept."""
+        """Announce that the agent is about to begin; `log_dir` is "" if no output is kept."""
         if log_dir and self._config.output.log_dir is None:
             self.say(f"output is kept in {log_dir}")
         if self._config.events is None:
@@ -100,7 +100,7 @@ class Announcer:
         )
 
     def job_finished(self, end: machine.Finished) -> None:
-        """The agent has ended all there was. The last word: events after it are not told."""
+        """Announce that the agent has ended everything. Later events are not recorded."""
         self.emit(
             "job_finished",
             code=end.code,
@@ -171,12 +171,15 @@ class Announcer:
         self.say(f"got {signal_name(signo)}: {what}")
 
     def end_near(self, left: float) -> None:
-        """So many seconds of the job's time are left."""
+        """Announce that `left` seconds of the job's time are left."""
         self.emit("end_near", seconds_left=left)
         self.say(f"{left:.0f} s of the job's time are left: SIGUSR1 to the workers that handle it")
 
     def hung(self, hang: Hang, stacks: Stacks) -> str:
-        """Workers make no progress; `stacks` are by rank. The hang in a line."""
+        """Announce that workers make no progress, and return that in a line.
+
+        `stacks` are by rank.
+        """
         from torshrun.health.report import describe, summary
 
         text = describe(hang, stacks.texts, stacks.hint)
@@ -190,7 +193,7 @@ class Announcer:
         self.emit("hang_detected", **facts, text=text)
 
     def stood_still(self, hang: Hang) -> str:
-        """Somebody stops workers that make no progress. That in a line."""
+        """Announce that the workers being stopped made no progress, and return that in a line."""
         from torshrun.health.report import describe, summary
 
         text = describe(hang, {})
@@ -199,7 +202,7 @@ class Announcer:
         return summary(hang)
 
     def where_they_stood(self, finding: RootCause | None) -> None:
-        """They have been stopped since."""
+        """Announce where workers stood that have been stopped since."""
         if finding:
             from torshrun.failure.report import describe_standing
 
@@ -211,7 +214,10 @@ class Announcer:
         self.emit("worker_exited", **end, **more)
 
     def stopping(self, stop: protocol.StopWorkers, alive: Sequence[int], last_signal: int) -> None:
-        """`last_signal` is the one that asked for a stop; 0 if none did."""
+        """Announce that workers are being stopped.
+
+        `last_signal` is the signal that asked for the stop; 0 if none did.
+        """
         if stop.cause == "done":
             return
         if stop.cause == "signal":
@@ -228,7 +234,7 @@ class Announcer:
     def stopping_others(
         self, stop: protocol.StopWorkers, alive: Sequence[int], cause: Exit | None
     ) -> None:
-        """Workers have been asked to stop; `cause` is whose failure led to it."""
+        """Announce that workers have been asked to stop; `cause` is the failure that led to it."""
         if cause and not stop.signo:  # which is no failure, and no reason to interrupt anybody
             self.say(f"rank {cause.rank} has made room: the other {_in_time(stop, alive)} may too")
             return
@@ -238,7 +244,7 @@ class Announcer:
         self.say(f"{who}stopping the other {_in_time(stop, alive)}")
 
     def output_lost(self, lost: Mapping[str, str]) -> None:
-        """Nobody takes what goes to these of stdout and stderr any more, and why. Told once."""
+        """Announce once which of stdout and stderr cannot be written any more, and why."""
         for stream in lost.keys() - self._lost:
             self._lost.add(stream)
             self.emit("output_lost", stream=stream, reason=lost[stream])
@@ -261,16 +267,19 @@ class Announcer:
             self.found_of_job("torshrun itself gave no sign of life", Kind.AGENT)
 
     def standbys_ready(self, count: int, modules: Sequence[str]) -> None:
-        """So many workers are ready for a restart, with these modules."""
+        """Announce that `count` workers are ready for a restart, with these modules."""
         self.emit("standbys_ready", count=count, modules=list(modules))
 
     def no_standbys(self, reason: str) -> None:
-        """Workers will start as if there were no standbys, or fewer."""
+        """Announce that workers will start without standbys, or with fewer."""
         self.emit("standbys_missing", reason=reason)
         self.say(f"standbys: {printable(reason)}")
 
     def out_of_descriptors(self, error: OSError) -> None:
-        """A connection from elsewhere could not be taken; there may be many more."""
+        """Announce that a connection from elsewhere could not be accepted.
+
+        There may be many more of them: at most one message is written every COMPLAINTS seconds.
+        """
         now = time.monotonic()
         if now - self._complained >= COMPLAINTS:
             self._complained = now
@@ -280,7 +289,10 @@ class Announcer:
             )
 
     def keeper_lost(self, keeper: Keeper, left: Sequence[object]) -> None:
-        """The keeper died; `left` are processes that could not be killed without it."""
+        """Announce that the keeper died.
+
+        `left` are processes that could not be killed without it.
+        """
         remains = f"; these are left: {', '.join(map(str, left))}" if left else ""
         who = f"the keeper (torsh-keeper, pid {keeper.pid})"
         if keeper.given_up:
@@ -338,7 +350,7 @@ class Announcer:
             self.emit("restart_scheduled", delay_seconds=delay, left=left, reason=reason)
 
     def found_by_all(self, text: str) -> None:
-        """The root cause that the leader found, from what all nodes told; "" is none."""
+        """Announce the root cause that the leader found in all nodes' reports; "" is none."""
         if not text:
             return
         from torshrun.failure.exported_reports import decode_finding
@@ -351,7 +363,7 @@ class Announcer:
             self.found(finding)
 
     def _blame_no_rank(self, verdict: Verdict) -> None:
-        """Of a job that ended for a reason that is no worker's."""
+        """Announce the root cause of a job that ended for a reason that is not a worker's."""
         reason = verdict.reason or self._no_start
         if self._has_found or not reason:
             return
@@ -368,7 +380,7 @@ class Announcer:
             self.found_of_job(reason, Kind.MISSING)
 
     def _conclude_alone(self, finding: RootCause) -> None:
-        """Nothing came of what others know, so what is seen here is all there is."""
+        """Announce what was found here as the root cause, as nothing came from other nodes."""
         from torshrun.failure.report import describe_finding
 
         sure = finding.certainty
@@ -378,7 +390,7 @@ class Announcer:
         self.found(finding)
 
     def found_of_job(self, reason: str, kind: Kind) -> None:
-        """Nobody's failure but that of the job itself, or of what it stands on, is its end."""
+        """Announce as the root cause a failure of the job itself, or of what it depends on."""
         from torshrun.failure.root_cause import RootCause
         from torshrun.failure.signs import of_job
 
@@ -390,7 +402,7 @@ class Announcer:
         self.found(finding)
 
     def found(self, finding: RootCause) -> None:
-        """The root cause of the whole job's round."""
+        """Announce and keep the root cause of the whole job's round."""
         self._has_found = True
         self._keep(finding)
         self.emit(
@@ -430,7 +442,7 @@ class Announcer:
 
 
 def _end_of(rank: int, pid: int, status: int, seconds: float) -> dict[str, object]:
-    """`status` is as waitpid gives it."""
+    """Return the facts of a worker's end for an event; `status` is as waitpid gives it."""
     return {
         "rank": rank,
         "pid": pid,

@@ -1,4 +1,4 @@
-"""Answers what torshctl asks all agents of a run: workers' recordings, and where they stand."""
+"""Answers torshctl's questions to all agents of a run: workers' recordings, and their stacks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torshrun.workers.group import Worker, WorkerGroup
 MOST_TRACED = 2
 """Traces that are collected at the same time."""
 MOST_WAITING = 4
-"""Questions that wait for their turn; others are told to come again."""
+"""Number of questions that may wait for their turn; others are not answered."""
 STACKS_BOUND = 8.0
 """Seconds that the stacks of all workers here may take."""
 STACK_CHARS = 1 << 14
@@ -107,8 +107,10 @@ class Answering:
         return Answer(await in_thread(packed))
 
     async def _trace(self, asked: Asked) -> Answer:
-        """What the workers note from now on, until the round is over, or for as long as is asked
-        for."""
+        """Answer with what the workers record from now on.
+
+        Record for the requested time, or until the round is over.
+        """
         from torshrun.health.tracing import InvalidTrace, trace_asked
 
         a_round = self.a_round()
@@ -156,7 +158,7 @@ class Answering:
 
 
 def _told(worker: Worker, stack: str) -> Mapping[str, Any]:
-    """Where a rank stands: what py-spy sees, or what its start hook has left."""
+    """Return where a rank is: what py-spy sees, or the stack that its start hook has left."""
     from torshrun.health.waits import wait_of
 
     stat = read_stat(worker.pid) if worker.alive else None

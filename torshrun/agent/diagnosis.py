@@ -1,4 +1,4 @@
-"""From endings of workers to what is known of a round that is over."""
+"""Diagnoses a round that is over, from the ends of its workers."""
 
 from __future__ import annotations
 
@@ -36,11 +36,14 @@ if TYPE_CHECKING:  # at the start it would take time
 
 Result = TypeVar("Result")
 STARTUP_SECONDS = 10.0
-"""A worker that failed so soon, before any process group was initialised, failed at its start."""
+"""Seconds within which a worker that fails has failed at its start.
+
+It has unless a process group was initialised before.
+"""
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _LOOKED_INTO = ("failure", "hang", "closing", "verdict")
 KEPT_BYTES = 1 << 20
-"""How much of a worker's error file is kept."""
+"""Bytes of a worker's error file that are kept at most."""
 MOST_LOOKED_UP = 8
 """Ranks of which it is looked up who holds a port, or which disk is full."""
 Recorded = tuple[bytes, str, int, int, int, float, "CommonClock | None"]
@@ -50,37 +53,37 @@ moment, and the common clock then.
 STACK_CHARS = 1 << 14
 """Characters of a stack that are kept."""
 STACK_BYTES = 1 << 16
-"""How much is read of the stack that a worker left when it was stopped."""
+"""Bytes that are read at most of the stack that a worker left when it was stopped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Why a round ended as it did."""
+    """Holds what was found about why a round ended as it did."""
 
     explained: Explanation | None = None
     """None if no worker failed."""
     kind: Kind | None = None
-    """What sort of failure that of `cause` was; None likewise."""
+    """Kind of the failure of `cause`; None if there is no cause."""
     startup: str = ""
-    """How it failed, if that was at its start and trying again may not change it."""
+    """Description of a failure at the start that a retry may not change; "" if there was none."""
     testimony: str = ""
-    """What other nodes are told; "" is nothing."""
+    """Report for other nodes; "" if they need none."""
     account: str = ""
-    """The same, whether there are other nodes or not."""
+    """Content for `testimony`, also if there are no other nodes."""
 
     @property
     def cause(self) -> Exit | None:
-        """The worker whose end counts as the round's; None if none failed."""
+        """Return the worker whose end counts as the round's; None if none failed."""
         return self.explained.cause if self.explained else None
 
     @property
     def finding(self) -> RootCause | None:
-        """Who is to blame."""
+        """Return the root cause; None if none failed."""
         return self.explained.finding if self.explained else None
 
     @property
     def summary(self) -> str:
-        """Who is to blame in one line, as in the report; "" if nobody failed."""
+        """Return the root cause in one line, as in the report; "" if nobody failed."""
         from torshrun.failure.exits import how
 
         cause, finding = self.cause, self.finding
@@ -92,19 +95,21 @@ class Findings:
 
 
 class Moment(NamedTuple):
-    """What was seen of the workers just before they were asked to stop."""
+    """Holds what was seen of the workers just before they were asked to stop."""
 
     at: float
-    """When, on the monotonic clock."""
+    """Time of the look, on the monotonic clock."""
     statuses: Mapping[int, WorkerStatus]
-    """What each had noted, by rank."""
+    """Status page of each rank."""
     states: Mapping[int, str]
     """The state of each rank's process, as in /proc."""
     children: Mapping[int, str]
-    """How a process that a rank had started ended badly, if it has taken no notice."""
+    """Descriptions of how processes that ranks had started ended badly without their notice."""
     waits: Mapping[int, tuple[Wait, int]]
-    """What each rank's main thread waits for in the kernel, and the rank that has it, -1 if none of
-    this node is known to."""
+    """Waits of each rank's main thread in the kernel, with the rank that holds what it waits for.
+
+    The latter is -1 if no rank of this node is known to hold it.
+    """
     operations: bytes
     """A copy of the workers' recordings; b"" is none."""
 
@@ -115,11 +120,11 @@ class Diagnosis:
 
     output: OutputConfig
     folder: Folder | None
-    """Where output is kept."""
+    """Folder where output is kept."""
     tells_others: bool = False
-    """Whether other nodes are to know how the workers here ended, or were stopped."""
+    """True if other nodes are to know how the workers here ended, or were stopped."""
     clock: Callable[[float], CommonClock | None] = lambda at: None
-    """Tells what the nodes' common clock is at a moment of this node's."""
+    """Returns the nodes' common clock at a moment of this node's."""
 
     def __post_init__(self) -> None:
         self._looking = asyncio.Lock()
@@ -132,7 +137,7 @@ class Diagnosis:
         import torshrun.failure.exported_reports  # noqa: F401
 
     def begin(self, node_rank: int = 0) -> None:
-        """A round begins."""
+        """Begin a round."""
         self.node_rank = node_rank
         self.no_start = ""
         """Why workers could not be started; "" is nothing."""
@@ -150,7 +155,7 @@ class Diagnosis:
         """What was seen before workers were stopped; None if they were not."""
 
     def look(self, now: float, group: WorkerGroup, a_round: Round | None) -> None:
-        """See where the workers stand, which are about to be stopped."""
+        """Record where the workers stand, just before they are stopped."""
         pages = a_round.pages.read() if a_round else ()
         ranks = [worker.rank for worker in group.workers]
         alive = {worker.rank: read_stat(worker.pid) for worker in group.workers if worker.alive}
@@ -162,12 +167,13 @@ class Diagnosis:
         self.moment = Moment(now, statuses, states, children, waits, operations)
 
     def wants_stacks(self, cause: Cause) -> bool:
-        """Whether it matters where workers stand that are stopped for this."""
+        """Return whether it matters where workers stand that are stopped for this cause."""
         return cause in _LOOKED_INTO or bool(self.stood_still)
 
     async def findings(self, endings: Sequence[Worker], a_round: Round | None = None) -> Findings:
-        """What is known of a round with these endings so far; more if it is over. Workers among
-        them that live outlived SIGKILL.
+        """Return what is known of a round with these endings so far; more if it is over.
+
+        Workers among them that live survived SIGKILL.
         """
         told = self.tells_others and any(ending.stopped for ending in endings)
         failed = any(ending.status for ending in endings)
@@ -184,8 +190,9 @@ class Diagnosis:
         return found
 
     def _recorded(self, endings: Sequence[Worker], a_round: Round | None) -> Recorded | None:
-        """The workers' recordings as they were before workers were stopped, with what framed()
-        wants to know; None if there are none.
+        """Return the workers' recordings from before they were stopped, with what framed() needs.
+
+        Return None if there are no recordings.
         """
         now = time.monotonic()
         copied, at = (self.moment.operations, self.moment.at) if self.moment else (b"", now)
@@ -204,7 +211,7 @@ class Diagnosis:
         recorded: Recorded | None,
         found: Findings,
     ) -> None:
-        """Beside the output, for torshctl: what was recorded, and what is known of the ends."""
+        """Keep the recordings, and what is known of the ends, beside the output, for torshctl."""
         from torshrun.health.accounts import Account, save_account
 
         place = endings[0].assignment.worker
@@ -220,11 +227,14 @@ class Diagnosis:
             save_account(folder, Account(*whose, found.account, stacks))
 
     def _stack(self, ending: Worker) -> str:
-        """Where it stood when it was stopped, or hung."""
+        """Return the stack of the worker when it was stopped, or hung."""
         return self.stacks.get(ending.assignment.worker.rank, "") or _left_stack(ending)
 
     async def standing(self, endings: Sequence[Worker]) -> RootCause | None:
-        """For whom workers waited that somebody stopped while they hung; None if nobody did."""
+        """Return for whom workers waited that were stopped while they hung.
+
+        Return None if they were not.
+        """
         return await in_thread(partial(self._find_standing, endings)) if self.stood_still else None
 
     def _find_standing(self, endings: Sequence[Worker]) -> RootCause | None:
@@ -234,7 +244,9 @@ class Diagnosis:
         return explain(exits, self.stood_still, self.node_rank).finding
 
     async def only_follow(self, endings: Sequence[Worker], ranks: Mapping[int, int]) -> bool:
-        """Whether all workers that have failed blame others, so that one more may be about to.
+        """Return whether all workers that have failed blame others, so that one more may be
+        about to fail.
+
         `ranks` are those of this node, by pid.
         """
         failed = [ending for ending in endings if ending.status]
@@ -250,7 +262,10 @@ class Diagnosis:
         return all(map(blamed, exits))
 
     def _look_up(self, exit_: Exit, ranks: Mapping[int, int]) -> None:
-        """While the others still live: one of them may be who is in the way."""
+        """Look for a fact about a failure while the others still live.
+
+        One of them may be its cause.
+        """
         from torshrun.agent.facts import fact_about, fact_about_lock
         from torshrun.failure.cause import diagnose
         from torshrun.failure.last_words import last_words
@@ -292,7 +307,7 @@ class Diagnosis:
         return Findings(explained, kind, startup, testimony, account)
 
     def _exit(self, ending: Worker, oom: OomEvidence | None) -> Exit:
-        """How a worker ended, and what it left."""
+        """Return how a worker ended, and what it left."""
         from torshrun.failure.exits import Exit
 
         place, moment = ending.assignment.worker, self.moment
@@ -334,7 +349,7 @@ class Diagnosis:
         return replace(exit_, standing=standing(status)) if status else exit_
 
     def _with_account(self, ending: Worker, exit_: Exit) -> Exit:
-        """With what the worker left in its error file, which is kept beside its output."""
+        """Add what the worker left in its error file, and keep that file beside its output."""
         from torshrun.failure.error_file import load_account
 
         path = ending.assignment.worker.error_file
@@ -348,7 +363,7 @@ class Diagnosis:
         return replace(exit_, account=account, raised=bool(before))
 
     def _with_ending(self, ending: Worker, exit_: Exit) -> Exit:
-        """With what the start hook noted of its end."""
+        """Add what the start hook noted of the worker's end."""
         from torshrun.failure.last_words import shows_usage
 
         noted = _noted(ending)
@@ -375,8 +390,10 @@ class Diagnosis:
 
 
 async def in_thread(work: Callable[[], Result]) -> Result:
-    """Last words of hundreds of workers take their time, and the keeper and the other nodes want
-    signs of life meanwhile. The loop's own executor needs another thread for its end.
+    """Do the work in a thread, and return its result.
+
+    Examining the output of hundreds of workers takes its time, in which the keeper and the other
+    nodes need heartbeats. The loop's own executor would need another thread to end.
     """
     from concurrent.futures import ThreadPoolExecutor
 
@@ -399,13 +416,13 @@ def _waits(workers: Sequence[Worker]) -> Mapping[int, tuple[Wait, int]]:
 
 
 def status_words(status: int) -> str:
-    """ "killed by SIGKILL", or "exit code 1"."""
+    """Return "killed by SIGKILL", or "exit code 1"."""
     signo = status & 0x7F
     return f"killed by {signal_name(signo)}" if signo else f"exit code {exit_code(status)}"
 
 
 def _child(pid: int) -> str:
-    """What is wrong with a process that it had started; "" is nothing."""
+    """Describe what is wrong with a process that the worker `pid` started; "" if nothing is."""
     for name, status in ended_badly(pid):
         how = f"{'was ' if status & 0x7F else ''}{status_words(status)}"
         return f"a process that it had started ({printable(name)}) has ended: {how}"
@@ -415,7 +432,7 @@ def _child(pid: int) -> str:
 
 
 def _left_stack(ending: Worker) -> str:
-    """Where the worker stood when it was asked to stop, as its Python wrote it."""
+    """Return where the worker was when it was asked to stop, as its Python wrote it."""
     if not ending.stopped:
         return ""
     if ending.status & 0x7F == signal.SIGABRT:  # as workers that hang may be ended
@@ -425,7 +442,7 @@ def _left_stack(ending: Worker) -> str:
 
 
 def _noted(ending: Worker) -> Ending:
-    """How its Python ended, as its start hook noted it."""
+    """Return how its Python ended, as its start hook noted it."""
     from torshrun.failure.ending import ENDING_BYTES, NO_ENDING, SUFFIX, parse
 
     path = ending.assignment.worker.stack_file

@@ -1,6 +1,4 @@
-"""What the machine itself knows of what a worker could not have: a port, a lock, or space on a
-disk.
-"""
+"""Looks up why a worker could not have a port, a lock, or space on a disk."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ _LITTLE = 1 << 20
 
 
 class Fact(NamedTuple):
-    """What the machine knows."""
+    """Holds a fact that the machine knows."""
 
     text: str = ""
     """In a sentence; "" is nothing."""
@@ -29,8 +27,10 @@ class Fact(NamedTuple):
 
 
 def fact_about(kind: Kind, said: str, ranks: Mapping[int, int], port: int = 0) -> Fact:
-    """Who holds the port or which file system is full that these words speak of. `ranks` are those
-    of this node, by pid; `port` is the one that was wanted, if the words do not tell it.
+    """Return who holds the port, or which file system is full, that these words mention.
+
+    `ranks` are those of this node, by pid; `port` is the port that was wanted, in case the words do
+    not contain it.
     """
     if kind in (Kind.DISK_FULL, Kind.SHARED_MEMORY):
         return Fact(" ".join(filter(None, map(_if_full, _places(said)))))
@@ -42,7 +42,7 @@ def fact_about(kind: Kind, said: str, ranks: Mapping[int, int], port: int = 0) -
 
 
 def fact_about_lock(path: str, pid: int, ranks: Mapping[int, int]) -> Fact:
-    """Who holds the lock of this file: a process that held it when a worker could not have it."""
+    """Return who holds the lock of this file: a process that held it when a worker needed it."""
     stat, rank = read_stat(pid), rank_of(pid, ranks)
     return _held(f"The lock of {path} was", stat.name if stat else "a process", pid, rank)
 
@@ -53,7 +53,7 @@ def _held(what: str, name: str, pid: int, rank: int) -> Fact:
 
 
 def _places(said: str) -> list[Path]:
-    """Where file systems are mounted that it may have written to."""
+    """Return where file systems are mounted to which the worker may have written."""
     named = path_in(said)
     paths = [named] if named else [os.getcwd(), tempfile.gettempdir(), "/dev/shm"]  # noqa: PTH109
     return list(dict.fromkeys(map(_mount, paths)))

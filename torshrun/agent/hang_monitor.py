@@ -34,10 +34,10 @@ class HangMonitor:
     """Seconds without progress that are a hang; 0 never looks at all."""
     group: WorkerGroup
     post: Callable[[protocol.Event], None]
-    """Takes the event that tells of a hang."""
+    """Takes the event that reports a hang."""
     timer_file: str
     on_expired: Callable[[int, str], None]
-    """Is told the rank of a worker whose own timer ran out, and what happened, just before."""
+    """Called with the rank of a worker whose own timer ran out, and what happened, just before."""
     say: Callable[[str], None]
     """Gets a line for people."""
 
@@ -58,7 +58,7 @@ class HangMonitor:
         self._seen = Machine("hangs", "idle")
 
     def start(self, a_round: Round) -> None:
-        """Watch this round, whose pages stay open until stop(). It is told of a hang once."""
+        """Watch this round, whose pages stay open until stop(). A hang is reported once."""
         self.finding, self._has_pardoned = None, False
         if self._timers:
             self._timers.forget()
@@ -92,7 +92,10 @@ class HangMonitor:
                 detector = begin()
 
     def _samples(self, a_round: Round) -> Sequence[Sample]:
-        """What workers have left behind counts for each of them: it is not known whose it is."""
+        """Return a sample of each worker.
+
+        What workers have left running counts for each of them: it is not known whose it is.
+        """
         from torshrun import procfs
         from torshrun.health.detector import Sample
 
@@ -152,7 +155,7 @@ class HangMonitor:
             self.say(f"{format_ranks(held)} {is_in} a debugger, which does not count as a hang")
 
     def _ranks(self) -> dict[int, int]:
-        """Of the workers that run, by pid."""
+        """Return the ranks of the workers that run, by pid."""
         return {worker.pid: worker.rank for worker in self.group.workers if worker.alive}
 
     def _progress(self, a_round: Round) -> object:

@@ -1,4 +1,4 @@
-"""What the agent decides. Pure: (state, event) -> (state, instructions); no clock, no I/O.
+"""Decides what the agent does. Pure: (state, event) -> (state, instructions); no clock, no I/O.
 
 A round is one start of the node's workers. It begins when the rendezvous has formed it and ends
 with Diagnosed, after which the rendezvous says what follows. Events of a round that is over change
@@ -21,7 +21,7 @@ from torshrun.rendezvous import base
 from torshrun.signals import FIRST_CAUSES
 
 SETTLE_SECONDS = 0.2
-"""How long to wait after a failure for those that follow from it, or that it follows from."""
+"""Seconds to wait after a failure for failures that follow from it, or that it follows from."""
 HUNG_GRACE = 5.0
 """Seconds at most that workers which hang have between the signal and SIGKILL."""
 
@@ -32,7 +32,7 @@ _NO_SIGNAL = 0
 interrupted.
 """
 _MADE_ROOM = exit_codes.PREEMPTED << 8
-"""How a worker ends, as waitpid gives it, that goes because of a notice and is to be resumed."""
+"""Status, as waitpid gives it, of a worker that ends because of a notice and is to be resumed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,24 +41,24 @@ class Attempt:
 
     round: int = 0
     restarts: int = 0
-    """How often workers have been restarted so far."""
+    """Number of restarts of workers so far."""
     noticed: frozenset[int] = frozenset()
     """Signals that were passed on to the workers as a notice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """Workers run."""
+    """State in which workers run."""
 
     attempt: Attempt
     alive: frozenset[int]
     failing: bool = False
-    """Whether one has failed; others may be about to."""
+    """True if a worker has failed; others may be about to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stopping:
-    """All workers are being stopped."""
+    """State in which all workers are being stopped."""
 
     attempt: Attempt
     cause: Cause
@@ -67,7 +67,7 @@ class Stopping:
     stopped_by: int = 0
     """The signal that asked for a stop, or SIGINT that insisted; 0 if none did."""
     decided: base.RoundClosing | base.JobOver | None = None
-    """What the rendezvous has said meanwhile about what follows."""
+    """Decision of the rendezvous in the meantime about what follows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,20 +77,20 @@ class Waiting:
     attempt: Attempt = Attempt()
     """The last one, if there was one."""
     report: base.Report | None = None
-    """What became of it; None before the first one."""
+    """Report of the round before; None before the first one."""
     unkillable: tuple[str, ...] = ()
     """Processes that it left."""
     told: bool = False
-    """Whether the user knows of its failure."""
+    """True if the user knows of its failure."""
     settled: bool = False
-    """Whether it is known that the job went on after it."""
+    """True if it is known that the job continued after it."""
     stopped_by: int = 0
     """The signal that asked for a stop, or SIGINT that insisted; 0 if none did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """Nothing is left to do."""
+    """State in which nothing is left to do."""
 
     attempt: Attempt
     code: int
@@ -103,7 +103,7 @@ Step = tuple[State, tuple[Instruction, ...]]
 
 
 def summary(state: State) -> tuple[str, str]:
-    """The state's name, and what led to it, for people who follow the changes."""
+    """Return the state's name, and what led to it, for people who follow the changes."""
     if isinstance(state, Running):
         return "failing" if state.failing else "running", ""
     if isinstance(state, Stopping):
@@ -177,8 +177,10 @@ def _start_or_restart_workers(
 
 
 def _end(state: Waiting, verdict: base.Verdict) -> Step:
-    """The job is over. The last signal gives the exit code of one that was asked to stop, but a
-    failure of this node's own does if it was asked to make room, since that did not end it.
+    """End, as the job is over.
+
+    If the job was asked to stop, the last signal determines the exit code. A failure of this node's
+    own does if it was asked to make room, since that request did not end it.
     """
     code, outcome, own = verdict.code, verdict.outcome, state.report
     if state.stopped_by and outcome in ("preempted", "stopped"):
@@ -192,7 +194,7 @@ def _end(state: Waiting, verdict: base.Verdict) -> Step:
 def _tell_failure(
     state: Waiting, sequel: base.Sequel | Literal["undecided"], delay: float = 0.0
 ) -> tuple[protocol.ReportFailure, ...]:
-    """What the user is told of a failure of this node, unless it has been."""
+    """Return the report of a failure of this node for the user, unless it was made before."""
     if state.told or state.report is None:
         return ()
     if state.report.outcome not in ("failed", "hung", "noticed") and not state.unkillable:
@@ -233,7 +235,10 @@ def _noticed(state: Busy, event: protocol.Noticed) -> Busy:
 
 
 def _code_of_no_start(number: int) -> int:
-    """As a shell has it; what the machine refused (processes, memory, descriptors) is our own."""
+    """Return the exit code that a shell gives for a program that could not be started.
+
+    If the machine refused it (processes, memory, descriptors), the code is torshrun's own.
+    """
     if number in (0, errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE):
         return exit_codes.LOST
     return exit_codes.NOT_FOUND if number == errno.ENOENT else exit_codes.CANNOT_EXECUTE
@@ -268,7 +273,7 @@ def _stop_workers(
 def _on_restart_or_end(
     config: LaunchConfig, state: Running | Stopping, event: base.RoundClosing | base.JobOver
 ) -> Step:
-    """What follows is known before this node's workers have ended. The first verdict stands."""
+    """Handle a decision on what follows while workers still run. The first verdict is final."""
     if isinstance(state, Stopping) and isinstance(state.decided, base.JobOver):
         return state, ()
     if isinstance(state, Stopping):
@@ -287,8 +292,9 @@ def _is_preempted(event: base.RoundClosing | base.JobOver) -> bool:
 
 
 def _on_stop_requested(config: LaunchConfig, state: Running | Stopping, signo: int) -> Step:
-    """The first request stops, and SIGINT after it kills. Others change nothing when they are not
-    the first: schedulers repeat theirs, which must not cut the grace short.
+    """Handle a request to stop: the first one stops, and SIGINT after it kills.
+
+    Later ones change nothing: schedulers repeat theirs, which must not cut the grace period short.
     """
     if not isinstance(state, Stopping):
         cause: Cause = "failure" if state.failing else "signal"
@@ -310,7 +316,7 @@ def _on_stop_requested(config: LaunchConfig, state: Running | Stopping, signo: i
 
 
 def _end_of_stop(signo: int) -> tuple[int, Literal["preempted", "stopped"]]:
-    """The exit code and outcome of a job that was asked to stop."""
+    """Return the exit code and outcome of a job that was asked to stop."""
     if signo == signal.SIGTERM:
         return exit_codes.PREEMPTED, "preempted"
     return exit_codes.SIGNALLED + signo, "stopped"
@@ -371,8 +377,9 @@ def _what_became(
 
 
 def _follows_notice(attempt: Attempt, found: base.Report) -> bool:
-    """Whether a worker made room because of a notice: it said so by its exit code, or did not
-    handle the signal, which is no fault.
+    """Return whether a worker made room because of a notice.
+
+    It says so by its exit code, or did not handle the signal, which is no fault.
     """
     if found.signo:
         return found.signo in attempt.noticed

@@ -1,4 +1,4 @@
-"""What the machine is told and says: events and instructions. All frozen."""
+"""Defines the events that the machine handles, and the instructions it returns. All frozen."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class WorkerEnded(NamedTuple):
     round: int
     rank: int
     status: int
-    """As waitpid gives it."""
+    """Exit status in the format of waitpid."""
 
 
 class NotStarted(NamedTuple):
@@ -27,7 +27,7 @@ class NotStarted(NamedTuple):
 
     round: int
     errno: int = 0
-    """What the system said of the program; 0: it did not come to that."""
+    """Error with which the system refused the program; 0 if starting it was not attempted."""
 
 
 class DeadManFired(NamedTuple):
@@ -47,7 +47,7 @@ class SettleOver(NamedTuple):
 
 
 class StopRequested(NamedTuple):
-    """Somebody sent this signal to the agent."""
+    """Reports that somebody sent this signal to the agent."""
 
     signo: int
 
@@ -65,14 +65,14 @@ class Hung(NamedTuple):
 
     round: int
     signo: int
-    """What to stop them with."""
+    """Signal with which to stop them."""
 
 
 class Diagnosed(NamedTuple):
     """No process of the round is left, but for the unkillable, and its root cause is known."""
 
     report: base.Report
-    """As if the root cause were all there is to say; its code is 0 if no worker failed."""
+    """Report as if the root cause were everything; its code is 0 if no worker failed."""
     unkillable: tuple[str, ...] = ()
     """Processes that outlived SIGKILL, as a person would name them."""
 
@@ -100,7 +100,7 @@ class StartWorkers(NamedTuple):
 
 
 class Settle(NamedTuple):
-    """Send SettleOver after so many seconds."""
+    """Asks to send SettleOver after this many seconds."""
 
     round: int
     seconds: float
@@ -119,7 +119,7 @@ class PassOn(NamedTuple):
 
     signo: int
     handled_only: bool = False
-    """Or only to those that handle it."""
+    """True if only those that handle it are to get it."""
 
 
 class TellRendezvous(NamedTuple):

@@ -1,4 +1,4 @@
-"""What one round of workers has for itself, and what its first worker here is told."""
+"""Creates what a round of workers has for itself, and the environment of its first worker here."""
 
 from __future__ import annotations
 
@@ -67,8 +67,9 @@ def first_worker(
     secret: str,
     ends_at: float | None = None,
 ) -> WorkerEnv:
-    """What this node's first worker is told. `endpoint` and `secret` are those of its store,
-    `ends_at` is when its time is over.
+    """Return the environment of this node's first worker.
+
+    `endpoint` and `secret` are those of its store, `ends_at` is when its time is over.
     """
     return WorkerEnv(
         rank=place.first_rank,
@@ -97,7 +98,7 @@ def first_worker(
 
 
 def _metrics_at(config: LaunchConfig) -> str:
-    """A URL at which this node's agent serves metrics; "" if it does not."""
+    """Return a URL at which this node's agent serves metrics; "" if it does not."""
     if config.metrics_port is None:
         return ""
     host, port = config.metrics_port

@@ -1,4 +1,4 @@
-"""Who is slow: looked for if --straggler-threshold or the script asks for it, and then told."""
+"""Looks for slow ranks if --straggler-threshold or the script asks for it, and reports them."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class Slowness:
         self._told: Mapping[str, bytes] = {}
 
     def place(self, place: NodeAssignment) -> None:
-        """A round begins, in which this node has that place."""
+        """Begin a round, in which this node has that place."""
         self._place = place
 
     def start(self, a_round: Round) -> None:
-        """All its workers run."""
+        """Begin to look, now that all workers of the round run."""
         self._round = a_round
         if self.config.straggler_threshold:
             from torsh_runtime.monitoring.wishes import Wish
@@ -53,7 +53,7 @@ class Slowness:
             self._begin(Wish(0.0, {}, self.config.replace_stragglers, tells=True))
 
     def tick(self) -> None:
-        """Once a second or so: have workers asked for it?"""
+        """Check, about once a second, whether workers have asked for it."""
         if self._round is None or not (names := self._round.recordings.new_names()):
             return
         from torsh_runtime.monitoring.wishes import wish_in
@@ -66,14 +66,14 @@ class Slowness:
             self._begin(wish._replace(replaces=wish.replaces or self.config.replace_stragglers))
 
     def stop(self) -> None:
-        """The round's workers are about to end."""
+        """Stop: the round's workers are about to end."""
         self._round, self._wish, self._found_file = None, None, ""
         if self._monitor:
             self._monitor.stop()
             self._monitor = None
 
     def judge(self, told: Summaries) -> None:
-        """What the agents of all nodes have told this one, which leads."""
+        """Judge the summaries that the agents of all nodes have sent to this one, which leads."""
         self._told = told.by_node
         if self._monitor:
             self._monitor.judge(told.by_node)
@@ -122,7 +122,7 @@ class Slowness:
             self._notifier.notify(event)
 
     def _open_found_file(self, a_round: Round) -> None:
-        """For the workers that want to be called back."""
+        """Open the file for the workers that want to be called back."""
         from torsh_runtime.monitoring.wishes import found_file
 
         self._found_file = found_file(a_round.pages.path)

@@ -30,15 +30,17 @@ _FRAME = re.compile(r'^ +File "(?P<path>[^"<]+)", line (?P<line>[0-9]{1,6}) in '
 
 
 def with_sources(stack: str) -> str:
-    """A stack of faulthandler's, with the lines that its frames stand at, as far as the files of
-    the program are still there and are text. Takes the time to read them.
+    """Return a stack of faulthandler's with the source lines of its frames.
+
+    Lines are missing if the program's files are gone or are not text. Reading them takes time.
     """
     return "\n".join(_lines(stack))
 
 
 def is_passing_through(path: str, number: int) -> bool:
-    """Whether an exception that is being handled at this line goes on after it: there is a
-    `finally`, or the end of a `with`.
+    """Return whether an exception that is being handled at this line continues after it.
+
+    It does if there is a `finally`, or the end of a `with`.
     """
     lines = (read_text(path, FILE_BYTES) if _is_open(path) else "").split("\n")
     source = lines[max(number - MOST_LINES, 0) : number] if number <= len(lines) else []
@@ -48,8 +50,9 @@ def is_passing_through(path: str, number: int) -> bool:
 
 
 def conditions(path: str, number: int) -> str:
-    """What the `if`s say under which this line of a function stands, the innermost first; "" is
-    none that is known.
+    """Return the conditions of the `if`s around this line of a function, the innermost first.
+
+    Return "" if none are known.
     """
     lines = (read_text(path, FILE_BYTES) if _is_open(path) else "").split("\n")
     source = lines[max(number - MOST_LINES, 0) : number] if number <= len(lines) else []
@@ -82,7 +85,7 @@ def _lines(stack: str) -> Iterator[str]:
 
 
 def _is_open(path: str) -> bool:
-    """Whether a worker that is another user might read the file: it may name what it likes."""
+    """Return whether a worker that is another user might read the file: it may name any file."""
     try:
         found = os.stat(path)  # noqa: PTH116  (pathlib costs more)
     except (OSError, ValueError):
@@ -92,9 +95,10 @@ def _is_open(path: str) -> bool:
 
 
 def _clean_up(source: Sequence[str]) -> str:
-    """Whether the last of these lines of Python belongs to an except, perhaps of a loop, or to a
-    finally, or to a loop that waits for a file or counts ranks, as a comment; "" if not. Told by
-    the indentation alone: what comes from a worker is not parsed.
+    """Return as a comment to which block the last of these lines of Python belongs; "" if to none.
+
+    The block is an except, perhaps of a loop, or a finally, or a loop that waits for a file or
+    counts ranks. The indentation alone decides: what comes from a worker is not parsed.
     """
     depth = _depth(source[-1]) + 1  # the block may stand in one line
     for place, line in [*enumerate(source)][::-1]:
@@ -114,7 +118,7 @@ def _clean_up(source: Sequence[str]) -> str:
 
 
 def _is_in_loop(source: Sequence[str], depth: int) -> bool:
-    """Whether what comes after these lines, so deep, is repeated by a loop of the same function."""
+    """Return whether what follows these lines at this depth is in a loop of the same function."""
     for line in reversed(source):
         text = line.strip()
         if not text or text.startswith("#") or _depth(line) >= depth:

@@ -1,4 +1,4 @@
-"""What a worker's status page says of where it stood, as root causes are found from."""
+"""Reads from a worker's status page where it stood, for finding root causes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torshrun.health.report import numbered
 
 
 def standing(status: WorkerStatus) -> BlockedAt | None:
-    """Where the worker stood; None if it has noted no collective."""
+    """Return where the worker stood; None if it has noted no collective."""
     last, awaited = status.collective, status.awaited
     if last is None:
         return None

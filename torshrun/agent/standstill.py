@@ -1,4 +1,4 @@
-"""Knows for how long workers have made no progress when somebody else stops them."""
+"""Determines whether workers made progress before they are stopped by others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # at the start it would take time
     from torshrun.health.detector import Hang, HangDetector, Sample
 
 SECONDS = 10.0
-"""Without progress for so long workers stand still."""
+"""Seconds without progress after which workers stand still."""
 _BETWEEN = 4.0  # seconds between two looks
 _PATIENCE = 30.0
 
@@ -28,7 +28,7 @@ class Standstill:
         self.begin()
 
     def begin(self) -> None:
-        """A round begins."""
+        """Begin a round."""
         self._detector: HangDetector | None = None
         self._looked = self.group.loop.time()
 
@@ -38,8 +38,9 @@ class Standstill:
             self._look(a_round)
 
     def found(self, a_round: Round | None) -> Hang | None:
-        """How the workers stand that are about to be stopped, once; None if they have made progress
-        of late.
+        """Return the hang of the workers that are about to be stopped, once.
+
+        Return None if they have made progress of late.
         """
         found = self._look(a_round) if a_round and self._detector else None
         self.begin()
@@ -54,7 +55,10 @@ class Standstill:
         return self._detector.observe(self._looked, self._samples(a_round))
 
     def _samples(self, a_round: Round) -> Sequence[Sample]:
-        """Without the processes that workers have started: to find those takes time."""
+        """Return a sample of each worker.
+
+        Processes that it started are left out: to find those takes time.
+        """
         from torshrun import procfs
         from torshrun.health.detector import Sample
 

@@ -24,7 +24,7 @@ from torshrun.health.usage import Usage, UsageMeter
 from torshrun.workers.group import WorkerGroup
 
 STEPS = 6
-"""Between two looks, where nobody says how long."""
+"""Number of steps between two looks, unless the user gives an interval."""
 _SHORTEST, _LONGEST = 0.1, 10.0  # seconds between two looks then
 _SHARE = 0.01
 """The part of a processor that the looks may take then."""
@@ -37,17 +37,17 @@ class StragglerMonitor:
     group: WorkerGroup
     wish: Wish
     threshold: float
-    """How many times as long as others a slow rank works; 0: as judging.THRESHOLD has it."""
+    """Factor by which a slow rank works longer than others; 0: as in judging.THRESHOLD."""
     num_nodes: int
     between: float
-    """Seconds between two signs of life, with which the leader is told."""
+    """Seconds between two heartbeats, which carry the summaries to the leader."""
     tell_leader: Callable[[bytes], None]
     replace: Callable[[str], bool]
     """Asks the node of this id to leave, if another can take its place; whether it was asked."""
     announce: Callable[[Finding, str], None]
-    """Tells of something that was found, and what is done about it, or proposed; "" is nothing."""
+    """Reports a finding, and what is done about it, or proposed; "" is nothing."""
     known: Mapping[str, bytes]
-    """What nodes have told of earlier rounds, by node id: it counts for nothing."""
+    """Summaries of earlier rounds, by node id, which are ignored."""
 
     def __post_init__(self) -> None:
         self._watching: asyncio.Task[None] | None = None
@@ -82,7 +82,7 @@ class StragglerMonitor:
             self._gpus = None
 
     def judge(self, by_node: Mapping[str, bytes]) -> None:
-        """This node leads: what all nodes told last, by node id."""
+        """Judge the last summaries of all nodes, by node id; this node leads."""
         found = {
             name: summaries.decode(content)
             for name, content in by_node.items()
@@ -130,14 +130,14 @@ class StragglerMonitor:
             cost = time.thread_time() - began
 
     def _pause(self, cost: float) -> float:
-        """Seconds until the next look, after one that took so much time of a processor."""
+        """Return the seconds until the next look; `cost` is the processor time of the last one."""
         if self.wish.interval:
             return max(self.wish.interval, self.between)
         step = max((pace.step_seconds for pace in self._paces), default=0.0)
         return min(max(STEPS * step, _SHORTEST, cost / _SHARE, self.between), _LONGEST)
 
     def _look(self) -> list[RankSummary]:
-        """Of those that have taken steps since the last look."""
+        """Return the summaries of the ranks that have taken steps since the last look."""
         found = []
         for pace, worker in zip(self._paces, self.group.workers, strict=False):
             with suppress(OSError):  # what they have noted cannot be read

@@ -1,4 +1,4 @@
-"""What people and programs outside can look at while the job runs."""
+"""Provides what people and programs outside can look at while the job runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Telemetry:
     """Events, the metrics' endpoint, the status line. Any thread may read the latest snapshot."""
 
     def __init__(self, config: LaunchConfig, group: WorkerGroup) -> None:
-        """Raises ConfigError; nothing is open then."""
+        """Open what the job's events are sent to. Raise ConfigError; nothing is open then."""
         self._pump = group.pump
         self._group = group
         self.pages: StatusPages | None = None
@@ -67,7 +67,7 @@ class Telemetry:
             self.record = lambda event: [sink(event) for sink in sinks]
 
     def _open(self, config: LaunchConfig, undo: contextlib.ExitStack) -> Iterator[Sink]:
-        """What the job is told to; those that take events."""
+        """Open what the job is reported to, and yield what takes events."""
         pump = self._pump
         if config.metrics_port is not None:
             from torshrun.live.http_pages import Pages
@@ -124,7 +124,7 @@ class Telemetry:
         )
 
     def count_failure(self, found: Findings) -> None:
-        """A round has failed, unless no worker of it did."""
+        """Count a failed round, unless none of its workers failed."""
         if found.kind is not None:
             count = self.latest.failures.get(found.kind, 0) + 1
             failures = {**self.latest.failures, found.kind: count}
@@ -156,7 +156,10 @@ class Telemetry:
         )
 
     def _read_pace(self) -> Pace | None:
-        """Of the worker that is least far; once the job is over, of how far it came."""
+        """Return the pace of the worker that is least far.
+
+        Once the job is over, return how far it came.
+        """
         is_over = self.latest.state == "finished"
         if not (self._tells_pace or self._pump.status_width):
             return None

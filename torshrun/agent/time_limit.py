@@ -13,7 +13,7 @@ MARGIN = 5.0
 
 
 class TimeLimit:
-    """Calls back before the end of so many seconds, counted from when it is made."""
+    """Calls back before the end of a number of seconds, counted from when it is made."""
 
     def __init__(self, seconds: float | None, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -24,7 +24,7 @@ class TimeLimit:
 
     @property
     def left(self) -> float:
-        """Seconds that are left of a time that has an end."""
+        """Return the seconds that are left of a time that has an end."""
         return max((self.ends_at or 0.0) - self._loop.time(), 0.0)
 
     def start(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import asyncio
 
 RENEWALS_PER_TIMEOUT = 4
-"""How often the timer is armed again before it could run out."""
+"""Number of times that the timer is armed again before it could run out."""
 
 
 @dataclass(eq=False)
@@ -42,7 +42,7 @@ class Watchdog:
         self.on_heartbeat()
 
     def grant(self, until: float) -> None:
-        """Workers may run until then, on time.monotonic(), unless more is granted."""
+        """Let workers run until then, on time.monotonic(), unless more is granted."""
         self._granted = until
         if self._next is not None:
             self.renew()
@@ -52,7 +52,10 @@ class Watchdog:
         return self._granted is not None and time.monotonic() >= self._granted
 
     def _arm(self, deadline: float) -> None:
-        """The machine's own sleep counts against a grant, and not against signs of life."""
+        """Arm the keeper's timer.
+
+        The machine's own sleep counts against a grant, and not against heartbeats.
+        """
         if self._granted is not None:
             left = min(deadline, self._granted) - time.monotonic()
             now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)

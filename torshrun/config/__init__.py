@@ -1,1 +1,1 @@
-"""What the launcher was asked to do: one frozen LaunchConfig, valid before anything starts."""
+"""Turns the user's request into one frozen LaunchConfig, which is valid before anything starts."""

@@ -16,7 +16,10 @@ _ENDPOINT, _HEADERS = OTLP_VARIABLES
 
 
 def collector(request: Request, environ: Mapping[str, str]) -> Collector | None:
-    """None without the option: variables alone may be meant for the workers."""
+    """Return the collector of --otlp.
+
+    Return None without the option: variables alone may be meant for the workers.
+    """
     place = request["otlp"]
     if place is None:
         return None
@@ -32,8 +35,9 @@ def collector(request: Request, environ: Mapping[str, str]) -> Collector | None:
 
 
 def _headers(text: str) -> tuple[tuple[str, str], ...]:
-    """ "name=value,name=value", each quoted as in a URL. What is wrong is not shown: it may be a
-    credential.
+    """Return the headers in "name=value,name=value", each quoted as in a URL.
+
+    Raise ConfigError without showing what is wrong: it may be a credential.
     """
     found = []
     for part in filter(None, map(str.strip, text.split(","))):

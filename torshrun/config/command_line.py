@@ -12,7 +12,7 @@ from torshrun.config.other_launchers import hint
 from torshrun.config.values import nearest
 
 EAGER = ("help", "version")
-"""What is done at once, without a job."""
+"""Options that are carried out at once, without a job."""
 TORCHRUNS = """
     duplicate_stderr_filters duplicate_stdout_filters event_log_handler help local_addr
     local_ranks_filter log_dir logs_specs master_addr master_port max_restarts module
@@ -25,17 +25,20 @@ _BY_LETTER = {word[1]: option for option in OPTIONS for word in option.spellings
 
 
 class CommandLine(NamedTuple):
-    """What was typed."""
+    """Holds the parts of the command line."""
 
     given: dict[str, str]
     """The options by key; a flag, and what of EAGER there is, is "true"."""
     script: str | None
     arguments: tuple[str, ...]
-    """What follows the script."""
+    """Words that follow the script."""
 
 
 def parse(argv: Sequence[str]) -> CommandLine:
-    """SCRIPT is the first word that is no option, or the one after --. Raises ConfigError."""
+    """Split the command line. SCRIPT is the first word that is not an option, or the one after --.
+
+    Raise ConfigError if there is no such option, or its value is missing.
+    """
     words, given = deque(argv), dict[str, str]()
     while words and words[0].startswith("-") and words[0] != "-":
         word = words.popleft()
@@ -61,7 +64,7 @@ def _take_long(word: str, words: deque[str], given: dict[str, str]) -> None:
 
 
 def _take_letters(word: str, words: deque[str], given: dict[str, str]) -> None:
-    """One letter or several: -m, -mr 3, -r3, -r=3."""
+    """Take one letter or several: -m, -mr 3, -r3, -r=3."""
     for place, letter in enumerate(word[1:], start=2):
         option = _BY_LETTER.get(letter)
         if option and not option.is_flag:
@@ -81,7 +84,7 @@ def _following(typed: str, option: Option, words: deque[str]) -> str:
 
 
 def _full_name(typed: str) -> str:
-    """The one name that this is, or begins."""
+    """Return the full name of the only option that this is, or begins."""
     start = typed[2:].replace("-", "_")
     names = (*BY_NAME, *EAGER)
     if start in names:

@@ -1,4 +1,4 @@
-"""What a debugger changes in a job: a worker at a breakpoint stands still, but does not hang."""
+"""Changes a job for a debugger: a worker at a breakpoint stands still, but does not hang."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from torshrun.config.request import Request
 
 
 def debugged(request: Request, workers: int, *, is_debugged: bool) -> dict[str, Any]:
-    """Fields of LaunchConfig that take the place of those that were asked for. `is_debugged`:
-    whether a debugger runs torshrun and follows it into the workers. Raises ConfigError.
+    """Return fields of LaunchConfig that replace those that were requested.
+
+    `is_debugged` says whether a debugger runs torshrun and follows it into the workers. Raise
+    ConfigError if the ports of --debugpy are invalid.
     """
     off: dict[str, Any] = {"hang_timeout": 0.0, "preload": ()}
     if is_debugged:  # torshrun itself may stand at a breakpoint, too
@@ -22,7 +24,7 @@ def debugged(request: Request, workers: int, *, is_debugged: bool) -> dict[str, 
 
 
 def debugging_notes(request: Request, workers: int, *, is_debugged: bool) -> Iterator[str]:
-    """A line about where debuggers find the workers, and about each option that has no effect."""
+    """Yield a line about where debuggers find the workers, and one per option without effect."""
     fields = debugged(request, workers, is_debugged=is_debugged)
     first = fields.get("debugpy")
     if first:

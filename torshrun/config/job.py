@@ -35,14 +35,14 @@ class StreamRule:
     """--redirects or --tee: streams by rank, and for ranks that are not named."""
 
     everyone: Streams = Streams.NONE
-    """What holds for ranks that are named in neither mapping."""
+    """Rule for ranks that are named in neither mapping."""
     by_local_rank: Mapping[int, Streams] = field(default_factory=lambda: MappingProxyType({}))
-    """As torchrun has it: "0:1,1:3"."""
+    """Rules by local rank, as in torchrun: "0:1,1:3"."""
     by_rank: Mapping[int, Streams] = field(default_factory=lambda: MappingProxyType({}))
-    """By global rank: "r0:1,r8:3". Wins over the local rank."""
+    """Rules by global rank, "r0:1,r8:3", which take precedence over the local rank."""
 
     def streams(self, worker: WorkerEnv) -> Streams:
-        """What holds for this worker. Once a rank is named, others have nothing, as in torchrun."""
+        """Return this worker's streams. Once a rank is named, others have none, as in torchrun."""
         if worker.rank in self.by_rank:
             return self.by_rank[worker.rank]
         return self.by_local_rank.get(worker.local_rank, self.everyone)
@@ -50,12 +50,12 @@ class StreamRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputConfig:
-    """What becomes of the workers' output."""
+    """Says where the workers' output goes."""
 
     log_dir: str | None = None
     redirects: StreamRule = StreamRule()
     tee: StreamRule = StreamRule()
-    """With a log_dir and neither rule: all streams."""
+    """Streams that are shown and kept. With a log_dir and neither rule, all streams are kept."""
     log_line_prefix_template: str | None = None
     local_ranks_filter: frozenset[int] | None = None
     ranks_filter: frozenset[int] | None = None
@@ -67,7 +67,7 @@ class OutputConfig:
     status_line: Literal["auto", "never"] = "auto"
 
     def shown(self, worker: WorkerEnv) -> Streams:
-        """Which of this worker's streams the console shows."""
+        """Return which of this worker's streams the console shows."""
         ranks, local_ranks = self.ranks_filter, self.local_ranks_filter
         hidden = ranks is not None and worker.rank not in ranks
         if hidden or (local_ranks is not None and worker.local_rank not in local_ranks):
@@ -75,20 +75,20 @@ class OutputConfig:
         return ~self.redirects.streams(worker) | self.tee.streams(worker)
 
     def kept(self, worker: WorkerEnv) -> Streams:
-        """Which of this worker's streams are kept in stdout.log and stderr.log."""
+        """Return which of this worker's streams are kept in stdout.log and stderr.log."""
         if self.log_dir is not None and self.redirects == self.tee == StreamRule():
             return Streams.BOTH
         return self.redirects.streams(worker) | self.tee.streams(worker)
 
     def needs_folder(self) -> bool:
-        """Whether something may have to be kept, so that the job needs a log directory."""
+        """Return whether something may have to be kept, so that the job needs a log directory."""
         filtered = self.duplicate_stdout_filters or self.duplicate_stderr_filters
         ruled = (self.redirects, self.tee) != (StreamRule(), StreamRule())
         return self.log_dir is not None or ruled or bool(filtered)
 
 
 class Address(NamedTuple):
-    """Where something listens."""
+    """Represents an address to listen on or connect to."""
 
     host: str
     """A name or an address, IPv6 without brackets."""
@@ -101,12 +101,12 @@ class Address(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collector:
-    """One of OpenTelemetry's."""
+    """Represents a collector of OpenTelemetry."""
 
     url: str
     """To which /v1/metrics and /v1/logs are added."""
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    """Of each request; they may hold credentials."""
+    """Headers of each request; they may hold credentials."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,10 +122,10 @@ class ProgressServer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """What etcd asks for."""
+    """Says how to connect and log in to etcd."""
 
     tls: bool = False
-    """Whether it is spoken to over TLS."""
+    """True if etcd is reached over TLS."""
     cacert: str = ""
     """File with the authorities that it is believed by; "" is the system's."""
     cert: str = ""
@@ -139,7 +139,7 @@ class Access:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:
-    """How long the nodes of a job wait for each other, in seconds."""
+    """Limits how long the nodes of a job wait for each other, in seconds."""
 
     join_timeout: float = 600.0
     """For the least number of nodes."""
@@ -153,43 +153,46 @@ class Timeouts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RendezvousConfig(Timeouts):
-    """How the nodes of one job find each other."""
+    """Says how the nodes of a job find each other."""
 
     backend: Backend
     """static: one agent, node rank 0's, serves the store, and nodes have fixed ranks; tcp: the
     agent whose host the endpoint names serves it; etcd: it is etcd's."""
     endpoints: tuple[Address, ...]
-    """Where the store is; only etcd has more than one."""
+    """Addresses of the store; only etcd has more than one."""
     node_rank: int | None = None
-    """This node's rank; None lets the rendezvous choose."""
+    """Rank of this node; None lets the rendezvous choose."""
     is_host: bool | None = None
-    """Whether this node serves the store; None: if the endpoint is an address of its host."""
+    """True if this node serves the store; None: if the endpoint is an address of its host."""
     local_addr: str = ""
-    """Where other nodes reach this one; "" is the address on the way to the endpoint."""
+    """Address at which other nodes reach this one; "" is the one on the way to the endpoint."""
     access: Access = Access()
     secret: str = field(default="", repr=False)
-    """What agents prove that they know; "" has the first make it up and the store hand it on."""
+    """Secret that agents prove to know.
+
+    If it is "", the first agent makes one up and the store passes it on.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchConfig:
-    """One job, as asked for."""
+    """Describes a job as requested."""
 
     target: str
-    """What each worker runs: a script's path, a module's name, or a program's path or name."""
+    """Script's path, module's name, or program's path or name that each worker runs."""
     arguments: tuple[str, ...] = ()
-    """What follows the target on its command line."""
+    """Words that follow the target on its command line."""
     environment: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Variables that every worker gets besides those it inherits; they win over inherited ones."""
     kind: Kind = "script"
-    """How target is run: "script", "module" by this Python, "program" as it is, "path" by runpy."""
+    """Kind of target: "script", "module" for this Python, "program" as it is, "path" for runpy."""
     nproc_per_node: int = 1
     min_nodes: int = 1
     """Nodes without which the job does not run."""
     max_nodes: int = 1
     """Nodes that the job takes at most; others wait as spares."""
     rendezvous: RendezvousConfig | None = None
-    """How its nodes find each other; None is a job of one node."""
+    """Rendezvous of its nodes; None is a job of one node."""
     run_id: str = "none"
     """Names the job; the same on all nodes. A job of one node has one of its own."""
     role: str = "default"
@@ -208,7 +211,7 @@ class LaunchConfig:
     preload: tuple[str, ...] | Literal["auto"] = ()
     """Modules that are imported before there are workers; auto: those at the script's head."""
     standbys: int | Literal["auto"] = "auto"
-    """How many workers are kept ready for a restart; auto: as many as workers."""
+    """Number of workers kept ready for a restart; auto: as many as there are workers."""
     pid_namespace: bool = False
     numa_binding: NumaBinding | None = None
     virtual_local_rank: bool = False
@@ -216,12 +219,12 @@ class LaunchConfig:
     metrics_port: tuple[str, int] | None = None
     """Host ("" is every address) and port of the Prometheus endpoint; None is none."""
     debugpy: Address | None = None
-    """Where the first worker serves it, and the others at the ports behind; None is nowhere."""
+    """Address of the first worker's server; others use the ports after it. None is nowhere."""
     events: str | None = None
     otlp: Collector | None = None
-    """Where metrics and events are sent; None is nowhere."""
+    """Collector to which metrics and events are sent; None is none."""
     progress: ProgressServer | None = None
-    """Who is told how far the job is; None is nobody."""
+    """Server that is informed of the job's progress; None is none."""
     straggler_threshold: float = 0.0
     replace_stragglers: bool = False
     notify: str | None = None
@@ -230,16 +233,19 @@ class LaunchConfig:
     """Counted from when this was made; None is without an end."""
     end_notice: float = 120.0
     signals_reach_workers: bool = False
-    """Whether who signals torshrun has signalled its workers as well."""
+    """True if whoever signals torshrun has signalled its workers as well."""
     requeues: str = ""
     """The job that Slurm is asked to run again when this one was preempted; "" is none."""
     error_file: str | None = None
-    """Where a launcher above this one reads why it failed (TORCHELASTIC_ERROR_FILE)."""
+    """File in which a launcher above this one reads why it failed (TORCHELASTIC_ERROR_FILE)."""
     scratch_place: str = "/tmp"
-    """Where the temporary directory is made: TMPDIR, or in another job's worker that job's own."""
+    """Parent of the temporary directory.
+
+    It is TMPDIR, or in another job's worker that job's directory.
+    """
     output: OutputConfig = OutputConfig()
 
     @property
     def is_alone(self) -> bool:
-        """Whether this node is the whole job, so that no other one has a say in what follows."""
+        """Return whether this node is the whole job, so that no other has a say in what follows."""
         return self.rendezvous is None

@@ -184,21 +184,23 @@ Configuration:
 --print-completion bash|zsh|fish
     Print a script by which that shell completes torshrun's options; its head says how.
 """
-"""By the headings of --help and in its order, for each option: how it is called, what stands for
-its value (nothing for a flag), after = the default as it would be given, or (in words) where no
-text says it, and below what it does, with the unit."""
+"""Options under the headings of --help and in its order.
+
+For each: its names, its placeholder (none for a flag), after = the default as it would be given, or
+(in words) where no text says it, and below what it does, with the unit.
+"""
 _NO_EFFECT = "No effect: "
 
 
 class Kind(NamedTuple):
-    """What a value can be."""
+    """Describes the values that an option can have."""
 
     parse: Callable[[str], Any]
     """Text to value; raises ConfigError."""
     is_list: bool = False
-    """Whether a file may give a list; on the command line its items stand between commas."""
+    """True if a file may give a list; on the command line its items are separated by commas."""
     pairs: str = ""
-    """What is between key and value where a file may give a mapping ("=" or ":"); "" is nowhere."""
+    """Separator of key and value where a file may give a mapping ("=" or ":"); "" where not."""
 
 
 _KINDS: Mapping[str, Kind] = {
@@ -238,7 +240,7 @@ _KINDS: Mapping[str, Kind] = {
     "WORKERS": Kind(values.workers),
     "[HOST:]PORT": Kind(values.listening),
 }
-"""By what stands for the value; others are words to choose from, like auto|never."""
+"""Kinds of values by placeholder; other placeholders are words to choose from: auto|never."""
 _VARIABLES = {
     "shutdown_timeout": ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT",),
     "log_line_prefix_template": ("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",),
@@ -248,21 +250,21 @@ _VARIABLES = {
 
 
 class Option(NamedTuple):
-    """One option: how it is called, what it takes and what it says about itself."""
+    """Describes an option: its names, its value and its help."""
 
     spellings: tuple[str, ...]
-    """As it is called on the command line, the short form first."""
+    """Names on the command line, the short form first."""
     metavar: str
-    """What stands for its value in --help; "" if it is a flag."""
+    """Placeholder of its value in --help; "" if it is a flag."""
     default: str | None
-    """What holds without it, as it would be given; None: see unset."""
+    """Default, in the form in which it would be given; None: see unset."""
     unset: str
-    """What holds without it, in words, where no text says so."""
+    """Default in words, where no text says it."""
     help: str
-    """What it does, in one or two sentences, with the unit."""
+    """Description of what it does, in one or two sentences, with the unit."""
     kind: Kind
     in_file: bool
-    """Whether a file may give it: it is about the job, and not about this one command."""
+    """True if a file may give it: it is about the job, and not about this one command."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -271,7 +273,7 @@ class Option(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The name that it goes by here."""
+        """Return the name that it has in requests."""
         return self.names[0]
 
     @property
@@ -280,14 +282,14 @@ class Option(NamedTuple):
 
     @property
     def environment(self) -> tuple[str, ...]:
-        """The variables that it is read from; the first one that is set counts."""
+        """Return the variables that it is read from; the first one that is set counts."""
         names = [name.upper() for name in self.names]
         own = [f"{start}_{name}" for start in ("TORSH", "PET") for name in names]
         return (*own, *_VARIABLES.get(self.key, ()))
 
     @property
     def without_effect(self) -> str:
-        """Why it is accepted and nothing comes of it; "" if something does."""
+        """Return why it is accepted without effect; "" if it has one."""
         inert = self.help.startswith(_NO_EFFECT)
         return self.help.removeprefix(_NO_EFFECT).rstrip(".") if inert else ""
 
@@ -315,7 +317,7 @@ def _option(text: str, heading: str) -> Option:
 
 
 HEADINGS = MappingProxyType(dict(map(_section, _TABLE.split("\n\n"))))
-"""All options, by the headings of --help and in its order."""
+"""Options by the headings of --help and in its order."""
 OPTIONS = tuple(option for options in HEADINGS.values() for option in options)
 BY_KEY = MappingProxyType({option.key: option for option in OPTIONS})
 BY_NAME = MappingProxyType({name: option for option in OPTIONS for name in option.names})
@@ -324,7 +326,9 @@ _CREDENTIAL = re.compile(r"(?:TORSH|PET)_(?:\w*(?:SECRET|PASSWORD)\w*|ETCD_USER)
 
 
 def is_for_torshrun(variable: str) -> bool:
-    """Whether it stands for an option, or is a credential: workers do not inherit it. A torshrun
-    that one of them starts has a job of its own, and neither its launcher's hosts nor its port.
+    """Return whether the variable stands for an option or is a credential, and is not inherited.
+
+    A torshrun that a worker starts has a job of its own, with neither its launcher's hosts nor its
+    port.
     """
     return variable in BY_VARIABLE or bool(_CREDENTIAL.fullmatch(variable))

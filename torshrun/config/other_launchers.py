@@ -1,4 +1,4 @@
-"""Options of other launchers, and what stands for them here."""
+"""Maps options of other launchers to those of torshrun."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ _GROUPS = {
 _HINTS = MappingProxyType(
     {name: words for words, names in _GROUPS.items() for name in names.split()}
 )
-"""By the name in mpiexec, srun, horovodrun, accelerate, deepspeed or torch.distributed.launch,
-without dashes at its head and with - for _."""
+"""Replacements for options of mpiexec, srun, horovodrun, accelerate, deepspeed and
+torch.distributed.launch, by their names without leading dashes and with - for _.
+"""
 
 
 def hint(typed: str) -> str:
-    """What to write instead, behind a semicolon; "" if no such option is known."""
+    """Return "; " and what to write instead; "" if no such option is known."""
     words = _HINTS.get(typed.lstrip("-").replace("_", "-"))
     return f"; {words}" if words else ""

@@ -15,7 +15,7 @@ _ABOUT = "# Behind # stands what was not given: what was found here, and default
 
 
 def show(request: Request) -> str:
-    """The text, one value a line."""
+    """Return the request as text, one value a line."""
     blocks = [[*_target(request)]]
     variables = request.environment.items()
     extras = [_line(f"  {_scalar(name)}: ", extra) for name, extra in variables]
@@ -29,7 +29,7 @@ def show(request: Request) -> str:
 
 
 def _target(request: Request) -> Iterator[str]:
-    """What is run, under the key that says how."""
+    """Yield what is run, under the key that says how."""
     if request.target is not None:
         key = "module" if request["module"] and not request["run_path"] else "script"
         yield _line(f"{key}: ", request.target)
@@ -52,7 +52,7 @@ def _line(key: str, entry: Entry, more: str = "") -> str:
 
 
 def _scalar(text: str | None) -> str:
-    """In YAML, quoted where it might be taken for something else."""
+    """Return the text in YAML, quoted where it might be taken for something else."""
     if text is None:
         return "null"
     if re.fullmatch(r"(0|[1-9][0-9]*)(\.[0-9]+)?", text):

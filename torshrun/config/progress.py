@@ -1,4 +1,7 @@
-"""Whom the job tells how far it is: Kubeflow Trainer, as the variables of a TrainJob's pods say."""
+"""Finds the server that is informed of the job's progress: Kubeflow Trainer's.
+
+The variables of a TrainJob's pods name it.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,9 @@ _WORKER = "TORSH_STORE_ENDPOINT"
 
 
 def progress_server(environ: Mapping[str, str]) -> ProgressServer | None:
-    """None if there is none, if what the variables say cannot be, or in a worker of another
-    torshrun's, which tells it.
+    """Return the server; None if there is none, or the variables are invalid.
+
+    Return None in a worker of another torshrun's as well: that one reports the progress.
     """
     try:
         return _server(environ)
@@ -25,7 +29,7 @@ def progress_server(environ: Mapping[str, str]) -> ProgressServer | None:
 
 
 def progress_notes(environ: Mapping[str, str]) -> Iterator[str]:
-    """A line for people if nobody is told although somebody ought to be."""
+    """Yield a line for people if no server is informed although one should be."""
     try:
         _server(environ)
     except ConfigError as error:
@@ -33,7 +37,7 @@ def progress_notes(environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def _server(environ: Mapping[str, str]) -> ProgressServer | None:
-    """ConfigError if what the variables say cannot be."""
+    """Return the server, or None. Raise ConfigError if the variables are invalid."""
     place = environ.get(_URL)
     if not place or environ.get(_OFF, "").upper() == "TRUE" or _WORKER in environ:
         return None

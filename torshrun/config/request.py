@@ -1,4 +1,4 @@
-"""What was asked for, before it means anything: texts, each with the place that it came from."""
+"""Gathers what was requested, before it is interpreted: texts, each with its origin."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ DEFAULT = "default"
 TARGETS: Mapping[str, str] = MappingProxyType(
     {"script": "", "module": "module", "program": "no_python"}
 )
-"""The keys of a file that say what to run, and the flag that each one stands for."""
+"""Keys of a file that say what to run, with the flag for each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One text and where it came from."""
+    """Holds a text and where it came from."""
 
     text: str | None
-    """As it would stand on the command line; None is what holds when nothing is given."""
+    """Text in the form of the command line; None stands for the value when nothing is given."""
     origin: str
     """ "command line", "job.yaml:7", "PET_NNODES" or "default"."""
     name: str
-    """What an error or a note calls it: "--nnodes", "job.yaml:7: nnodes", "PET_NNODES"."""
+    """Name in errors and notes: "--nnodes", "job.yaml:7: nnodes", "PET_NNODES"."""
     is_hint: bool = False
-    """Whether a cluster tells it, and nobody has asked for it."""
+    """True if it comes from a cluster, and nobody has asked for it."""
 
     @property
     def is_given(self) -> bool:
-        """Whether the user has said it, be it that the default is to hold."""
+        """Return whether the user has given it, even if it is the default."""
         return self.origin != DEFAULT and not self.is_hint
 
 
@@ -46,23 +46,26 @@ Section = Mapping[str, "Given | Mapping[str, Given]"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """All that was asked for; complete, but nothing is checked yet."""
+    """Holds everything that was requested; it is complete, but nothing is checked yet."""
 
     entries: Entries = field(default_factory=lambda: MappingProxyType({}))
-    """By option: one for each; in what is of a file alone, those that it mentions."""
+    """Entries by option: one for each; of a file alone, those that it mentions."""
     target: Entry | None = None
     """The script, module or program; None if none was named."""
     arguments: tuple[Entry, ...] = ()
-    """What follows the target."""
+    """Words that follow the target."""
     environment: Entries = field(default_factory=lambda: MappingProxyType({}))
     """Extra variables for workers."""
     hints: Hints | None = None
-    """What the scheduler or launcher around torshrun tells, as far as it counts."""
+    """Hints of the scheduler or launcher around torshrun, as far as they count."""
     cluster: Section = field(default_factory=lambda: MappingProxyType({}))
-    """What schedulers are told about the job; only `torshctl render` knows its keys."""
+    """Settings for schedulers; only `torshctl render` knows its keys."""
 
     def __getitem__(self, key: str) -> Any:
-        """What the option's text means; None if there is none. Raises ConfigError."""
+        """Return the value of the option's text; None if there is none.
+
+        Raise ConfigError if it is invalid.
+        """
         entry = self.entries[key]
         try:
             return None if entry.text is None else BY_KEY[key].kind.parse(entry.text)
@@ -70,19 +73,19 @@ class Request:
             raise self.refused(key, str(error)) from None
 
     def refused(self, key: str, why: str) -> ConfigError:
-        """The error to raise for what the option says."""
+        """Return the error to raise for the value of the option."""
         return ConfigError(f"{self.name(key)}: {why}")
 
     def name(self, key: str) -> str:
         return self.entries[key].name
 
     def has(self, key: str) -> bool:
-        """Whether the user has given it."""
+        """Return whether the user has given the option."""
         entry = self.entries[key]
         return entry.is_given and entry.text is not None
 
     def knows(self, key: str) -> bool:
-        """Whether the user or the cluster has given it."""
+        """Return whether the user or the cluster has given the option."""
         return self.has(key) or self.entries[key].is_hint
 
 
@@ -92,10 +95,11 @@ def gather(
     arguments: Sequence[str],
     environ: Mapping[str, str],
 ) -> Request:
-    """For each option the first of command line, file, environment and default that has it.
+    """Return for each option the first of command line, file, environment and default that has it.
 
     `given` are the options of the command line by key (None or missing if not given), `script` and
-    `arguments` what follows them. ConfigError if the file that --config names is not understood.
+    `arguments` what follows them. Raise ConfigError if the file that --config names is not
+    understood.
     """
     path = _first(BY_KEY["config"], given, {}, environ).text
     job = Request()

@@ -1,4 +1,4 @@
-"""From a request to a LaunchConfig: the rules that are about more than one option."""
+"""Turns a request into a LaunchConfig, by the rules that concern more than one option."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from torshrun.config.values import CONF_WITHOUT_EFFECT, LOCAL, Endpoint, Nodes
 from torshrun.topology.cpus import usable_cpus
 
 _PORTS: Mapping[Backend, int] = {"static": 29500, "tcp": 29400, "etcd": 2379}
-"""As torchrun and etcd have it."""
+"""Default ports of torchrun and etcd."""
 _SHORTEST_TTL = 1.0
 _INERT = [(option.key, option.without_effect) for option in OPTIONS if option.without_effect]
 
@@ -77,7 +77,7 @@ def resolve(
 def _check(
     request: Request, environ: Mapping[str, str], new_id: Callable[[], str]
 ) -> dict[str, Any]:
-    """LaunchConfig's fields but target. Raises ConfigError for the first option that is wrong."""
+    """Return LaunchConfig's fields except target. Raise ConfigError for the first wrong option."""
     for option in OPTIONS:
         request[option.key]
     alone = is_alone(request)
@@ -114,7 +114,7 @@ def _check(
 
 
 def _fields(request: Request, kind: type[LaunchConfig | OutputConfig]) -> dict[str, Any]:
-    """The values of the options that are fields of this class."""
+    """Return the values of the options that are fields of this class."""
     names = kind.__dataclass_fields__
     return {option.key: request[option.key] for option in OPTIONS if option.key in names}
 
@@ -124,7 +124,7 @@ def is_alone(request: Request) -> bool:
 
 
 def is_static(request: Request) -> bool:
-    """Whether MASTER_ADDR and MASTER_PORT, or where nodes meet, come from the options."""
+    """Return whether the options give MASTER_ADDR and MASTER_PORT, or where nodes meet."""
     return request["rdzv_backend"] == "static" and not request["standalone"]
 
 
@@ -133,7 +133,8 @@ def first_endpoint(request: Request) -> Endpoint | None:
 
 
 def _master(request: Request) -> tuple[str, int]:
-    """MASTER_ADDR and MASTER_PORT with one node: those of the static endpoint, else those given.
+    """Return MASTER_ADDR and MASTER_PORT with one node: of the static endpoint, else those given.
+
     Without static torchrun takes neither, so that jobs that name the same port do not collide.
     """
     endpoint = first_endpoint(request)
@@ -177,7 +178,10 @@ def _scratch_place(environ: Mapping[str, str]) -> str:
 
 
 def _check_target(target: str, kind: Kind, environ: Mapping[str, str]) -> str:
-    """The script, module or program as workers are to be given it, if it is there."""
+    """Return the script, module or program in the form for workers.
+
+    Raise ConfigError if it does not exist.
+    """
     if not target:
         raise ConfigError("the script's name must not be empty")
     if kind == "module":
@@ -197,7 +201,9 @@ def _check_target(target: str, kind: Kind, environ: Mapping[str, str]) -> str:
 
 
 def _check_module(name: str) -> None:
-    """A file's name is none, though x.py could be the module py of a package x."""
+    """Raise ConfigError if the name is a file's, though x.py could be the module py of a package
+    x.
+    """
     if "/" not in name and name.endswith(".py") and Path(name).is_file():
         module = name.removesuffix(".py")
         raise ConfigError(
@@ -206,7 +212,7 @@ def _check_module(name: str) -> None:
 
 
 def _find_program(name: str, path: str) -> str:
-    """The program's path as the shell would find it."""
+    """Return the program's path as the shell would find it. Raise ConfigError if it does not."""
     import shutil
 
     found = shutil.which(name, path=path)
@@ -274,7 +280,10 @@ def _node_rank(request: Request) -> int:
 
 
 def _timeouts(backend: Backend, conf: Mapping[str, Any]) -> dict[str, float]:
-    """torchrun's `timeout` is what its static rendezvous waits for the others."""
+    """Return the timeouts that are given.
+
+    The `timeout` of torchrun is the time for which its static rendezvous waits for the others.
+    """
     names = ("join_timeout", "last_call_timeout", "close_timeout")
     found = {name: conf[name] for name in names if name in conf}
     if backend == "static" and "timeout" in conf:
@@ -283,7 +292,7 @@ def _timeouts(backend: Backend, conf: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _ttl(request: Request, conf: Mapping[str, Any]) -> float:
-    """As given, or as long as torchrun waits for signs of life."""
+    """Return ttl as given, or the time that torchrun waits for heartbeats."""
     silence = conf.get("keep_alive_interval", 5.0) * conf.get("keep_alive_max_attempt", 3)
     ttl: float = conf.get("ttl", silence)
     if ttl < _SHORTEST_TTL:
@@ -309,7 +318,10 @@ def _access(request: Request, conf: Mapping[str, Any], environ: Mapping[str, str
 
 
 def _is_tls(request: Request, conf: Mapping[str, Any], *, has_files: bool) -> bool:
-    """As the endpoints, protocol and certificates say, which must not contradict each other."""
+    """Return whether endpoints, protocol and certificates ask for TLS.
+
+    Raise ConfigError if they contradict each other.
+    """
     schemes = {endpoint.scheme for endpoint in request["rdzv_endpoint"]} - {""}
     if len(schemes) > 1:
         why = "http:// and https:// cannot be mixed: one protocol is for all endpoints"
@@ -340,8 +352,10 @@ def _secret(request: Request, environ: Mapping[str, str]) -> str:
 
 
 def _notes(request: Request, workers: int, environ: Mapping[str, str]) -> Iterator[str]:
-    """A line about each option that has no effect, or that is missed. What says in many words that
-    there is one node (--nnodes 1, --node-rank 0, a rendezvous' endpoint) deserves none.
+    """Yield a line about each option that has no effect, or that is missed.
+
+    Options that only say at length that there is one node (--nnodes 1, --node-rank 0, a rendezvous'
+    endpoint) deserve none.
     """
     alone = is_alone(request)
     yield from cluster_notes(request, environ, alone=alone)
@@ -366,7 +380,7 @@ def _notes(request: Request, workers: int, environ: Mapping[str, str]) -> Iterat
 
 
 def _idle(request: Request) -> Iterator[tuple[str, str]]:
-    """Options that nothing asks for in such a job, and why."""
+    """Yield the options that have no use in such a job, and why."""
     is_slurms = request.hints is not None and request.hints.cluster == "slurm"
     if request["requeue_on_preempt"] and not is_slurms:
         yield "requeue_on_preempt", "this is no job of Slurm's"
@@ -381,7 +395,7 @@ def _idle(request: Request) -> Iterator[tuple[str, str]]:
 
 
 def _overruled(request: Request) -> Iterator[tuple[str, str]]:
-    """Options that say something else about the nodes, or rank 0's place, than what holds."""
+    """Yield the options that contradict what is used for the nodes, or for rank 0's place."""
     given, holds = first_endpoint(request), Endpoint("127.0.0.1", 0)
     why = "only --rdzv-backend static uses it"
     if request["standalone"]:

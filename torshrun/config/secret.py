@@ -17,8 +17,9 @@ _BETTER = "openssl rand -hex 32 makes a good one"
 
 
 def read_secret(path: str | None, name: str, environ: Mapping[str, str]) -> str:
-    """What stands in the file, else in TORSH_SECRET; "" if there is neither. ConfigError, which
-    calls the file `name`, if it is no secret, or others can read it.
+    """Return the secret in the file, or else in TORSH_SECRET; "" if there is neither.
+
+    Raise ConfigError, which calls the file `name`, if it is no secret, or others can read it.
     """
     if path is not None:
         return _checked(_content(path, name), f"{name}: {path}")
@@ -39,8 +40,10 @@ def _content(path: str, name: str) -> bytes:
 
 
 def _check_access(opened: os.stat_result, path: str, name: str) -> None:
-    """Nobody but this user and root may read or change what has been opened. The group may read a
-    file of root's, who gave it to that group on purpose (a Kubernetes Secret, for example).
+    """Raise ConfigError if others than this user and root may read or change the opened file.
+
+    The group may read a file of root's, who gave it to that group on purpose (a Kubernetes Secret,
+    for example).
     """
     if not stat.S_ISREG(opened.st_mode):
         raise ConfigError(f"{name}: {path} is no file")

@@ -1,4 +1,4 @@
-"""What the scheduler or launcher around torshrun tells, where its user has said nothing."""
+"""Takes hints from the scheduler or launcher around torshrun where its user gave no options."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ _MEETING = ("master_addr", "master_port")
 
 
 def look_around(request: Request, environ: Mapping[str, str], machine: Machine) -> Request:
-    """The same request, with hints in place of defaults. ConfigError if what there is cannot make
-    a job, and the user has not said what the job is.
+    """Return the request with hints in place of defaults.
+
+    Raise ConfigError if the hints cannot make a job, and the user has not said what the job is.
     """
     hints = detect(request["scheduler"], environ, machine)
     if hints is None:
@@ -44,8 +45,9 @@ def look_around(request: Request, environ: Mapping[str, str], machine: Machine) 
 def look_around_for_hosts(
     request: Request, environ: Mapping[str, str], machine: Machine
 ) -> Request:
-    """The same request with what the scheduler says of the job, for one whose nodes are the hosts
-    of --hostfile. ConfigError if this is not the only torshrun that it has started.
+    """Return the request with hints of the scheduler for a job whose nodes are --hostfile's hosts.
+
+    Raise ConfigError if this is not the only torshrun that the scheduler has started.
     """
     hints = detect(request["scheduler"], environ, machine)
     if hints is None:
@@ -72,8 +74,9 @@ def _entries(request: Request, hints: Hints) -> Mapping[str, Entry]:
 
 
 def _seen_from_others(request: Request, hints: Hints) -> Request:
-    """The same request, in which the place to meet is not called localhost where the nodes are on
-    several hosts: SkyPilot's guide calls it so on the node that serves the store.
+    """Return the request with an endpoint that is not localhost if the nodes are on several hosts.
+
+    SkyPilot's guide names it so on the node that serves the store.
     """
     given = request["rdzv_endpoint"]
     if not hints.nnodes or hints.master_addr is None or hints.master_addr.text in LOCAL:
@@ -87,7 +90,7 @@ def _seen_from_others(request: Request, hints: Hints) -> Request:
 
 
 def _elastic(hints: Hints) -> Hints:
-    """Meeting in the same place, but without ranks that are fixed, so that nodes may be lost."""
+    """Return hints to meet in the same place, without fixed ranks, so that nodes may be lost."""
     host, port = hints.master_addr, hints.master_port
     if host is None or port is None:
         return hints
@@ -107,8 +110,9 @@ def _without(hints: Hints, *keys: str) -> Hints:
 
 
 def _is_contradicted(request: Request, hints: Hints) -> bool:
-    """Whether the user has said something else about how many nodes there are, or which this is;
-    where the cluster cannot say it, whether the user has.
+    """Return whether the user contradicts the hints on the number of nodes, or this one's rank.
+
+    Where the cluster cannot know these, return whether the user has given them.
     """
     if request["standalone"]:
         return True
@@ -123,7 +127,7 @@ def _is_contradicted(request: Request, hints: Hints) -> bool:
 
 
 def cluster_notes(request: Request, environ: Mapping[str, str], *, alone: bool) -> Iterator[str]:
-    """Lines for people about what was found. `alone`: whether the job has one node."""
+    """Yield lines for people about what was found; `alone` says whether the job has one node."""
     hints = request.hints
     if hints:
         yield _account(request, hints)
@@ -136,7 +140,9 @@ def cluster_notes(request: Request, environ: Mapping[str, str], *, alone: bool) 
 
 
 def _says_how_many(request: Request) -> bool:
-    """Whether the user has said how many nodes there are, or a cluster that could say it."""
+    """Return whether the number of nodes comes from the user, or from a cluster that could know
+    it.
+    """
     if request["standalone"] or request["hostfile"] or request["scheduler"] == "none":
         return True
     could_say = request.hints is not None and request.hints.cluster != "kubernetes"
@@ -144,7 +150,7 @@ def _says_how_many(request: Request) -> bool:
 
 
 def _account(request: Request, hints: Hints) -> str:
-    """What was found, in one line."""
+    """Return what was found, in one line."""
     said = [*hints.found]
     if hints.rdzv_endpoint:
         said.append(f"meeting at {hints.rdzv_endpoint.text}")

@@ -16,7 +16,7 @@ from torshrun.config.job import StreamRule, Streams
 from torshrun.text import parse_ranges
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
-"""What this host is called by itself alone."""
+"""Names by which every host means itself."""
 MOST_WORKERS = 65536
 LONGEST = 1e9
 """Seconds; timers of the kernel and of Python take no more than a few times that."""
@@ -56,7 +56,10 @@ class Endpoint(NamedTuple):
 
 
 def nearest(word: str, words: Iterable[str], dashes: str = "") -> str:
-    """ "; did you mean …?" if one of the words, named with dashes, resembles this one, else ""."""
+    """Return "; did you mean …?" if one of the words resembles this one, else "".
+
+    `dashes` are put before the word.
+    """
     from difflib import get_close_matches
 
     candidates = list(words)
@@ -79,7 +82,7 @@ def count(text: str) -> int:
 
 
 def workers(text: str) -> int | str:
-    """A number, or "auto", "cpu" or "gpu", which only a look at the machine makes a number."""
+    """Parse a number, or "auto", "cpu" or "gpu", whose number is counted on the machine later."""
     if text in ("auto", "cpu", "gpu"):
         return text
     if text in ("xpu", "hpu", "mps"):
@@ -94,7 +97,7 @@ def workers(text: str) -> int | str:
 
 
 def nodes(text: str) -> Nodes:
-    """ "N" or "MIN:MAX"."""
+    """Parse "N" or "MIN:MAX"."""
     fewest, colon, most = text.partition(":")
     try:
         asked = Nodes(whole(fewest), whole(most if colon else fewest))
@@ -113,7 +116,7 @@ def port(text: str) -> int:
 
 
 def ratio(text: str) -> float:
-    """0, or how many times as long, more than 1."""
+    """Parse 0, or a factor greater than 1."""
     try:
         number = float(text)
     except ValueError:
@@ -124,7 +127,7 @@ def ratio(text: str) -> float:
 
 
 def seconds(text: str) -> float:
-    """A number of seconds, or with a unit: 500ms, 90s, 5m, 1h, 2d."""
+    """Parse a number of seconds, or one with a unit: 500ms, 90s, 5m, 1h, 2d."""
     match = re.fullmatch(
         r"([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?|[0-9]+\.)\s*(|ms|[smhd])", text.strip()
     )
@@ -135,7 +138,7 @@ def seconds(text: str) -> float:
 
 
 def size(text: str) -> int:
-    """Bytes: 1000, 100M and 100MiB (powers of 1024), 100MB (powers of 1000)."""
+    """Parse a number of bytes: 1000, 100M and 100MiB (powers of 1024), 100MB (powers of 1000)."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(i?b)?", text.strip().lower())
     if match is None or len(match[1]) > 18:
         raise ConfigError(f"{text!r} is not a size: give bytes, or like 100M, 1GiB or 1GB")
@@ -152,12 +155,12 @@ def words(text: str) -> str:
 
 
 def role(text: str) -> str:
-    """An empty one, which TorchX gives, is the default: a worker has none without a name."""
+    """Parse a role. An empty one, which TorchX gives, is the default: workers need a name."""
     return words(text or "default")
 
 
 def template(text: str) -> str:
-    """What a line of a worker's output begins with, with _PLACES; "" is nothing."""
+    """Check a template for the beginning of output lines, with _PLACES; "" is nothing."""
     from string import Template
 
     if re.search(r"[\0\r\n]", text):
@@ -174,7 +177,7 @@ def template(text: str) -> str:
 
 
 def host(text: str) -> str:
-    """A name or an address; an IPv6 address may stand in brackets."""
+    """Parse a name or an address; an IPv6 address may be in brackets."""
     name = words(text).strip()
     if name.startswith("[") and name.endswith("]"):
         name = name[1:-1]
@@ -184,7 +187,7 @@ def host(text: str) -> str:
 
 
 def endpoints(text: str) -> tuple[Endpoint, ...]:
-    """HOST[:PORT], several separated by commas. "" is none."""
+    """Parse HOST[:PORT], several separated by commas. "" is none."""
     return tuple(_place(part) for part in text.split(",")) if text.strip() else ()
 
 
@@ -201,7 +204,7 @@ def _place(text: str) -> Endpoint:
 
 
 def listening(text: str) -> tuple[str, int]:
-    """[HOST:]PORT; a port alone is this host's only, ":PORT" is on every address."""
+    """Parse [HOST:]PORT; a port alone is only for this host, ":PORT" is on every address."""
     name, colon, number = text.rpartition(":")
     if not colon:
         return "127.0.0.1", port(number)
@@ -209,7 +212,7 @@ def listening(text: str) -> tuple[str, int]:
 
 
 def url_or_env(text: str) -> str:
-    """ "env", or a URL of http or https without a slash at its end."""
+    """Parse "env", or a URL of http or https without a slash at its end."""
     return text if text == "env" else url(text)
 
 
@@ -260,7 +263,7 @@ def directory(text: str) -> str:
 
 
 def file_or_dash(text: str) -> str:
-    """A file that can be made or added to; "-" is stdout."""
+    """Check a file that can be made or added to; "-" is stdout."""
     if text == "-":
         return text
     path = _looked_up(text)
@@ -272,7 +275,7 @@ def file_or_dash(text: str) -> str:
 
 
 def _looked_up(text: str) -> Path:
-    """The path, which need not exist but can be asked about."""
+    """Return the path, which need not exist. Raise ConfigError if it cannot be looked up."""
     path = Path(words(text)).absolute()
     try:
         path.exists()
@@ -282,14 +285,14 @@ def _looked_up(text: str) -> Path:
 
 
 def phrases(text: str) -> tuple[str, ...]:
-    """Separated by commas; a double comma is a comma. "" is none."""
+    """Split at commas; a double comma is a comma. "" is none."""
     if not text:
         return ()
     return tuple(part.replace("\0", ",") for part in text.replace(",,", "\0").split(","))
 
 
 def modules(text: str) -> tuple[str, ...] | Literal["auto"]:
-    """Names of modules between commas, none of them, or "auto"."""
+    """Parse names of modules between commas, "none", or "auto"."""
     if text == "auto":
         return "auto"
     if text == "none":
@@ -302,12 +305,12 @@ def modules(text: str) -> tuple[str, ...] | Literal["auto"]:
 
 
 def count_or_auto(text: str) -> int | Literal["auto"]:
-    """A number that is not negative, or "auto"."""
+    """Parse a number that is not negative, or "auto"."""
     return "auto" if text == "auto" else count(text)
 
 
 def ranks(text: str) -> frozenset[int] | None:
-    """Numbers and ranges, "0,2,4-7"; "" is None."""
+    """Parse numbers and ranges, "0,2,4-7"; "" is None."""
     try:
         return frozenset(parse_ranges(text)) or None
     except ValueError:
@@ -315,7 +318,7 @@ def ranks(text: str) -> frozenset[int] | None:
 
 
 def stream_rule(text: str) -> StreamRule:
-    """ "3" for all workers, "0:1,1:2" by local rank, "r8:3" by global rank."""
+    """Parse "3" for all workers, "0:1,1:2" by local rank, "r8:3" by global rank."""
     if found := re.fullmatch(r"\s*([0-3])\s*", text):
         return StreamRule(everyone=Streams(int(found[1])))
     by_local_rank: dict[int, Streams] = {}
@@ -337,7 +340,7 @@ def stream_rule(text: str) -> StreamRule:
 
 
 def signals(text: str) -> tuple[signal.Signals, ...]:
-    """Names separated by commas, with or without SIG."""
+    """Parse names of signals separated by commas, with or without SIG."""
     return tuple(dict.fromkeys(_signal(part.strip().upper()) for part in text.split(",")))
 
 
@@ -353,7 +356,7 @@ def _signal(word: str) -> signal.Signals:
 
 
 def rdzv_backend(text: str) -> str:
-    """One of ours; who names a rendezvous handler of torch's is told what it cannot be."""
+    """Parse the name of a backend; explain to users of torch's handlers what it cannot be."""
     if text == "etcd-v2":
         raise ConfigError("'etcd-v2' is not possible: torshrun speaks etcd's version 3, give etcd")
     allowed = ("static", "c10d", "tcp", "etcd")
@@ -370,7 +373,7 @@ def rdzv_backend(text: str) -> str:
 
 
 def rdzv_conf(text: str) -> Mapping[str, Any]:
-    """ "key=value,key=value"; each value as its key has it."""
+    """Parse "key=value,key=value"; each value as its key requires."""
     conf: dict[str, Any] = {}
     for part in text.split(",") if text.strip() else ():
         key, _, value = (piece.strip() for piece in part.partition("="))

@@ -97,7 +97,7 @@ class _Reader:
         raise ConfigError(f"{self._path}:{_line(node)}: {text}")
 
     def _pairs(self, node: Node, what: str) -> list[Pair]:
-        """A mapping's keys and values; its keys are scalars, and each is there once."""
+        """Return a mapping's keys and values; its keys are scalars, and each occurs once."""
         if node.id != "mapping":
             self._fail(node, f"{what} must be a mapping (key: value), not {_kind(node)}")
         lines: dict[str, int] = {}
@@ -110,7 +110,7 @@ class _Reader:
         return cast("list[Pair]", node.value)
 
     def _by_name(self, root: Node) -> dict[str, Pair]:
-        """By the option's key, or one of _OTHER_KEYS."""
+        """Return the pairs by the option's key, or one of _OTHER_KEYS."""
         named: dict[str, Pair] = {}
         for key, node in self._pairs(root, "the file"):
             earlier, _ = named.setdefault(self._canonical(key), (key, node))
@@ -131,7 +131,7 @@ class _Reader:
         return BY_NAME[name].key
 
     def _target(self, pairs: dict[str, Pair]) -> tuple[str, Entry | None]:
-        """What is to be run, and the key that names it. Takes it out of the pairs."""
+        """Return the key that names the target, and the target. Remove it from the pairs."""
         found = [name for name in TARGETS if name in pairs]
         if len(found) > 1:
             self._fail(pairs[found[1]][0], f"{found[0]} and {found[1]} exclude each other")
@@ -156,7 +156,7 @@ class _Reader:
         return variables
 
     def _cluster(self, node: Node) -> Section:
-        """Whatever its keys are, on two floors: no alias leads in circles."""
+        """Return a section with any keys, of two levels: no alias can form a cycle."""
         section: dict[str, Given | dict[str, Given]] = {}
         for name, (key, value) in self._named(node, "cluster").items():
             if value.id != "mapping":
@@ -167,7 +167,7 @@ class _Reader:
         return section
 
     def _named(self, node: Node, what: str) -> dict[str, Pair]:
-        """A mapping's keys and values, by the keys' names with _ for -."""
+        """Return a mapping's keys and values, by the keys' names with _ for -."""
         named: dict[str, Pair] = {}
         for key, value in self._pairs(node, what):
             earlier, _ = named.setdefault(key.value.replace("-", "_"), (key, value))
@@ -203,7 +203,10 @@ class _Reader:
         return self._given(key, node.value if option.is_flag else self._plain(key, node))
 
     def _plain(self, key: ScalarNode, node: Node) -> str:
-        """A scalar that is no boolean: `role: no` is more often a trap than meant."""
+        """Return a scalar that is not a boolean.
+
+        `role: no` is more often a mistake than intended.
+        """
         text = self._scalar(key, node)
         if node.tag == _BOOLEAN:
             self._fail(key, f'{key.value}: {text} is a boolean here; write "{text}" for the text')

@@ -22,12 +22,12 @@ _ELSEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 
 
 def routable(endpoints: Sequence[Address], *, may_be_private: bool = True) -> str:
-    """This host's address on the way to the first endpoint that there is a way to.
+    """Return this host's address on the way to the first endpoint that can be reached.
 
-    IPv4 if the endpoint has both. Loopback only if the endpoint says so itself, and
-    `may_be_private` or there is nothing else: a host may know its own name as 127.0.1.1, and one
-    node may say localhost where others name this host. Takes as long as the resolver does.
-    ConfigError if there is no way to any.
+    It is IPv4 if the endpoint has both. It is a loopback address only if the endpoint's host is one
+    itself, and `may_be_private` or there is nothing else: a host may know its own name as
+    127.0.1.1, and one node may say localhost where others name this host. The call takes as long as
+    the resolver does. Raise ConfigError if there is no way to any endpoint.
     """
     for host, port in endpoints:
         for family, address in sorted(resolve(host, port), key=itemgetter(0)):  # IPv4 < IPv6
@@ -44,7 +44,7 @@ def routable(endpoints: Sequence[Address], *, may_be_private: bool = True) -> st
 
 
 def resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, tuple[str, int]]]:
-    """The addresses of a host that are of a known family, each once; none if it is unknown."""
+    """Return a host's addresses of known families, each once; none if the host is unknown."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError:
@@ -54,7 +54,7 @@ def resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, tuple[str,
 
 
 def _source(family: int, address: tuple[str, int]) -> str:
-    """From where packets to the address would go; "" if there is no way."""
+    """Return the source address of packets to `address`; "" if there is no way."""
     with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(address)
         return str(probe.getsockname()[0])
@@ -62,7 +62,7 @@ def _source(family: int, address: tuple[str, int]) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether the host, a name or an address, can only be reached from itself."""
+    """Return whether the host, a name or an address, can only be reached from itself."""
     try:
         return host == "localhost" or ipaddress.ip_address(host.partition("%")[0]).is_loopback
     except ValueError:
@@ -70,7 +70,7 @@ def is_loopback(host: str) -> bool:
 
 
 class _Detached(ThreadPoolExecutor):
-    """Each call in a daemon thread of its own, which nothing waits for at its end."""
+    """Runs each call in its own daemon thread, which nothing waits for at exit."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         future: Future[T] = Future()

@@ -25,16 +25,19 @@ from torshrun.rendezvous.served import ServedStore
 
 _LONGEST_BEAT = 1024 + 2 * SUMMARY_BYTES  # bytes
 _BEAT = "beat "
-"""Who asks for a key that begins so gives a sign of life, which is the rest of it. The entry that
-it gets is named after the answer. In place of revision and lease it has nanoseconds of the leader's
-CLOCK_MONOTONIC: when the beat came and when it was answered."""
+"""Prefix of keys that are heartbeats: what follows is the beat.
+
+The entry that answers a beat is named after the answer. In place of revision and lease it has
+nanoseconds of the leader's CLOCK_MONOTONIC: when the beat came and when it was answered.
+"""
 
 
 class AgentServer(Heartbeats):
-    """Answers to agents of one epoch of the job, once it is open, until it is closed.
+    """Answers agents of one epoch of the job, once it is open, until it is closed.
 
-    Each node's has a key of its own, so that what is said to one cannot be said to another. At node
-    rank 0 a round's store is here, under its own prefix: users of earlier ones disturb nobody.
+    Each node has a key of its own, so that a message to one cannot be sent to another. At node rank
+    0 a round's store is here, under its own prefix, so that users of earlier ones do not disturb
+    it.
     """
 
     def __init__(self, epoch: Epoch, node: str, on_refused: Callable[[str], None]) -> None:
@@ -59,16 +62,16 @@ class AgentServer(Heartbeats):
     # ---- stores of rounds
 
     def round_store(self, number: int) -> Store:
-        """The round's store, if it is here."""
+        """Return the round's store, which must be in this agent."""
         return ScopedStore(self._store, _prefix(number))
 
     async def serve_round(self, number: int) -> ServedStore:
-        """The round's store, which is here, for this node's own workers."""
+        """Serve the round's store, which is in this agent, to this node's workers."""
         part = self.round_store(number)
         return await ServedStore(part, self._workers_key(number), partial(_empty, part)).start()
 
     async def forward_round(self, number: int, node: str, endpoint: str) -> ServedStore:
-        """The round's store, which is at another node's hub, for this node's workers."""
+        """Forward this node's workers to the round's store, which another node's hub serves."""
         remote = RemoteStore(endpoint, self._key(node))
         part = ScopedStore(remote, _prefix(number))
         return await ServedStore(part, self._workers_key(number), remote.close).start()
@@ -77,7 +80,7 @@ class AgentServer(Heartbeats):
         return self._epoch.key("hub", node)
 
     def _workers_key(self, number: int) -> bytes:
-        """What the workers of a round have in common, and no others."""
+        """Return the key that the workers of a round have in common, and no others."""
         return self._epoch.key("workers", str(number))
 
     # ---- signs of life

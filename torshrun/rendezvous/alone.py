@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # at the start it would take time
 
 @dataclass(eq=False)
 class Alone(base.Rendezvous):
-    """One node, which decides for itself."""
+    """Forms the rounds of a job that has a single node."""
 
     config: LaunchConfig
     choose_port: Callable[[int], int] = choose_port
@@ -107,7 +107,7 @@ class Alone(base.Rendezvous):
             self._form()
 
     def note_standbys(self, count: int) -> None:
-        """Nobody else looks."""
+        """Ignore the number: nobody else looks at it."""
 
     def common_clock(self, at: float) -> CommonClock:
         from torshrun.health.clocks import SAME, CommonClock
@@ -123,7 +123,7 @@ class Alone(base.Rendezvous):
         return False
 
     async def answer(self, asked: base.Asked, answer: base.Answer) -> None:
-        """Nobody can ask."""
+        """Ignore the answer: nobody can ask."""
 
     def _end(self, verdict: base.Verdict) -> None:
         self._cancel()

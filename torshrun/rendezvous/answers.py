@@ -27,7 +27,10 @@ class Answers:
         self._heard: deque[str] = deque(maxlen=_REMEMBERED)
 
     def take(self, name: str, value: bytes | None) -> Asked | None:
-        """The question that a row under `ctl/` is; None if it is none, or has been heard before."""
+        """Return the question in a row under `ctl/`.
+
+        Return None if it holds none, or one that has been handled before.
+        """
         if not name.startswith(rows.QUESTIONS) or name in self._heard:
             return None
         question = rows.decode(QuestionRow, value)

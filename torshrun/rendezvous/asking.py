@@ -1,4 +1,4 @@
-"""How a node asks the store: each request with a deadline, attempts with pauses between them."""
+"""Sends a node's requests to the store, with deadlines, and pauses between attempts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Asking:
     clock: Callable[[], float]
     chance: random.Random
     trouble: str = ""
-    """What the store last failed with, if it ever did."""
+    """Text of the store's last failure; "" if it never failed."""
     _fails_since: float = math.inf
 
     def __post_init__(self) -> None:
@@ -49,7 +49,7 @@ class Asking:
         return key.removeprefix(self._base)
 
     async def ask(self, request: Awaitable[T], timeout: float = REQUEST_TIMEOUT) -> T:
-        """The answer. StoreError if there is none in time."""
+        """Return the answer. Raise StoreError if there is none within `timeout` seconds."""
         try:
             async with asyncio.timeout(timeout):
                 answer = await request
@@ -73,7 +73,7 @@ class Asking:
                     take(event)
 
     async def pause(self) -> None:
-        """Wait after a failed attempt, about as long as nobody's has succeeded."""
+        """Wait after a failed attempt, about as long as no attempt has succeeded."""
         pause = max(self.clock() - self._fails_since, FIRST_PAUSE)
         pause = min(pause, LONGEST_PAUSE, self.settings.interval)
         await asyncio.sleep(pause * self.chance.uniform(0.5, 1))

@@ -20,12 +20,12 @@ if TYPE_CHECKING:  # at the start it would take time
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeAssignment:
-    """This node's place in a round, and what its workers have to know of the round."""
+    """Holds this node's place in a round, and what its workers must know of the round."""
 
     round: int
     """The round's number; grows, from 0."""
     restarts: int
-    """How often workers have been restarted after a failure in the whole job."""
+    """Number of restarts of workers after failures, in the whole job."""
     node_rank: int
     """0 <= node_rank < num_nodes."""
     num_nodes: int
@@ -34,7 +34,7 @@ class NodeAssignment:
     world_size: int
     """Number of workers of all nodes."""
     role_first_rank: int = -1
-    """The same among the workers of this node's role; -1: all have one role."""
+    """First rank among the workers of this node's role; -1 if all workers have the same role."""
     role_world_size: int = -1
     master_addr: str
     """Host of node rank 0, where its first worker may bind the two ports."""
@@ -43,7 +43,7 @@ class NodeAssignment:
     store_node: str = ""
     """The id of node rank 0; "" in a job of one node."""
     store_endpoint: str = ""
-    """Where its agent serves the round's store to other agents, "tcp:host:port"; "" likewise."""
+    """Endpoint of the round's store for agents, "tcp:host:port"; "" in a job of one node."""
     finding: str = ""
     """The root cause of the failure of the round before, as in Verdict; "" if that is not known."""
 
@@ -53,7 +53,7 @@ ReportOutcome = Literal["succeeded", "failed", "hung", "noticed", "stopped", "lo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What became of this node's workers of a round. None of them runs any more."""
+    """Reports how this node's workers of a round ended. None of them runs any more."""
 
     round: int
     outcome: ReportOutcome
@@ -65,19 +65,19 @@ class Report:
     signo: int = 0
     """The signal that the root cause was killed by; 0 if none."""
     startup: str = ""
-    """How it failed, if it did at its start in a way that trying again may not change."""
+    """Description of a failure at the start that a retry may not change; "" if there was none."""
     seconds: float = 0.0
-    """How long the workers ran."""
+    """Seconds for which the workers ran."""
     cause: str = ""
     """The root cause in one line, for people on other nodes; "" if there is none."""
     follows: bool = False
-    """Whether the workers failed because they lost one of another node, whose failure it is."""
+    """True if the workers failed because they lost a worker of another node, which is at fault."""
     testimony: str = ""
-    """What is known of how ranks here ended, as failure/exported_reports.py writes it, or ""."""
+    """Facts about how ranks here ended, encoded by failure/exported_reports.py; "" if none."""
 
     @property
     def ending(self) -> Outcome:
-        """How the job ends if it ends by this."""
+        """Return how the job ends if it ends by this report."""
         if self.outcome == "noticed":
             return "preempted"
         if self.outcome == "lost" and self.code != LOST:  # what could not be started has a code
@@ -87,23 +87,23 @@ class Report:
 
 Outcome = Literal["succeeded", "failed", "hung", "stopped", "preempted", "lost"]
 Sequel = Literal["restart", "no budget", "budget spent", "same start", "stopped", "unkillable"]
-"""What follows from a failure."""
+"""Consequence of a failure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """How the job ended: the same for all nodes that took part to the end."""
+    """States how the job ended, which is the same for all nodes that took part to the end."""
 
     outcome: Outcome
     """lost: this node could not learn how the job ended."""
     code: int
     """The exit code of torshrun."""
     reason: str
-    """One line for a person; names the node and worker of the root cause if there is one."""
+    """Sentence for people; names the node and worker of the root cause if there is one."""
     sequel: Literal[Sequel, ""] = ""
-    """Why there was no restart, if a failure ended the job."""
+    """Reason why there was no restart, if a failure ended the job."""
     finding: str = ""
-    """The last round's root cause, as failure/exported_reports.py writes it, or ""."""
+    """Root cause of the last round's failure, from failure/exported_reports.py; "" is none."""
 
 
 # ---- events for the agent
@@ -122,11 +122,11 @@ class RoundClosing:
 
     round: int
     reason: str
-    """Why, in one line for a person: "node b (10.0.0.2) was lost", "rank 3 on node b failed"."""
+    """Reason in one line: "node b (10.0.0.2) was lost", "rank 3 on node b failed"."""
     failed: bool
-    """Whether a failure of workers is the reason, and not a change of membership."""
+    """True if a failure of workers is the reason, and not a change of membership."""
     restarts: int = 0
-    """How often workers have been restarted, this time included."""
+    """Number of restarts of workers, including this one."""
     delay: float = 0.0
     """Seconds until the next round may begin."""
 
@@ -147,7 +147,7 @@ class StandingBy:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """This node may run workers until then, and not longer unless told so again."""
+    """Lets this node run workers until the given time, and not longer without a further grant."""
 
     until: float
     """Seconds of time.monotonic()."""
@@ -160,12 +160,12 @@ class Summaries:
     """
 
     by_node: Mapping[str, bytes]
-    """Of the nodes that are there, this one among them, by node id."""
+    """Summaries of the present nodes, including this one, by node id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """torshctl asks all agents: `Rendezvous.answer` is to be told what this one has to say."""
+    """Asks this agent a question of torshctl; the answer goes to `Rendezvous.answer`."""
 
     id: str
     kind: str
@@ -175,12 +175,12 @@ class Asked:
 
 
 class Answer(NamedTuple):
-    """What an agent has to say."""
+    """Holds an agent's answer to a question."""
 
     content: bytes
     """Compressed by zlib; what is cut off is its end."""
     trouble: str = ""
-    """Why there is nothing; "" if there is something."""
+    """Reason why there is no answer; "" if there is one."""
 
 
 RendezvousEvent = RoundFormed | RoundClosing | JobOver | StandingBy | Granted | Summaries | Asked
@@ -207,31 +207,38 @@ class Rendezvous(ABC):
 
     @abstractmethod
     def leave(self, outcome: Literal["preempted", "stopped"], code: int, reason: str) -> None:
-        """This node goes; the others may go on. JobOver follows, once the round's report is in if
-        this node has a part in one, with this outcome and code unless another verdict came first.
+        """Let this node leave the job; the others may continue.
+
+        JobOver follows with this outcome and code, unless another verdict came first. If this node
+        takes part in a round, it follows after the round's report.
         """
 
     @abstractmethod
     def note_standbys(self, count: int) -> None:
-        """How many processes wait here to be workers, for those who look at the job."""
+        """Note how many processes wait here to become workers, for those who look at the job."""
 
     @abstractmethod
     def tell_leader(self, summary: bytes) -> None:
-        """Send this to the agent that leads, past the store, with the next sign of life. It takes
-        the place of what was told before, and a new leader is told it, too: Summaries come of it.
-        ValueError if it is longer than SUMMARY_BYTES.
+        """Send this to the agent that leads, past the store, with the next heartbeat.
+
+        It replaces what was sent before, and a new leader gets it, too. The leader's agent receives
+        it in Summaries. Raise ValueError if it is longer than SUMMARY_BYTES.
         """
 
     @abstractmethod
     def common_clock(self, at: float) -> CommonClock | None:
-        """The clock that all nodes have in common, which is the leader's, as this node knows it for
-        a moment of its time.monotonic(); None if nothing is known of it.
+        """Return the common clock of all nodes, which is the leader's, at a moment of this node.
+
+        `at` is a time of this node's time.monotonic(). Return None if nothing is known of the
+        clock.
         """
 
     @abstractmethod
     def replace(self, node: str) -> bool:
-        """Ask the node of this id to leave the job, as torshctl drain does, if this one leads and
-        another waits that can take its place. Whether it was asked.
+        """Ask the node of this id to leave the job, and return whether it was asked.
+
+        It is asked as by torshctl drain, but only if this node leads and another waits that can
+        take its place.
         """
 
     @abstractmethod
@@ -240,11 +247,11 @@ class Rendezvous(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Give everything back, within a few seconds; leases too, so that nobody waits for them."""
+        """Release everything within a few seconds, also leases, so that no node waits for them."""
 
 
 def check_summary(summary: bytes) -> bytes:
-    """The same. ValueError if it is too long."""
+    """Return the summary unchanged. Raise ValueError if it is too long."""
     if len(summary) > SUMMARY_BYTES:
         raise ValueError(f"a summary of {len(summary)} bytes: at most {SUMMARY_BYTES} are sent")
     return summary

@@ -1,4 +1,4 @@
-"""What all nodes' reports say of the round that ends: its root cause. Pure."""
+"""Finds the root cause of a round's failure in the reports of all nodes. Pure."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ _OUT_OF_TOUCH = "it reached neither the store nor the job's leader for too long"
 
 
 def found(view: ClusterState) -> RootCause | None:
-    """The root cause of the round's failure, from what is known now; None if nothing failed. It is
-    the same until a row changes, and found once for each change.
+    """Return the root cause of the round's failure, from what is known now; None if nothing failed.
+
+    The result does not change until a row does, and is computed once for each change.
     """
     roster = view.roster
     if roster.finding is None:
@@ -32,7 +33,7 @@ def found(view: ClusterState) -> RootCause | None:
 
 
 def told(view: ClusterState) -> str:
-    """The same as text, for all nodes; "" is none."""
+    """Return the root cause as text, for all nodes; "" if there is none."""
     finding = found(view)
     if finding is None:
         return ""
@@ -57,7 +58,7 @@ def _found(view: ClusterState) -> RootCause | None:
 
 
 def _trails(view: ClusterState) -> Iterator[Node]:
-    """The last operations of the ranks of each node, as far as they are told."""
+    """Yield the last operations of each node's ranks, as far as they were reported."""
     from torshrun.failure.exported_reports import decode_trails
     from torshrun.failure.trails import Node
 
@@ -85,7 +86,7 @@ def _witnesses(view: ClusterState) -> Iterator[RankReport]:
 
 
 def _in_brief(row: NodeRow, ranks: range, host: str) -> Iterator[RankReport]:
-    """A failure of which its node tells no more than that it was one of its ranks."""
+    """Yield a report for a failure of which its node says only that it was one of its ranks."""
     from torshrun.failure.kinds import Diagnosis, Kind
     from torshrun.failure.rank_report import RankReport
     from torshrun.failure.suspect import Suspect
@@ -104,7 +105,7 @@ def _in_brief(row: NodeRow, ranks: range, host: str) -> Iterator[RankReport]:
 
 
 def _silent(view: ClusterState) -> Iterator[Silent]:
-    """Nodes that were lost, that lost touch, or that cannot run workers."""
+    """Yield the nodes that were lost, that lost touch, or that cannot run workers."""
     from torshrun.failure.rank_report import Silent
 
     facts: dict[str, Any]

@@ -1,4 +1,4 @@
-"""What the leader knows of the nodes. Pure: no clock and no I/O; each event costs O(1)."""
+"""Holds what the leader knows of the nodes. Pure: no clock and no I/O; each event costs O(1)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torshrun.rendezvous.settings import Settings
 from torshrun.rendezvous.sight import Sight, Term
 
 FORGOTTEN_AFTER = 10.0
-"""Times the ttl: a node that has not beaten for so long, and has no row, is none of ours."""
+"""Number of ttls after which a node without heartbeats and row no longer belongs to the job."""
 
 
 @dataclass(slots=True)
 class ControlRequests:
-    """What was asked for from outside."""
+    """Holds what was requested from outside."""
 
     size: SizeWanted | None = None
     stop: StopWanted | None = None
@@ -28,17 +28,20 @@ class ControlRequests:
 
 @dataclass(slots=True)
 class Nodes:
-    """What the nodes told, by node: tables, since a copy of them at each event would cost O(n)."""
+    """Holds the nodes' messages, by node: tables, since a copy at each event would cost O(n)."""
 
     rows: dict[str, NodeRow] = field(default_factory=dict)
     revisions: dict[str, int] = field(default_factory=dict)
-    """When each row was first seen in its present state of waiting: the order of arrival."""
+    """Revisions at which rows were first seen in their present state of waiting.
+
+    They give the order of arrival.
+    """
     latest: dict[str, NodeRow] = field(default_factory=dict)
     """The last row of each node, also of those that are gone."""
     told: dict[str, NodeRow] = field(default_factory=dict)
-    """What each node told last of this round, those that have reported in that order."""
+    """Last row of each node in this round; those that have reported, in the order of reports."""
     summaries: dict[str, bytes] = field(default_factory=dict)
-    """What each node that has a row told last."""
+    """Last summary of each node that has a row."""
 
 
 @dataclass(slots=True)
@@ -46,14 +49,17 @@ class Heard:
     """The nodes' beats, by node."""
 
     granted: dict[str, float] = field(default_factory=dict)
-    """When a beat of this node was last granted, in this round."""
+    """Times at which nodes' beats were last granted, in this round."""
     sure: dict[str, float] = field(default_factory=dict)
-    """When a beat came of which the node knows that it was answered."""
+    """Times at which beats came of which the node knows that they were answered."""
     last: dict[str, tuple[int, float]] = field(default_factory=dict)
     """The number of each node's last beat, and when it came."""
     all_since: float = -math.inf
     count_again: float = -math.inf
-    """When to count anew who has beaten: at once if the round has nodes not counted yet."""
+    """Time at which to check again who has beaten.
+
+    It is in the past if the round has nodes not counted yet.
+    """
 
 
 class ClusterState:
@@ -62,7 +68,7 @@ class ClusterState:
     """
 
     def __init__(self, settings: Settings, node: str, now: float, fence: int = 0) -> None:
-        """`node` is the leader's own id, and `fence` the revision of its election."""
+        """Begin a term; `node` is the leader's own id, and `fence` the revision of its election."""
         self.term = Term(settings, node, fence)
         self.sight = Sight.at_start(settings, now)
         self.wishes = ControlRequests()
@@ -71,7 +77,7 @@ class ClusterState:
         self._roster: Membership | None = None
 
     def with_sight(self, sight: Sight) -> ClusterState:
-        """The same nodes, as another sight has them."""
+        """Return the state of the same nodes with another sight."""
         other = object.__new__(type(self))
         other.term, other.sight, other.wishes = self.term, sight, self.wishes
         other.nodes, other.heard, other._roster = self.nodes, self.heard, self._roster
@@ -109,14 +115,14 @@ class ClusterState:
 
     @property
     def roster(self) -> Membership:
-        """Where each node stands. O(nodes) after a change."""
+        """Return the state of each node in the round; O(nodes) after a change."""
         if self._roster is None:
             self._roster = derive(self.header, self.rows, self.sight.seated, self.told, self.goes)
         return self._roster
 
     @property
     def limits(self) -> tuple[int, int]:
-        """At least and at most how many nodes."""
+        """Return the least and the greatest number of nodes."""
         source = self.wishes.size or self.header or self.settings
         return source.min_nodes, source.max_nodes
 
@@ -129,18 +135,18 @@ class ClusterState:
 
     @property
     def untold(self) -> bool:
-        """Whether somebody is to go and the header does not say so yet."""
+        """Return whether a node is to leave and the header does not say so yet."""
         told = self.header.drained if self.header else ()
         return any(node in self.rows and node not in told for node in self.wishes.drained)
 
     @property
     def misses_untold(self) -> bool:
-        """Whether a node is absent, waits to read that, and the header does not say so."""
+        """Return whether a node is absent, waits to read that, and the header does not say so."""
         missed = self.header.missed if self.header else ()
         return any(map(self.is_absent, self.sight.absent.keys() - missed))
 
     def fenced_at(self, node: str) -> float:
-        """When a node that is apart can run no workers any more."""
+        """Return the time after which a node that is apart can run no workers any more."""
         last = self.told.get(node)
         if last and last.state != "inside":
             return -math.inf
@@ -149,33 +155,33 @@ class ClusterState:
         )
 
     def host(self, node: str) -> str:
-        """Where the node runs or ran, or its id if that is not known."""
+        """Return the host where the node runs or ran, or its id if that is not known."""
         row = self.latest.get(node)
         return row.host if row and row.host else node
 
     def name(self, node: str) -> str:
-        """The node as people know it."""
+        """Return the node's name for people."""
         row, host = self.latest.get(node), self.host(node)
         known_as = f" ({row.address})" if row and row.address not in ("", host) else ""
         return f"node {host}{known_as}"
 
     def goes(self, row: NodeRow) -> bool:
-        """Whether the row's node leaves, or is to."""
+        """Return whether the row's node leaves, or is to leave."""
         return bool(row.leaving) or row.state == "left" or row.node in self.wishes.drained
 
     def stays(self, node: str) -> bool:
-        """Whether the node is there and may have a place in the next round."""
+        """Return whether the node is present and may have a place in the next round."""
         row = self.rows.get(node)
         return bool(row and row.state in ("waiting", "reported") and not self.goes(row))
 
     def accounts_for(self, node: str) -> bool:
-        """Whether the node is of the round, as far as this leader knows."""
+        """Return whether the node belongs to the round, as far as this leader knows."""
         return node in self.told or node in self.sight.seated
 
     # ---- the round
 
     def take_header(self, header: Header | None, now: float) -> None:
-        """The header as it stands."""
+        """Handle the header in its present form."""
         token = self.sight.token
         self.sight = self.sight.with_header(header, now)
         self._changed()
@@ -193,7 +199,7 @@ class ClusterState:
     # ---- rows
 
     def put(self, row: NodeRow, revision: int) -> None:
-        """A row as it stands; one that the node had before stands for nothing."""
+        """Handle a row in its present form; ignore it if the node has since written a later one."""
         latest, known = self.latest.get(row.node), self.rows.get(row.node)
         if latest and row.sequence < latest.sequence:
             return
@@ -205,7 +211,7 @@ class ClusterState:
         self._changed()
 
     def _note(self, row: NodeRow) -> None:
-        """What a row tells of the round. That a node's part has succeeded stands."""
+        """Note what a row says of the round. The success of a node's part is final."""
         known = self.told.get(row.node)
         if row.token != self.sight.token or (known and known.outcome == "succeeded"):
             return
@@ -214,14 +220,14 @@ class ClusterState:
         self.told[row.node] = row
 
     def drop(self, node: str) -> None:
-        """The node's row is gone."""
+        """Handle that the node's row is gone."""
         nodes = self.nodes
         for known in (nodes.rows, nodes.revisions, nodes.summaries, self.heard.sure):
             known.pop(node, None)
         self._changed()
 
     def drain(self, node: str, wanted: bool) -> None:
-        """Whether somebody asked this node to go."""
+        """Note whether somebody asked for this node to leave."""
         (self.wishes.drained.add if wanted else self.wishes.drained.discard)(node)
         self._changed()
 
@@ -229,25 +235,27 @@ class ClusterState:
         self._roster, self.heard.count_again = None, -math.inf
 
     def hears(self, node: str) -> bool:
-        """Whether beats of the node reach this leader: one that is not heard may be of the past."""
+        """Return whether beats of the node reach this leader; if not, it may be of the past."""
         return node == self.node or node in self.heard.sure
 
     def is_absent(self, node: str) -> bool:
-        """Whether the node has been missed, and has said nothing since."""
+        """Return whether the node has been missed, and has not written a row since."""
         row = self.rows.get(node)
         return row is not None and self.sight.absent.get(node) == row.sequence
 
     # ---- signs of life
 
     def note_summary(self, node: str, summary: bytes) -> None:
-        """What the node tells. It is kept while the node has a row."""
+        """Keep the node's summary while the node has a row."""
         if summary and node in self.rows:
             self.nodes.summaries[node] = summary
         else:
             self.nodes.summaries.pop(node, None)
 
     def answer_beat(self, beat: Heartbeat, now: float, grant_until: float) -> bool:
-        """Whether to grant a beat, while the leader's own grant lasts until `grant_until`."""
+        """Return whether to grant a beat, while the leader's own grant lasts until
+        `grant_until`.
+        """
         if now >= grant_until:
             return False
         heard = self.heard
@@ -270,14 +278,18 @@ class ClusterState:
         return True
 
     def _limit_inheritance(self, now: float) -> None:
-        """A node of the round beats here, and so no more to the round's author, who could not go
-        past a lease without it: it ended by now + ttl, and what it granted a ttl later.
+        """Limit the time for which grants of earlier leaders may last.
+
+        A node of the round beats here, and so no longer to the round's author, who could not
+        continue past a lease without it. The author ended by now + ttl, and what it granted ends a
+        ttl later.
         """
         self.sight = self.sight.with_bound(now + 2 * self.settings.ttl)
 
     def heard_all_since(self, now: float) -> float:
-        """Since when at the latest all nodes have beaten; -inf if one of the round never has. It is
-        counted anew now and then: what it was a moment ago is too early, and so safe.
+        """Return the latest time since which all nodes have beaten; -inf if one of them never has.
+
+        It is computed anew only now and then: an older result is too early, which is safe.
         """
         heard = self.heard
         if now >= heard.count_again:

@@ -1,4 +1,4 @@
-"""Who leads, when this node stands for it, and until when it may act as the leader."""
+"""Elects the leader: decides when this node stands, and how long it may act as the leader."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _NEVER = 0, -math.inf
 
 @dataclass(eq=False)
 class Election:
-    """The leader's row as it stands. While it is this node's, this node leads and answers beats."""
+    """Row of the leader in its present form. While it is this node's, this node leads."""
 
     asking: Asking
     member: Member
     registration: Registration
     answers: Mapping[int, float]
-    """When the leader of each fence last answered this node."""
+    """Times at which the leader of each fence last answered this node."""
     beats: Heartbeats
     spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
     """Starts a task that ends with the node's part in the job at the latest."""
@@ -54,19 +54,19 @@ class Election:
 
     @property
     def is_won(self) -> bool:
-        """Whether this node leads."""
+        """Return whether this node leads."""
         return self.leader is not None and self.leader.node == self.member.row.node
 
     @property
     def is_due(self) -> bool:
-        """Whether this node is to stand now, and may."""
+        """Return whether this node is to stand for election now, and may."""
         able = self.registration.written is not None and not self.member.row.leaving
         return able and not self.fence and self.asking.clock() >= self.stands_at
 
     # ---- the leader's row
 
     def take(self, leader: LeaderRow | None, revision: int) -> None:
-        """The row as it stands."""
+        """Handle the leader's row in its present form."""
         fence = revision if leader else 0
         is_new = fence != self.fence
         if is_new:
@@ -87,8 +87,10 @@ class Election:
             self._seen.become(state, f"fence {self.fence}", node=self.leader.node)
 
     def _soon(self) -> float:
-        """When to stand for election; later if the last leader is still heard, who knows most, or
-        if this node is not of the round, and knows nothing of when the last term ended.
+        """Return when to stand for election.
+
+        It is later if the last leader, who knows most, is still heard, or if this node is not of
+        the round and so does not know when the last term ended.
         """
         last, header, now = self._last_fence, self.member.header, self.asking.clock()
         interval = self.asking.settings.interval
@@ -101,7 +103,7 @@ class Election:
         return now + soon
 
     async def stand(self) -> None:
-        """Write this node's row if there is no leader; the watch tells who won."""
+        """Write this node's row if there is no leader; the watch shows who won."""
         asking, settings, row = self.asking, self.asking.settings, self.member.row
         self.stands_at = asking.clock() + settings.interval  # if nothing comes of it
         self._seen.become("standing", f"since revision {self._revision}", node=row.node)
@@ -136,7 +138,7 @@ class Election:
 
     @property
     def misfit(self) -> str:
-        """Why this node cannot work with the leader, if there is one; "" if it can."""
+        """Return why this node cannot work with the leader, if there is one; "" if it can."""
         return misfit(self.asking.settings, self.leader) if self.leader else ""
 
     # ---- this node's term
@@ -151,19 +153,19 @@ class Election:
         self._task = self.spawn(self._lead.run())
 
     def end(self) -> None:
-        """It leads no more, or never did."""
+        """Stop leading, if this node led."""
         self.beats.serve(None)
         self._lead = None
         if self._task:
             self._task.cancel()
 
     def take_header(self, header: Header | None, revision: int, as_of: int) -> None:
-        """The round as the store had it at that revision, `as_of`."""
+        """Handle the round as the store had it at the revision `as_of`."""
         if self._lead:
             self._lead.take_header(header, revision, as_of)
 
     def summaries(self, own: bytes) -> Mapping[str, bytes]:
-        """What the nodes told last, if this one leads; `own` is what it tells itself."""
+        """Return the nodes' last summaries if this one leads; `own` is its own."""
         if not self._lead:
             return {}
         view = self._lead.view
@@ -171,8 +173,10 @@ class Election:
         return dict(view.nodes.summaries)
 
     def has_spare_for(self, node: str) -> bool:
-        """Whether this node leads, that one takes part in the round, and another waits for a place
-        in one."""
+        """Return whether this node leads and could replace `node`.
+
+        That is so if `node` takes part in the round and another node waits for a place in one.
+        """
         if not self._lead:
             return False
         view = self._lead.view
@@ -180,7 +184,7 @@ class Election:
         return takes_part and any(map(view.stays, view.roster.newcomers))
 
     def leads_until(self) -> float:
-        """Until when this node may act as the leader; -inf if it is none."""
+        """Return until when this node may act as the leader; -inf if it is not the leader."""
         if not self._lead or self.registration.lease != self._lease:
             return -math.inf
         known_until = self._confirmed + GRANT * self.asking.settings.ttl
@@ -189,11 +193,11 @@ class Election:
 
     @property
     def _lease(self) -> int:
-        """The lease that the leader's row stands on, if it is this node's; else 0."""
+        """Return the lease of the leader's row, if it is this node's; else 0."""
         return self._stood.get(self.leader.token, _NEVER)[0] if self.leader else 0
 
     def _on_first_listing(self) -> None:
-        """The leader knows now who is there, and so who is missing."""
+        """Note, after the first listing, until when missing nodes may still run workers."""
         if self._lead:
             view, now = self._lead.view, self.asking.clock()
             blind, inherited = inherited_until(view, self.answers, self._last_fence, now)

@@ -27,54 +27,65 @@ _UNKNOWN = (
     "not known here. Look at the other nodes' output."
 )
 _REMEMBERED = 64
-"""How many of those that it took the place of an epoch names, and it removes the marks of."""
+"""Number of replaced epochs that an epoch names, and whose marks it removes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """One life of a run id."""
+    """Represents one life of a run id."""
 
     run_id: str
     name: str
     after: str
-    """The name of the epoch that this one goes on; "" if it is a job's first."""
+    """Name of the epoch that this one continues; "" if it is a job's first."""
     secret: bytes
     """The job's."""
     past: tuple[str, ...] = ()
-    """The names of those that it takes the place of, the newest first: the one that it goes on, the
-    one that stood there, and what these had taken the place of."""
+    """Names of the epochs that it replaces, the newest first.
+
+    These are the epoch that it continues, the one that the store had, and those that these
+    replaced.
+    """
     revision: int = 0
     """At which it was written to the store."""
     is_proven: bool = False
-    """Whether it is surely of the present: begun by this node, or next after one that was. What is
-    signed may be of an earlier job, and put back; then nobody lives who can answer for it."""
+    """True if it is surely the present one: begun by this node, or next after one that was.
+
+    Signed records may be those of an earlier job, put back; then nobody lives who can answer for
+    them.
+    """
 
     @property
     def guards(self) -> tuple[Compare, ...]:
-        """What holds as long as it stands. A store that was wiped counts its revisions anew, so
-        another epoch may stand at the same one: its mark does not.
+        """Return conditions that hold as long as the epoch is the present one.
+
+        A store that was wiped counts its revisions anew, so that another epoch may have the same
+        revision; it cannot have the same mark.
         """
         names = rows.EPOCH, _mark(self.name)
         return tuple(Compare(rows.base(self.run_id) + name, self.revision) for name in names)
 
     def key(self, service: str, *context: str) -> bytes:
-        """The key of a service of this job; `context` says which one."""
+        """Return the key of a service of this job; `context` says which one."""
         return derive(self.secret, service, self.run_id, self.name, *context)
 
     @property
     def records(self) -> bytes:
-        """The key that the run's records are signed with."""
+        """Return the key with which the run's records are signed."""
         return self.key("records")
 
 
 def _mark(name: str) -> str:
-    """The key that stands with the epoch of this name, and no other."""
+    """Return the key in the store that exists together with the epoch of this name, and no
+    other.
+    """
     return f"{rows.EPOCH}/{name}"
 
 
 def read_epoch(run_id: str, own: bytes, entry: Entry) -> Epoch | None:
-    """The epoch that stands in the store; None if it is none, or another secret's. `own` is the
-    secret that this process brings, b"" if none.
+    """Return the epoch in the store; None if it is not a valid one, or another secret's.
+
+    `own` is the secret that this process brings, b"" if none.
     """
     row = rows.decode(EpochRow, entry.value.rpartition(b"\n")[0])
     if row is None or bool(row.secret) == bool(own):
@@ -92,7 +103,7 @@ class EpochJoin:
     """The way into the present epoch, for one agent's life."""
 
     def __init__(self, asking: Asking, own: bytes, say: Callable[[str], None]) -> None:
-        """`own` is the secret that this node brings; `say` is told what it waits for."""
+        """Prepare to join. `own` is the node's secret; `say` is called with what it waits for."""
         self._asking = asking
         self._run_id = asking.settings.run_id
         self._own = own
@@ -104,14 +115,15 @@ class EpochJoin:
         self._abandoned: set[str] = set()
 
     def abandon(self, epoch: Epoch) -> None:
-        """Nobody answers for it: another one is to be begun in its place."""
+        """Mark an epoch that nobody answers for: another is to be begun in its place."""
         self._abandoned.add(epoch.name)
 
     async def enter(self, last: Epoch | None, *, may_begin: bool = True) -> tuple[Epoch, Listing]:
-        """The present epoch, with what all nodes watch; if there is none it is begun here, or (not
-        `may_begin`) by another node soon, or JobUnknown is raised. `last` is the epoch that the
-        store has lost. RendezvousTimeout after the join timeout; StoreError if there is no place in
-        the job.
+        """Return the present epoch, with the listing of what all nodes watch.
+
+        If there is none it is begun here, or, without `may_begin`, soon by another node; else
+        JobUnknown is raised. `last` is the epoch that the store has lost. Raise RendezvousTimeout
+        after the join timeout, and StoreError if there is no place in the job.
         """
         asking = self._asking
         began = self._entered = asking.clock()
@@ -141,7 +153,7 @@ class EpochJoin:
             self._say(why)
 
     async def _look(self, last: Epoch | None) -> tuple[tuple[Epoch, Listing] | None, str]:
-        """The epoch, or why it is still to be waited for; neither: look again."""
+        """Return the epoch, or why it must still be waited for; if neither, look again."""
         asking = self._asking
         listing = await asking.ask(asking.store.list(asking.key(rows.CONTROL)))
         found = {asking.name(item.key): item for item in listing.items}
@@ -164,7 +176,7 @@ class EpochJoin:
         return None, why
 
     def _wait_for_end(self, ended: VerdictRow) -> str:
-        """What is waited for because of a verdict; it goes when its lease ends."""
+        """Return the reason to wait because of a verdict; it vanishes when its lease ends."""
         settings = self._asking.settings
         if self._asking.clock() > self._entered + settings.verdict_ttl + settings.ttl:
             return ""
@@ -174,7 +186,7 @@ class EpochJoin:
         )
 
     async def _wait_for_strangers(self, found: dict[str, Entry]) -> str:
-        """What is waited for because of a job that has another secret."""
+        """Return the reason to wait because of a job that has another secret."""
         await self._refuse_if_alive(found)
         settings = self._asking.settings
         if self._asking.clock() > self._entered + settings.outage_timeout + settings.ttl:
@@ -186,7 +198,11 @@ class EpochJoin:
         )
 
     def _may_be_next(self, epoch: Epoch, last: Epoch | None) -> bool:
-        """Who was in an epoch takes only one that follows it: others may be put back."""
+        """Return whether the epoch may follow `last`, for a node that was in that one.
+
+        Such a node takes only an epoch that names `last` as its past: others may have been put
+        back.
+        """
         is_later = last is None or last.name in epoch.past
         return epoch.name not in self._abandoned and (is_later or not self._may_begin)
 
@@ -195,7 +211,7 @@ class EpochJoin:
         return rows.decode(VerdictRow, value)
 
     async def _refuse_if_alive(self, found: dict[str, Entry]) -> None:
-        """A job that lives is not to be ended by who does not know its secret."""
+        """Raise an error if the job lives: a node that lacks its secret must not end it."""
         asking = self._asking
         nodes = await asking.ask(asking.store.list(asking.key(rows.NODES)))
         alive = [found.get(rows.LEADER), *nodes.items]
@@ -209,7 +225,7 @@ class EpochJoin:
     async def _begin(
         self, found: dict[str, Entry], stands: Epoch | None, last: Epoch | None
     ) -> None:
-        """Write a new epoch in the place of what was found, unless somebody is faster."""
+        """Write a new epoch in place of what was found, unless another node is faster."""
         asking, entry = self._asking, found.get(rows.EPOCH)
         secret = self._own or (last.secret if last else secrets.token_bytes(32))
         made_up = "" if self._own else secret.hex()
@@ -235,4 +251,4 @@ class _Refusal(StoreError):
 
 
 class JobUnknown(StoreError):
-    """Nobody is there to tell how the job has ended."""
+    """Reports that nobody is left who knows how the job ended."""

@@ -13,10 +13,10 @@ from torsh_runtime.store.base import Store
 
 
 class Growth:
-    """Tells whether this node holds the job's growth.
+    """Controls whether this node holds the job's growth.
 
     The workers of node rank 0 write to the round's store for how many seconds it may grow from then
-    on. Once they have, it may not at other times; before that nothing is told.
+    on. Once they have, it may not grow at other times; before that there is no limit.
     """
 
     def __init__(self, hold: Callable[[bool], None]) -> None:
@@ -29,7 +29,7 @@ class Growth:
         self._following = asyncio.get_running_loop().create_task(self._follow(round_store))
 
     def unfollow(self) -> None:
-        """The workers have ended: nothing holds the job's growth."""
+        """Stop following: the workers have ended, and nothing holds the job's growth any more."""
         if self._following:
             self._following.cancel()
         self._let_go()
@@ -44,7 +44,10 @@ class Growth:
                     self._take(event.value)
 
     def _take(self, value: bytes) -> None:
-        """The job may grow for so many seconds; what is no such number is not for us."""
+        """Allow growth for the number of seconds in `value`.
+
+        Ignore a value that is no such number.
+        """
         try:
             seconds = float(value)
         except ValueError:

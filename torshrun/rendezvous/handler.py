@@ -47,16 +47,18 @@ class NodeRendezvous(Rendezvous):
     """
 
     asking: Asking
-    """Of a store that signs, and reads only what is signed, with the clock of the loop's timers."""
+    """Client of a store that signs and reads only what is signed, with the clock of the loop."""
     facts: NodeFacts
     beats: Heartbeats
     listing: Listing | None = field(default=None, repr=False)  # it may hold the job's secret
-    """What all nodes watch, as it was read there."""
+    """Listing of what all nodes watch, as it was read when the epoch was entered."""
     before: NodeRow | None = None
-    """This node's row in the epoch before."""
+    """Row of this node in the epoch before."""
     is_proven: bool = True
-    """Whether the epoch surely is the present one: a leader who lives has answered for it. Until
-    then this node believes nothing of what is signed, and does not lead."""
+    """True if the epoch surely is the present one: a leader who lives has answered for it.
+
+    Until then this node trusts nothing that is signed, and does not lead.
+    """
 
     def __post_init__(self) -> None:
         self._settings = self.asking.settings
@@ -80,7 +82,7 @@ class NodeRendezvous(Rendezvous):
         self._over = self._has_summaries = False
 
     def _make_parts(self) -> None:
-        """What each does is told in its own module."""
+        """Create the parts; the module of each says what it does."""
         asking, member, beats = self.asking, self._member, self.beats
         self._registration = Registration(asking, member, self._lease_lost)
         self._answers = Answers(asking, self.facts.node)
@@ -115,7 +117,7 @@ class NodeRendezvous(Rendezvous):
 
     @property
     def past(self) -> NodeRow:
-        """What the next epoch is to know of this node."""
+        """Return what the next epoch is to know of this node."""
         return self._member.past
 
     def report(self, report: Report) -> None:
@@ -124,7 +126,7 @@ class NodeRendezvous(Rendezvous):
         self._note_lost()
 
     def hold_growth(self, is_held: bool) -> None:
-        """Whether this node's workers want no node to be added to the job."""
+        """Note whether this node's workers want no node to be added to the job."""
         self._tell(self._member.hold_growth(is_held))
 
     def note_standbys(self, count: int) -> None:
@@ -174,7 +176,10 @@ class NodeRendezvous(Rendezvous):
             await self._election.resign(CLOSE_TIMEOUT)
 
     async def _give_back(self) -> None:
-        """A row that says how this node left is still to be read, until its lease ends."""
+        """End the registration.
+
+        A row that says how this node left stays readable until its lease ends.
+        """
         await self._resign()
         written = self._registration.written
         await self._registration.end(keep_row=bool(written and written.state == "left"))
@@ -235,7 +240,10 @@ class NodeRendezvous(Rendezvous):
         self._take_question(rows.CONTROL + name, value)
 
     def _take(self, name: str, value: bytes | None, revision: int, as_of: int) -> None:
-        """What stands, and since which revision of the store; `as_of`: at which it was seen."""
+        """Handle a value and the revision since which the store has it.
+
+        `as_of` is the revision at which it was seen.
+        """
         if self._is_lost:
             return
         if name == rows.EPOCH and not value:  # gone, or another's, which is signed with another key
@@ -253,12 +261,15 @@ class NodeRendezvous(Rendezvous):
             self._tell(self._member.take_wait(wait.why if wait else ""))
 
     def _take_question(self, name: str, value: bytes | None) -> None:
-        """A node that is not sure of the epoch is no part of the job yet, and does not answer."""
+        """Post a question to the agent.
+
+        A node that is not sure of the epoch is not part of the job yet, and does not answer.
+        """
         if self.is_proven and not self._is_lost and (asked := self._answers.take(name, value)):
             self._post(asked)
 
     def _prove(self) -> None:
-        """A leader has answered, who has the epoch's key."""
+        """Handle that a leader has answered, which proves that it has the epoch's key."""
         if not self.is_proven:
             self.is_proven, unread = True, self._unread
             self._check_fit()
@@ -266,8 +277,10 @@ class NodeRendezvous(Rendezvous):
                 self._take(name, *seen)
 
     def _doubt(self) -> None:
-        """If nobody leads another epoch is to be begun; not while nodes of a round of this one may
-        still run workers. If somebody leads and does not answer this node has no part in the job.
+        """Give up on an epoch for which nobody answers.
+
+        If nobody leads, another epoch is begun, but not while nodes of a round of this one may
+        still run workers. If somebody leads and does not answer, this node has no part in the job.
         """
         settings, leader = self._settings, self._election.leader
         most = 2 * settings.ttl
@@ -288,8 +301,9 @@ class NodeRendezvous(Rendezvous):
             self.lose()
 
     def lose(self, *, is_gone: bool = False) -> None:
-        """The epoch stands no more in the store, or that has come back as it was before: stop, and
-        look no more at it. `is_gone`: no other one stands there either.
+        """Stop, and ignore the epoch: the store has lost it, or was restored to an earlier state.
+
+        `is_gone`: the store has no other epoch either.
         """
         if self._over or self._is_lost:
             return
@@ -354,7 +368,7 @@ class NodeRendezvous(Rendezvous):
                 await self._due.wait()
 
     async def _do_next(self) -> bool:
-        """One request or a few; False if there was nothing to do."""
+        """Make one request or a few; return False if there was nothing to do."""
         registration, member = self._registration, self._member
         if not registration.lease:
             await registration.open_lease()
@@ -412,19 +426,25 @@ class NodeRendezvous(Rendezvous):
                 self._doubt()
 
     def _share_summaries(self) -> None:
-        """With the agent here, if this node leads; that there are none any more just once."""
+        """Share the summaries with the agent here, if this node leads.
+
+        Share their absence only once.
+        """
         summaries = self._election.summaries(self._pulse.summary)
         if summaries or self._has_summaries:
             self._tell((Summaries(summaries),))
         self._has_summaries = bool(summaries)
 
     def _lease_lost(self) -> None:
-        """The leases' end took the row with it: nobody counts on this node by the store now."""
+        """Handle that the lease has ended.
+
+        The row ended with it, so nobody relies on this node by the store.
+        """
         self._pulse.answers.clear()
         self._due.set()
 
     def _give_up_in_time(self) -> None:
-        """A node without a round does not look for the store for ever."""
+        """Give up if a node without a round has had no answer of the store for the join timeout."""
         since = max(self._registration.renewed, self._started)
         silence = self._clock() - since
         self._tell(self._member.take_silence(silence > self._settings.ttl))

@@ -20,16 +20,23 @@ from torshrun.rendezvous.rows import LeaderRow
 from torshrun.rendezvous.settings import GRANT
 
 ANSWERS_KEPT = 4
-"""Of so many leaders, the latest."""
+"""Number of leaders, the latest ones, whose answers are kept."""
 MOST_QUICK, CROWD = 8, 256
-"""How many beats follow each other at once to a new leader, and when a round begins, so that its
-clock is known soon; and how many of all nodes together, from MOST_QUICK down to QUICK_AGAIN."""
+"""Numbers of beats that follow each other at once when a leader or a round is new.
+
+The leader's clock is then known soon. MOST_QUICK is the limit of a node, down to QUICK_AGAIN if all
+nodes together would exceed CROWD.
+"""
 QUICK_AGAIN, EVERY = 2, 4
-"""How many follow at once after so many beats: the first one wakes the processors, which takes
-longer than all else, and longer on one side than on the other."""
+"""Number of beats that follow at once after every EVERY beats.
+
+The first wakes the processors, which takes longer than all else, and longer on one side.
+"""
 EARLY = 3
-"""How often they do after a quarter of the interval, once a round has begun: then workers start,
-which delays messages, and a drift shows only later."""
+"""Number of beats a quarter of the interval apart, once a round has begun.
+
+Workers start then, which delays messages, and a drift shows only later.
+"""
 
 
 @dataclass(eq=False)
@@ -72,7 +79,7 @@ class HeartbeatSender:
     # ---- beats
 
     def follow(self, leader: LeaderRow | None, fence: int) -> None:
-        """Beat to this leader from now on."""
+        """Send beats to this leader from now on."""
         if fence != self._fence:
             self._number = self._confirmed = self._refused = 0
             self._be_quick()
@@ -89,7 +96,7 @@ class HeartbeatSender:
         self._due.set()
 
     async def run(self) -> None:
-        """Beat at every interval, until the job is over here and its workers have ended."""
+        """Send a beat at every interval, until the job is over here and its workers have ended."""
         while self.member.status != "over":
             self._due.clear()
             leader, node = self._leader, self.member.row.node
@@ -105,7 +112,10 @@ class HeartbeatSender:
                 await asyncio.sleep(self.asking.chance.uniform(0, self._settings.rush))
 
     def _pause(self) -> float:
-        """Until the next beat: soon after a refusal, as a new leader may not know this node yet."""
+        """Return the seconds until the next beat.
+
+        It is soon after a refusal, as a new leader may not know this node yet.
+        """
         interval = self._settings.interval
         if self._quick:
             return 0.0
@@ -154,7 +164,7 @@ class HeartbeatSender:
         self._estimated[1].add(exchange)
 
     def common_clock(self, at: float) -> CommonClock | None:
-        """That of the leader that answered last, as known for this moment."""
+        """Return the clock of the leader that answered last, as known for this moment."""
         leader, estimator = self._estimated
         reading = estimator.at(at)
         return CommonClock(leader, reading) if reading else None
@@ -199,12 +209,15 @@ class HeartbeatSender:
             self._warning = asyncio.get_running_loop().call_later(delay, self._warn)
 
     def disarm(self) -> None:
-        """No workers run any more."""
+        """Cancel the warning: no workers run any more."""
         if self._warning:
             self._warning.cancel()
 
     def _warn(self) -> None:
-        """A leader may have heard of all nodes since it last looked."""
+        """Extend the grant, or let it run out.
+
+        A leader may have heard of all nodes since it last looked.
+        """
         granted = self._granted
         if granted > self._clock():
             self.extend()

@@ -16,20 +16,20 @@ Summary = Annotated[bytes, lambda summary: len(summary) <= SUMMARY_BYTES]
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """One sign of life, checked as rows are when it comes in."""
+    """Represents a heartbeat, which is checked as rows are when it comes in."""
 
     node: NodeId
     """The sender's node id."""
     round: RoundNumber
     """The round whose workers it runs."""
     token: Token
-    """That round's token, or ""."""
+    """Token of that round; "" if none."""
     number: int
     """Counts the sender's beats to this leader."""
     confirmed: int
     """The last of them that the sender saw an answer to; 0 for none."""
     summary: Summary = b""
-    """What the sender tells the leader besides; b"" is nothing."""
+    """Bytes that the sender tells the leader besides; b"" is nothing."""
 
 
 Answer = Literal["granted", "refused", "silent"]
@@ -37,19 +37,19 @@ Answer = Literal["granted", "refused", "silent"]
 
 
 class Reply(NamedTuple):
-    """What came of a beat."""
+    """Holds the result of a beat."""
 
     answer: Answer
     exchange: Exchange | None = None
-    """When it was sent, answered by the leader's clock, and the answer came; None is unknown."""
+    """Times at which it was sent, answered (by the leader's clock) and the answer came; or None."""
 
 
 Judge = Callable[[Heartbeat], bool]
-"""Whether to grant a beat; called in the loop's thread for each that comes in, and never waits."""
+"""Decides whether to grant a beat; called in the loop's thread for each one, and never waits."""
 
 
 class Heartbeats(ABC):
-    """This agent's end of the heartbeats. Its endpoint is the one in NodeFacts."""
+    """Defines this agent's end of the heartbeats. Its endpoint is the one in NodeFacts."""
 
     @abstractmethod
     def serve(self, judge: Judge | None) -> None:
@@ -59,8 +59,9 @@ class Heartbeats(ABC):
     async def beat(
         self, node: str, endpoint: str, fence: int, beat: Heartbeat, timeout: float
     ) -> Reply:
-        """Send one beat and wait `timeout` seconds at most for its answer; never raises. `fence`
-        tells leaders apart: for another one it may connect anew.
+        """Send a beat and wait `timeout` seconds at most for its answer; never raises.
+
+        `fence` tells leaders apart: for another one it may connect anew.
         """
 
     @abstractmethod

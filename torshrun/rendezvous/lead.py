@@ -21,7 +21,7 @@ from torshrun.rendezvous.state import Action, Adopt, Close, Conclude, Form, List
 from torshrun.rendezvous.watch_cache import WatchCache
 
 A_WHILE = 1.0
-"""Seconds after which people are told what is waited for."""
+"""Seconds after which people are informed of what is waited for."""
 SHORTEST_WAIT = 0.001
 """Seconds between two decisions when nothing is heard: timers may fire a little early."""
 REST = 4.0
@@ -35,7 +35,7 @@ Fences = tuple[Compare, Compare]
 
 @dataclass(eq=False)
 class Lead:
-    """One term as the leader. `run` ends when the job has ended, or by being cancelled."""
+    """Leads the job for one term. `run` ends when the job has ended, or by being cancelled."""
 
     asking: Asking
     view: ClusterState
@@ -67,7 +67,7 @@ class Lead:
                 watch.cancel()
 
     def take_header(self, header: Header | None, revision: int, as_of: int) -> None:
-        """The round as the store had it at that revision, `as_of`."""
+        """Handle the round as the store had it at the revision `as_of`."""
         if as_of < self._header_as_of:  # the watch lags behind what was written here
             return
         self._header_revision, self._header_as_of = revision, as_of
@@ -83,7 +83,7 @@ class Lead:
     # ---- deciding
 
     async def _decide(self) -> None:
-        """One decision, carried out, or the wait for news."""
+        """Make a decision and carry it out, or wait for news."""
         now = self.asking.clock()
         self.view.sight, decision = decide(self.view, now)
         self._rest = REST * (self.asking.clock() - now)
@@ -110,7 +110,7 @@ class Lead:
         return self._tell_at
 
     async def _list(self) -> bool:
-        """Nobody enters a round that is closing: it is to be seen who has."""
+        """List all nodes: nobody enters a round that is closing, so this shows who has."""
         revision = await self._nodes.refresh()
         if revision >= self._header_revision:
             self.view.sight = replace(self.view.sight, listed_since_close=True)
@@ -177,7 +177,7 @@ class Lead:
         return pause(settings.restart_backoff, history, self.asking.chance.random())
 
     def _fences(self) -> Fences:
-        """This is still the leader, and the header is the one it decided by."""
+        """Return the conditions that this node still leads, and that the header is unchanged."""
         key = self.asking.key
         return (
             Compare(key(rows.LEADER), self.view.fence),
@@ -269,7 +269,7 @@ class Lead:
     # ---- watching
 
     def _take_node(self, name: str, value: bytes | None, revision: int) -> None:
-        """A row counts as none if it is not of the node that its key names."""
+        """Handle a node's row; treat one as absent if it is not of the node that its key names."""
         row = rows.decode(NodeRow, value)
         if row is not None and row.node == name:
             self.view.put(row, revision)
@@ -278,7 +278,7 @@ class Lead:
         self.news.set()
 
     def _take_want(self, name: str, value: bytes | None, revision: int) -> None:
-        """A request, or its end. What is not signed, or malformed, counts as none."""
+        """Handle a request or its end. One that is not signed, or is malformed, counts as none."""
         view, key = self.view, rows.WANTS + name
         if key == rows.WANT_SIZE:
             view.wishes.size = rows.decode(SizeWanted, value)

@@ -1,4 +1,4 @@
-"""Until when this node may run workers. Pure arithmetic on one node's monotonic clock."""
+"""Computes until when this node may run workers, by the node's monotonic clock. Pure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ WARNING = 0.1
 
 
 def leader_until(view: ClusterState, lease_until: float, now: float) -> float:
-    """Until when a leader may act as one: by its lease, or while all nodes hear each other.
+    """Return until when a leader may act as one: by its lease, or while all nodes hear each other.
 
-    The latter for a bounded time only: somebody who never heard of these nodes waits for its end.
-    And only in a round of its own, all of whose nodes count on it and it on them: of other terms
-    a later leader need not even have heard.
+    The latter holds for a bounded time only: a leader that never heard of these nodes waits for its
+    end. And it holds only in a round of its own, in which all nodes rely on it and it on them: a
+    later leader need not even have heard of other terms.
     """
     header, settings = view.header, view.settings
     if lease_until - now > settings.ttl / 3 or header is None or header.fence != view.fence:
@@ -33,11 +33,11 @@ def leader_until(view: ClusterState, lease_until: float, now: float) -> float:
 def inherited_until(
     view: ClusterState, answers: Mapping[int, float], last: int, now: float
 ) -> tuple[float, float]:
-    """Until when nodes of the round that a new leader found may have grants from others.
+    """Return until when nodes of the round that a new leader found may have grants from others.
 
-    The first is for nodes that nothing is known of, the second for those that vanish later.
+    The first result is for nodes that nothing is known of, the second for those that vanish later.
     `answers` says when the leader of each fence last answered this node. `last` is the fence of the
-    term before, 0 if none is known: it need not be the header's, whose author alone could go on
+    term before, 0 if none is known: it need not be the header's, whose author alone could continue
     past a lease.
     """
     header, ttl = view.header, view.settings.ttl
@@ -54,11 +54,11 @@ def inherited_until(
 
 
 def _end_of(header: Header, view: ClusterState, answers: Mapping[int, float], now: float) -> float:
-    """When the header's author has acted as the leader at the latest; inf: not known.
+    """Return the latest time at which the header's author has acted as the leader; inf if unknown.
 
-    It could not go on without this node if it knew this node, as its answers show. Past its lease
-    it needs beats of all nodes of its round, and each only counts when the next one says that it
-    was answered. Only the first may count without that, if it came during the lease.
+    It could not continue without this node if it knew this node, as its answers show. Past its
+    lease it needs beats of all nodes of its round, and each only counts when the next one says that
+    it was answered. Only the first may count without that, if it came during the lease.
     """
     row = view.rows.get(header.leader)
     has_left = row is not None and row.state == "left"  # it had ceased before it gave its term back

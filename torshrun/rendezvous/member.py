@@ -1,7 +1,7 @@
-"""One node's part in the rounds. Pure: no clock and no I/O.
+"""Decides this node's part in the rounds. Pure: no clock and no I/O.
 
 Each method takes what has happened, changes the row that this node wants in the store, and returns
-the events that its agent is to be told.
+the events for its agent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ _OF_ITS_REPORT = (
     *("outcome", "code", "signo", "startup", "seconds", "cause", "follows"),
     "testimony",
 )
-"""What a row has from its node's facts, of the round that it was in, and from its report."""
+"""Fields of a row that come from its node's facts, from the round it was in, and from its
+report.
+"""
 # What a place has from the round's header: of node rank 0, and of the round.
 _OF_NODE_0 = ("master_addr", "master_port", "jax_port", "store_node", "store_endpoint")
 _FOR_WORKERS = ("restarts", "world_size", *_OF_NODE_0)
@@ -39,7 +41,7 @@ def _fields(source: object, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _of_round(header: Header) -> dict[str, Any]:
-    """What the row of a node tells of this round, but for its ranks."""
+    """Return what a node's row says of this round, except its ranks."""
     return {
         "round": header.number,
         "token": header.token,
@@ -53,7 +55,10 @@ class Member:
     """A node on its way through the rounds."""
 
     def __init__(self, settings: Settings, facts: NodeFacts, past: NodeRow | None = None) -> None:
-        """`past` is its row in the epoch before: nothing runs of that round any more."""
+        """Begin without a round.
+
+        `past` is the row in the epoch before, of whose round nothing runs any more.
+        """
         self._settings = settings
         self._facts = facts
         self.status: Status = "waiting"
@@ -77,7 +82,7 @@ class Member:
 
     @property
     def wants_place(self) -> bool:
-        """Whether there is a round whose place row may be this node's."""
+        """Return whether there is a round whose place row may be this node's."""
         header = self.header
         if header is None or self.row.leaving or not self._rests:
             return False
@@ -93,7 +98,9 @@ class Member:
 
     @property
     def past(self) -> NodeRow:
-        """Its row, with what it knows of the last round, also if it had no place there."""
+        """Return the node's row, with what it knows of the last round, even without a place
+        there.
+        """
         header = self.header
         if header is None or header.number <= self.row.round:
             return self.row
@@ -101,7 +108,7 @@ class Member:
 
     @property
     def takes_part(self) -> bool:
-        """Whether workers may run here."""
+        """Return whether workers may run here."""
         return self.status in ("inside", "stopping")
 
     @property
@@ -128,7 +135,7 @@ class Member:
     # ---- what others wrote
 
     def take_header(self, header: Header | None, revision: int) -> Events:
-        """The round as it stands."""
+        """Handle the round's header in its present form."""
         self.header, self.header_revision = header, revision
         if self.over:
             return ()
@@ -153,7 +160,7 @@ class Member:
         return self._stand_by(self._why(header))
 
     def _follow_own(self, header: Header | None) -> Events:
-        """Its own round goes on, or is closing, or (None) has been replaced by another."""
+        """Handle that its own round continues, or is closing, or (None) has been replaced."""
         if header and header.phase == "open":
             return ()
         if header is None:
@@ -175,7 +182,7 @@ class Member:
         return (closing,)
 
     def _why(self, header: Header | None) -> str:
-        """Why a node without a place has none."""
+        """Return why a node without a place has none."""
         if self._is_storeless:
             most = self._settings.join_timeout
             return f"waiting for the store, which does not answer; this node ends after {most:g} s"
@@ -198,7 +205,7 @@ class Member:
         return f"round {header.number} runs on {header.size} node(s), which will let this one in"
 
     def take_place(self, token: str, place: PlaceRow | None) -> Events:
-        """What was found in the place row when the round with this token was open."""
+        """Handle the place row that was read when the round with this token was open."""
         if not self.header or self.header.token != token or not self.wants_place:
             return ()
         if self._is_missed:
@@ -216,7 +223,7 @@ class Member:
         return ()
 
     def entered(self) -> Events:
-        """The row that says "inside" stands, written while the round was open."""
+        """Handle that the row "inside" has been written while the round was open."""
         header, told = self.header, self.place
         if self.status != "entering" or header is None or told is None:
             return ()
@@ -230,23 +237,26 @@ class Member:
         return (base.RoundFormed(place), *self._follow_header())
 
     def take_verdict(self, verdict: VerdictRow) -> Events:
-        """How the job ended."""
+        """Handle the verdict on the job."""
         return self._end(verdict)
 
     def take_wait(self, why: str) -> Events:
-        """What the leader waits for, if it does."""
+        """Note what the leader waits for; "" if nothing."""
         self._job_waits = f"the job waits {why}" if why else ""
         return self._stand_by(self._job_waits) if why and self._rests else ()
 
     def take_silence(self, is_storeless: bool) -> Events:
-        """Whether the store has not answered for some time."""
+        """Note whether the store has not answered for some time."""
         if is_storeless == self._is_storeless:
             return ()
         self._is_storeless = is_storeless
         return self._follow_header()
 
     def doubt(self, leader: LeaderRow | None, seconds: float) -> Events:
-        """Nobody of this run id has answered yet; for so long at most it is waited for."""
+        """Report that nobody of this run id has answered yet.
+
+        This node waits for `seconds` at most.
+        """
         what = "a node to lead the job; what the store holds may be another's"
         then = "a new one is begun"
         if leader:
@@ -254,7 +264,7 @@ class Member:
         return self._stand_by(f"waiting for {what}, and {then} after {seconds:.0f} s")
 
     def lose_epoch(self) -> Events:
-        """Nobody but its nodes knows of the round any more."""
+        """Handle that the store has lost the epoch: only its nodes know of the round any more."""
         if not self.takes_part:
             return self._stand_by(f"{_LOST_EPOCH}; looking for the others")
         return self._close(_LOST_EPOCH)
@@ -262,7 +272,7 @@ class Member:
     # ---- what happened here
 
     def report(self, report: base.Report) -> Events:
-        """The workers of a round have ended."""
+        """Handle that the workers of a round have ended."""
         if not self.takes_part or report.round != self.row.round:
             return ()
         if self.over:
@@ -285,7 +295,7 @@ class Member:
         return self._follow_header()
 
     def grant_over(self, seconds: float) -> Events:
-        """For so long neither the store nor the leader has granted anything."""
+        """Handle that neither the store nor the leader has granted anything for `seconds`."""
         if self.status != "inside":
             return ()
         self.dropped = True
@@ -294,19 +304,19 @@ class Member:
         )
 
     def hold_growth(self, is_held: bool) -> Events:
-        """Whether the workers here want no node to be added."""
+        """Note whether the workers here want no node to be added."""
         if self.takes_part and self.row.holds != is_held:
             self._change_row(holds=is_held)
         return ()
 
     def note_standbys(self, count: int) -> None:
-        """How many processes wait here to be workers."""
+        """Note how many processes wait here to become workers."""
         self._standbys = count
         if self.row.standbys != count and not self.over:
             self._change_row(standbys=count)
 
     def leave(self, outcome: str, code: int, reason: str) -> Events:
-        """This node goes. It is over when its row "left" has been written, see `left`."""
+        """Let this node leave. It is over when its row "left" has been written, see `left`."""
         if self.row.leaving or self.over:
             return ()
         if self.status == "entering":
@@ -316,7 +326,7 @@ class Member:
         return ()
 
     def left(self) -> Events:
-        """The row that says so has been written, or could not be in time."""
+        """End: the row that says "left" has been written, or could not be in time."""
         if self.row.state != "left":
             return ()
         row, outcome = self.row, cast(base.Outcome, self.row.leaving)
@@ -325,7 +335,7 @@ class Member:
         )
 
     def give_up(self, reason: str) -> Events:
-        """The store cannot be found."""
+        """End because the store cannot be found."""
         return self._end(base.Verdict(outcome="lost", code=exit_codes.RENDEZVOUS, reason=reason))
 
     def _end(self, verdict: base.Verdict) -> Events:

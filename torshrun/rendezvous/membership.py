@@ -1,4 +1,4 @@
-"""Where each node stands in the round, derived from what was told. Pure."""
+"""Derives the state of each node in the round from the nodes' rows. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Membership:
     """In the order in which they came."""
     apart: set[str] = field(default_factory=set)
     failures: list[str] = field(default_factory=list)
-    """Of the reports, in their order."""
+    """Nodes that reported failures, in the order of the reports."""
     succeeded: set[str] = field(default_factory=set)
     dropped: set[str] = field(default_factory=set)
     """Nodes that lost touch with the round: none of their workers runs any more."""
@@ -49,8 +49,10 @@ def derive(
     told: Mapping[str, NodeRow],
     goes: Callable[[NodeRow], bool],
 ) -> Membership:
-    """`told` has what each node told last of the header's round, in order, and `seated` the nodes
-    that this leader gave places in it. `goes` says whether a row's node is to go.
+    """Return the state of each node in the round of the header.
+
+    `told` has the last row of each node in that round, in order, and `seated` the nodes that this
+    leader gave places in it. `goes` says whether a row's node is to leave.
     """
     roster = Membership()
     silent = dict.fromkeys(node for node in seated if node not in told)
@@ -74,7 +76,9 @@ def derive(
 
 
 def _sort(roster: Membership, node: str, row: NodeRow | None, last: NodeRow | None) -> None:
-    """A node of the round: its row as it stands, and what it told last of the round."""
+    """Sort a node of the round by its present row and by the last one that it wrote in the
+    round.
+    """
     if last is None:
         (roster.placed if row else roster.apart).add(node)
     elif last.state == "inside":

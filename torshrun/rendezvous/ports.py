@@ -10,7 +10,10 @@ from torshrun.procfs import listener
 
 
 def choose_port(wanted: int) -> int:
-    """`wanted` if it is free, or any free one if it is 0. ConfigError as of bound()."""
+    """Return `wanted` if it is free, or any free port if it is 0.
+
+    Raise ConfigError as bound() does.
+    """
     with bound(wanted) as held:
         port: int = held.getsockname()[1]
         return port
@@ -25,22 +28,27 @@ class HeldPorts:
         self._held: list[socket.socket] = []
 
     def take(self) -> tuple[int, int]:
-        """Other ones than before. Raises ConfigError if there is none."""
+        """Hold two other ports than before, and return them.
+
+        Raise ConfigError if there are none.
+        """
         self.release()
         self._held = [bound(0), bound(0)]
         master, jax = (held.getsockname()[1] for held in self._held)
         return master, jax
 
     def release(self) -> None:
-        """From now on they can be listened on."""
+        """Release the ports, so that they can be listened on."""
         for held in self._held:
             held.close()
         self._held = []
 
 
 def bound(port: int) -> socket.socket:
-    """A socket that holds the port, or any free one if it is 0, until it is closed; who serves
-    there with SO_REUSEADDR is not kept out. ConfigError names who holds it.
+    """Return a socket that holds the port, or any free one if it is 0, until it is closed.
+
+    A server that uses SO_REUSEADDR can still listen there. Raise ConfigError, which names the
+    process that holds the port.
     """
     held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,4 +1,4 @@
-"""This node's lease and its row in the store."""
+"""Maintains this node's lease and its row in the store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ class Registration:
     """Keeps what the store holds equal to what the member wants. The store may come and go."""
 
     def __init__(self, asking: Asking, member: Member, on_lost: Callable[[], None]) -> None:
-        """`on_lost` is called when the lease has ended, and all that was bound to it."""
+        """Begin without a lease.
+
+        `on_lost` is called when the lease, and all that was bound to it, has ended.
+        """
         self._asking = asking
         self._member = member
         self._on_lost = on_lost
@@ -33,23 +36,26 @@ class Registration:
 
     @property
     def until(self) -> float:
-        """Until when the store lets this node run the workers of the round it is inside."""
+        """Return until when the store lets this node run the workers of the round it is inside."""
         if not self.lease or self.written is None or self.written.state != "inside":
             return -math.inf
         return self.lease_until
 
     @property
     def lease_until(self) -> float:
-        """Until when the lease surely lives."""
+        """Return until when the lease surely lives."""
         return self.renewed + GRANT * self._asking.settings.ttl if self.lease else -math.inf
 
     @property
     def is_due(self) -> bool:
-        """Whether something is to be written and may be."""
+        """Return whether something is to be written and may be."""
         return self._unsure or (self.written != self._member.row and self._may_write())
 
     def _may_write(self) -> bool:
-        """A row "inside" is written anew only while its round is open, and the grant lasts."""
+        """Return whether the row may be written.
+
+        A row "inside" is written anew only while its round is open and the grant lasts.
+        """
         member, row = self._member, self._member.row
         if row.state != "inside" or self._stands_inside():
             return True
@@ -62,7 +68,7 @@ class Registration:
         return written is not None and written.state == "inside" and written.token == row.token
 
     def doubt(self) -> None:
-        """The store may not hold any more what was written: look."""
+        """Mark the row as unsure: the store may have lost what was written."""
         self._unsure = self._unsure or self.written is not None
 
     async def open_lease(self) -> None:
@@ -72,7 +78,10 @@ class Registration:
         self.renewed = sent
 
     async def write(self) -> bool:
-        """Write the member's row; whether it stands. StoreError: not known."""
+        """Write the member's row, and return whether the store has it.
+
+        Raise StoreError if that is not known.
+        """
         if self._unsure:
             await self._read()
             if self.written == self._member.row or not self._may_write():
@@ -112,7 +121,10 @@ class Registration:
         return True
 
     async def _look_for_row(self, lease: int) -> bool:
-        """Whether the lease still holds the row; when the store says no, it has ended."""
+        """Return whether the lease still holds the row.
+
+        If the store denies it, the lease has ended.
+        """
         asking = self._asking
         entry = await asking.ask(asking.store.get(self._key), asking.settings.interval)
         if (entry is not None and entry.lease == lease) or self.lease != lease:
@@ -124,7 +136,7 @@ class Registration:
         return False
 
     async def end(self, *, keep_row: bool) -> None:
-        """Give the lease back, and with it the row, unless that is to be read for a while yet."""
+        """Release the lease, and with it the row, unless that is to stay readable for a while."""
         if self.lease and not keep_row:
             await self._asking.ask(self._asking.store.revoke(self.lease), 2.0)
         self.lease = 0

@@ -34,7 +34,7 @@ class EpochRendezvous(base.Rendezvous):
     """Finds the store."""
     settings: Settings
     secret: bytes = field(repr=False)
-    """This node's; b"" takes the job's from the store."""
+    """Secret of this node; b"" takes the job's from the store."""
     prepare: Prepare
     clock: Callable[[], float] = time.monotonic
     chance: random.Random = field(default_factory=random.Random)
@@ -58,12 +58,12 @@ class EpochRendezvous(base.Rendezvous):
             self._node.report(report)
 
     def hold_growth(self, is_held: bool) -> None:
-        """Whether this node's workers want no node to be added to the job."""
+        """Note whether this node's workers want no node to be added to the job."""
         if self._node:
             self._node.hold_growth(is_held)
 
     def note_standbys(self, count: int) -> None:
-        """How many processes wait here to be workers, for those who look at the job."""
+        """Note how many processes wait here to become workers, for those who look at the job."""
         self._standbys = count
         if self._node:
             self._node.note_standbys(count)
@@ -160,9 +160,9 @@ class EpochRendezvous(base.Rendezvous):
             await beats.close()
 
     def say(self, why: str) -> None:
-        """Why this node has no place yet, for a person."""
+        """Report to people why this node has no place yet."""
         self._pass_on(base.StandingBy(why))
 
     def end(self, code: int, reason: str) -> None:
-        """It cannot be learnt how the job ends."""
+        """End without learning how the job ends."""
         self._pass_on(base.JobOver(base.Verdict(outcome="lost", code=code, reason=reason)))

@@ -41,31 +41,34 @@ class RendezvousStore:
     """The store, for as long as this node needs it. Make it with `open`, and close it."""
 
     name: str
-    """What the store is called, for a person."""
+    """Name of the store, for people."""
     store: Store
     server: StoreServer | None = None
-    """What serves it here, if it ends with this agent."""
+    """Server of the store, if it runs in this agent and ends with it."""
 
     @property
     def is_host(self) -> bool:
-        """Whether it is served here."""
+        """Return whether the store is served here."""
         return self.server is not None
 
     @classmethod
     async def open(
         cls, config: RendezvousConfig, say: Say, on_refused: Say = lambda why: None
     ) -> RendezvousStore:
-        """Reach the store, or serve it, within the join timeout. `say` is told what it waits for,
-        `on_refused` who was turned away from it, if it is served here. RendezvousTimeout when there
-        was none; StoreError when it refused this node; ConfigError.
+        """Connect to the store, or serve it, within the join timeout.
+
+        `say` is called with what it waits for, and `on_refused`, if the store is served here, with
+        who was turned away. Raise RendezvousTimeout if there was none, StoreError if it refused
+        this node, and ConfigError.
         """
         if config.backend == "etcd":
             return await _open_etcd(config)
         return await _open_tcp(config, say, on_refused)
 
     async def linger(self, signed: Store, run_id: str) -> None:
-        """If the store is served here, wait until no node is registered any more, LINGER seconds
-        at most. `signed` is the store as the nodes write and read there.
+        """Wait until no node is registered any more, if the store is served here.
+
+        It waits LINGER seconds at most. `signed` is the store as the nodes write and read there.
         """
         if self.is_host:
             with suppress(TimeoutError, StoreError):
@@ -86,9 +89,11 @@ async def patiently(
     say: Say,
     hint: Callable[[], str] = lambda: "",
 ) -> T:
-    """Try until it works. RendezvousTimeout after `timeout` seconds, naming the last reason;
-    `say` is told one once it takes a while. A StoreError that has no OSError behind it is final.
-    `hint` adds to the reasons.
+    """Try until it works.
+
+    Raise RendezvousTimeout after `timeout` seconds, with the last reason; `say` is called with one
+    once it takes a while. A StoreError that has no OSError behind it is final. `hint` adds to the
+    reasons.
     """
     clock = asyncio.get_running_loop().time
     began, pause, told = clock(), _PAUSES[0], False
@@ -109,12 +114,12 @@ async def patiently(
 
 
 def _may_pass(error: Exception) -> bool:
-    """Whether another attempt may have another end."""
+    """Return whether another attempt may succeed."""
     return isinstance(error, OSError) or isinstance(error.__cause__, OSError | EOFError)
 
 
 async def _until_left(store: Store, prefix: str) -> None:
-    """Rows of nodes that have left stay for a while, for others to read."""
+    """Wait until all nodes have left. The rows of those that did stay for a while, to be read."""
     while True:
         listing = await store.list(prefix)
         if all(map(_has_left, listing.items)):
@@ -124,7 +129,10 @@ async def _until_left(store: Store, prefix: str) -> None:
 
 
 def _request_timeout(config: RendezvousConfig) -> float:
-    """Less than usual if nodes are to be found lost sooner."""
+    """Return the seconds a request may take.
+
+    They are fewer than usual if lost nodes are to be found sooner.
+    """
     return min(REQUEST_TIMEOUT, config.ttl / 2)
 
 
@@ -154,7 +162,7 @@ async def _open_etcd(config: RendezvousConfig) -> RendezvousStore:
 
 
 def store_key(secret: str) -> bytes:
-    """What clients of a store that an agent serves prove that they know."""
+    """Return the key that clients of a store served by an agent prove they have."""
     return derive(secret.encode(), "store")
 
 
@@ -181,9 +189,11 @@ def _must_host(config: RendezvousConfig) -> bool:
 
 
 async def _host(config: RendezvousConfig, on_refused: Say) -> tuple[RendezvousStore | None, bool]:
-    """Serve the store, if the address is this host's, or this node is told to, and nobody serves
-    there yet; else whether that is why not. It is served on every address, as others may know this
-    host by another, but on loopback alone if that is the address and there is no secret.
+    """Serve the store, if no node serves there yet, and this one is to.
+
+    It is to if the address is this host's, or if the options say so. Otherwise return whether the
+    port is taken. The store is served on every address, as others may know this host by another,
+    but on loopback alone if that is the address and there is no secret.
     """
     (address,) = config.endpoints
     is_taken = False
@@ -203,7 +213,7 @@ async def _host(config: RendezvousConfig, on_refused: Say) -> tuple[RendezvousSt
 
 
 def _obstacle(family: int, place: tuple[str, int]) -> int:
-    """Why the address cannot be listened on, by errno; 0 if it can."""
+    """Return the errno with which listening on the address fails; 0 if it works."""
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -221,7 +231,10 @@ async def _serve(config: RendezvousConfig, host: str, on_refused: Say) -> Rendez
 
 
 async def join(config: RendezvousConfig, timeout: float) -> RendezvousStore:
-    """The store that another agent serves; a request may take `timeout` seconds. StoreError."""
+    """Return the store that another agent serves; a request may take `timeout` seconds.
+
+    Raise StoreError if it does not answer.
+    """
     (address,) = config.endpoints
     store = RemoteStore(str(TcpEndpoint(*address)), store_key(config.secret), timeout)
     try:

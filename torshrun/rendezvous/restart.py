@@ -1,4 +1,4 @@
-"""Whether, and when, workers are started again after a failure, and hosts taken again. Pure."""
+"""Decides whether and when to restart workers after a failure, and to admit hosts again. Pure."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from torshrun.rendezvous.settings import Settings
 LONGEST_PAUSE = 60.0
 """Seconds; the pause doubles up to this."""
 STABLE_SECONDS = 300.0
-"""A round that lasted so long ends a streak of failures."""
+"""Seconds after which a round ends a streak of failures."""
 _VARIATION = 0.25
 """Part of it by which a pause varies, so that jobs that failed together do not return together."""
 MOST_LOSSES = 5
-"""After so many in a row a host's nodes are not taken any more, ..."""
+"""Number of losses in a row after which a host's nodes are refused."""
 REFUSED_SECONDS = 3600.0
-"""... for so long."""
+"""Seconds for which they are refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """What a job has gone through, as far as it matters for the next restart."""
+    """Holds the job's past, as far as it matters for the next restart."""
 
     restarts: int = 0
-    """How often workers have been restarted after a failure."""
+    """Number of restarts of workers after failures."""
     streak: int = 0
-    """How many rounds in a row failed soon."""
+    """Number of rounds in a row that failed soon."""
     startup: str = ""
-    """How the last round failed at its start; "" if it did not."""
+    """Description of the last round's failure at its start; "" if there was none."""
 
 
 def judge(
     max_restarts: int, history: History, startup: str = "", *, unkillable: bool = False
 ) -> Sequel:
-    """What follows from a failure that, if it was one at the start, looked like `startup`."""
+    """Decide what follows from a failure; `startup` describes it if it was one at the start."""
     if unkillable:
         return "unkillable"
     if not max_restarts:
@@ -48,7 +48,7 @@ def judge(
 
 
 def following(history: History, startup: str, seconds: float) -> History:
-    """The history after the failure of a round that lasted `seconds`, and its restart."""
+    """Return the history after the failure of a round that lasted `seconds`, and its restart."""
     return History(
         restarts=history.restarts + 1,
         streak=0 if seconds >= STABLE_SECONDS else history.streak + 1,
@@ -57,9 +57,10 @@ def following(history: History, startup: str, seconds: float) -> History:
 
 
 def pause(backoff: float, history: History, chance: float) -> float:
-    """Seconds to wait before the round that follows this history: none before the first of a
-    streak, then exponentially more from `backoff` on (0: never any), varied by `chance`, which is
-    random and 0 <= chance < 1.
+    """Return the seconds to wait before the round that follows this history.
+
+    There is no wait before the first round of a streak, then exponentially more from `backoff` on
+    (0: never any), varied by `chance`, which is random and 0 <= chance < 1.
     """
     if history.streak < 2 or not backoff:
         return 0.0
@@ -68,9 +69,10 @@ def pause(backoff: float, history: History, chance: float) -> float:
 
 
 class Hosts:
-    """What one leader saw in its term, as a value. A loss counts if its round had not lasted: the
-    first is free, then the pause before a node of that host may join again doubles, as between
-    restarts.
+    """Holds what a leader saw of hosts in its term, as a value.
+
+    A loss counts if its round had not lasted. The first is free; then the pause before a node of
+    that host may join again doubles, as between restarts.
     """
 
     def __init__(
@@ -78,13 +80,16 @@ class Hosts:
         settings: Settings,
         losses: Mapping[str, tuple[History, int, float]] = MappingProxyType({}),
     ) -> None:
-        """`losses` has for each host what it went through, the last round that lost one of its
-        nodes, and when."""
+        """Hold `losses`.
+
+        For each host they have its history, the last round that lost one of its nodes, and when.
+        """
         self._settings = settings
         self._losses = losses
 
     def lose(self, host: str, number: int, seconds: float, now: float) -> Hosts:
-        """What was seen when a node of the host has been lost to round `number`, after `seconds`.
+        """Return the value after the loss of a node of the host to round `number`, after `seconds`.
+
         It counts once for a round.
         """
         history, last, _ = self._losses.get(host, (History(), -1, now))
@@ -94,7 +99,7 @@ class Hosts:
         return Hosts(self._settings, {**self._losses, host: loss})
 
     def free_at(self, host: str, *, needed: bool) -> float:
-        """When a node of this host may join; `needed`: there are too few without it."""
+        """Return when a node of this host may join; `needed`: there are too few without it."""
         if host not in self._losses:
             return -math.inf
         history, _, last = self._losses[host]
@@ -104,7 +109,7 @@ class Hosts:
         return last + min(pause(self._settings.interval, history, 0.5), most)
 
     def why(self, host: str, until: float, now: float) -> str:
-        """Why its nodes are held back until then."""
+        """Return why nodes of the host are held back until then."""
         return (
             f"the host was lost {self._losses[host][0].streak} times in a row soon after it had "
             f"joined; its nodes are taken again in {math.ceil(until - now)} s"

@@ -1,9 +1,9 @@
-"""What the nodes write to the store: records, their keys and their encoding.
+"""Defines what the nodes write to the store: records, their keys and their encoding.
 
-Records are JSON objects, for the sake of people who look with etcdctl, each with a signature behind
-it (torsh_runtime/store/signed.py). Unknown fields are ignored, so that newer agents may add some; a
-record that lacks a field, or has something in one that cannot stand there, is decoded as None,
-whoever wrote it: this is the one place where what comes from a store is checked.
+Records are JSON objects, for the sake of people who look with etcdctl, each followed by a signature
+(torsh_runtime/store/signed.py). Unknown fields are ignored, so that newer agents may add some. A
+record that lacks a field, or has an invalid value in one, is decoded as None, whoever wrote it:
+this is the only place where data from a store is checked.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ VERDICT, WAIT = "ctl/verdict", "ctl/wait"
 QUESTIONS = "ctl/question/"
 """Under CONTROL, which all agents watch."""
 ANSWERS = "answer/"
-"""Agents write here what they were asked, and nobody but torshctl watches it."""
+"""Prefix under which agents write answers; only torshctl watches it."""
 CONTROL, NODES, PLACES, WANTS = "ctl/", "nodes/", "place/", "want/"
 """NODES and WANTS are watched by the leader alone. A place is read by the node it is for."""
 DRAIN_KEPT = 86400.0
 """Seconds that a request to drain a node is kept: the ids of nodes never come again."""
 WANT_SIZE, WANT_STOP, WANT_DRAIN = "want/size", "want/stop", "want/drain/"
 SET = b"1"
-"""Stands where a key says it all: in that of a node that is to go, or the mark of an epoch."""
+"""Value of keys that say everything: of a node that is to leave, or of an epoch's mark."""
 
 
 def base(run_id: str) -> str:
-    """What all keys of a run begin with, and those of no other: the id is quoted as in a URL."""
+    """Return the prefix of all keys of a run, and of no other: the id is quoted as in a URL."""
     return f"torsh/{quote(run_id, safe='')}/"
 
 
@@ -68,16 +68,16 @@ def _is_host_port(text: str) -> bool:
 
 NodeState = Literal["waiting", "inside", "reported", "left"]
 NodeId = Annotated[str, _like(r"[\w.-]{0,255}")]
-"""What a node is known by: letters, digits, `.`, `_` and `-`; "" is none."""
+"""Id of a node: letters, digits, `.`, `_` and `-`; "" is none."""
 OneNode = Annotated[str, _like(r"[\w.-]{1,255}")]
 Token = NodeId
 """Random, of the same characters."""
 Host = Annotated[str, _is_host]
 """A host's name or address, IPv6 without brackets; "" is none."""
 HostPort = Annotated[str, _is_host_port]
-"""Where an agent listens, "tcp:host:port"; "" is nowhere."""
+"""Endpoint of an agent, "tcp:host:port"; "" is none."""
 Port = Annotated[int, range(65536).__contains__]
-"""Of TCP; 0 is none."""
+"""TCP port; 0 is none."""
 Count = Annotated[int, range(2**53).__contains__]
 RoundNumber = Annotated[int, range(-1, 2**53).__contains__]
 """-1: none."""
@@ -89,9 +89,9 @@ class EpochRow:
 
     name: Annotated[str, _like(r"[\w.-]{16,255}")]
     after: Token = ""
-    """That of the epoch which this one goes on, if the store had lost it."""
+    """Token of the epoch that this one continues, if the store had lost it."""
     past: tuple[Token, ...] = ()
-    """Those of the epochs that it takes the place of."""
+    """Tokens of the epochs that it replaces."""
     secret: Token = ""
     """The job's, in hexadecimal, if its nodes bring none; then it is as safe as the store."""
 
@@ -118,29 +118,29 @@ class NodeRow:
     round: RoundNumber = -1
     """The round that it is in or was in last."""
     token: Token = ""
-    """That round's."""
+    """Token of that round."""
     node_rank: int = -1
     """-1: it had no place in that round, and has heard of it."""
     first_rank: int = -1
     round_size: Count = 0
-    """How many nodes that round had; 0: not told."""
+    """Number of nodes of that round; 0 if not known."""
     round_leader: NodeId = ""
     """The node id of the author of its header."""
     restarts: Count = 0
-    """Of the whole job, as far as this node knows."""
+    """Number of restarts in the whole job, as far as this node knows."""
     holds: bool = False
-    """Whether its workers want no node to be added before their next checkpoint."""
+    """True if its workers want no node to be added before their next checkpoint."""
     ttl: float = 0.0
-    """As in the leader's row, with which it has to fit; 0: not told."""
+    """Lease time as in the leader's row, with which it must agree; 0 if not known."""
     outage_timeout: float = 0.0
     standbys: Count = 0
-    """How many processes wait on it to be workers after a restart."""
+    """Number of processes that wait on it to become workers after a restart."""
     leaving: str = ""
     """The outcome with which it goes, or is about to; "" if it stays."""
     leaving_code: int = 0
     leaving_reason: str = ""
     outcome: str = ""
-    """Of its report, and so on."""
+    """Outcome in its report; the fields that follow are from the report, too."""
     code: int = 0
     signo: int = 0
     startup: str = ""
@@ -152,7 +152,10 @@ class NodeRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderRow:
-    """Who leads, under `ctl/leader`, on that node's lease. Its revision is the term's fence."""
+    """Names the leader, under `ctl/leader`, on that node's lease.
+
+    Its revision is the term's fence.
+    """
 
     node: OneNode
     endpoint: HostPort
@@ -172,11 +175,11 @@ class Header:
     token: Token
     """Random: the same number may be used twice if the store loses its contents."""
     fence: int
-    """Of the leader who wrote this, having accounted for all nodes of the round."""
+    """Fence of the leader who wrote this, having accounted for all nodes of the round."""
     leader: NodeId = ""
-    """That leader's node id."""
+    """Node id of that leader."""
     leader_inside: bool = False
-    """Whether that node is in the round."""
+    """True if that node is in the round."""
     size: Count = 0
     """Number of nodes in the round."""
     world_size: int = 0
@@ -184,19 +187,22 @@ class Header:
     master_port: Port = 0
     jax_port: Port = 0
     store_node: NodeId = ""
-    """Whose agent serves the round's store, and rank 0."""
+    """Node whose agent serves the round's store, and which has rank 0."""
     store_endpoint: HostPort = ""
     min_nodes: int = 1
     max_nodes: int = 1
     max_restarts: Count = 0
     restarts: Count = 0
-    """Of the whole job; while closing, as it will be if this is a failure's restart."""
+    """Number of restarts in the whole job.
+
+    While closing, it includes the restart that a failure causes.
+    """
     streak: Count = 0
     startup: str = ""
     failed: bool = False
-    """Whether it is closing because of a failure of workers."""
+    """True if it is closing because of a failure of workers."""
     reason: str = ""
-    """Why it is closing."""
+    """Reason why it is closing."""
     delay: float = 0.0
     """Seconds from closing to the next round."""
     drained: tuple[NodeId, ...] = ()
@@ -228,7 +234,7 @@ class PlaceRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerdictRow(Verdict):
-    """How the job ended, under `ctl/verdict`; its code is 1 to 255, and 0 if it succeeded."""
+    """States how the job ended, under `ctl/verdict`; its code is 1 to 255, or 0 if it succeeded."""
 
     def __post_init__(self) -> None:
         _check(0 <= self.code <= 255 and (self.code == 0) == (self.outcome == "succeeded"))
@@ -247,7 +253,7 @@ class SizeWanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopWanted:
-    """`want/stop`: somebody asked for the end of the job."""
+    """Asks for the end of the job, under `want/stop`."""
 
     code: Annotated[int, range(1, 256).__contains__]
     reason: str
@@ -259,7 +265,7 @@ class QuestionRow:
 
     id: Annotated[str, _like(r"[0-9a-f]{16}")]
     kind: str
-    """Which question; an agent that does not know the kind says so."""
+    """Kind of the question; an agent that does not know the kind answers so."""
     argument: str = ""
     most: Annotated[int, range(1, MOST_ANSWER + 1).__contains__] = MOST_ANSWER
     """Bytes that each node may answer."""
@@ -270,11 +276,11 @@ class AnswerRow:
     """`answer/<question>/<node>`, when all parts `answer/<question>/<node>/<number>` are there."""
 
     parts: Annotated[int, range(MOST_ANSWER).__contains__]
-    """How many; together they are bytes that zlib has compressed."""
+    """Number of parts; together they are bytes that zlib has compressed."""
     is_cut: bool = False
-    """Whether there were more bytes than the node may answer."""
+    """True if there were more bytes than the node may answer."""
     trouble: str = ""
-    """Why there is nothing; "" if there is something."""
+    """Reason why there is no answer; "" if there is one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,13 +296,13 @@ def _check(is_sound: bool) -> None:
 
 
 def encode(record: Any) -> bytes:
-    """A record as it is stored."""
+    """Return a record in the form in which it is stored."""
     content = {name: getattr(record, name) for name in _shape(type(record))}
     return json.dumps(content, separators=(",", ":"), default=_in_base64).encode()
 
 
 def decode(kind: type[T], value: bytes | None) -> T | None:
-    """The record, or None if it is no such record, or there is none."""
+    """Return the record, or None if there is none or it is invalid."""
     try:
         content = json.loads(value) if value and len(value) <= LONGEST_RECORD else None
         if not isinstance(content, dict):
@@ -309,12 +315,12 @@ def decode(kind: type[T], value: bytes | None) -> T | None:
 
 
 def can_be_read(record: Any) -> bool:
-    """Whether others will find the record to be one."""
+    """Return whether others will be able to decode the record."""
     return bool(decode(type(record), encode(record)) == record)
 
 
 def _shape(kind: type[Any]) -> dict[str, _Reader]:
-    """How each field of a kind of record is read."""
+    """Return the readers of the fields of a kind of record."""
     if kind not in _SHAPES:
         hints = get_type_hints(kind, include_extras=True)
         _SHAPES[kind] = {field.name: _reader(hints[field.name]) for field in fields(kind)}
@@ -322,7 +328,7 @@ def _shape(kind: type[Any]) -> dict[str, _Reader]:
 
 
 def _reader(hint: Any) -> _Reader:
-    """What returns a value that can stand in such a field, and raises ValueError if it cannot."""
+    """Return a function that returns a value valid for such a field, and else raises ValueError."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return _from_base64(parts[1]) if parts[0] is bytes else _typed(parts[0], fits=parts[1])

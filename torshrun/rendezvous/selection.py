@@ -1,4 +1,4 @@
-"""Who takes part in the next round, and who waits and why. Pure."""
+"""Selects who takes part in the next round, and who waits and why. Pure."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ _MISSED = "it did not enter the round that it had a place in; it is taken again 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Of the next round."""
+    """Holds the selection for the next round."""
 
     nodes: tuple[NodeRow, ...]
-    """By node rank."""
+    """Nodes in the order of their node ranks."""
     waiting: tuple[tuple[str, str], ...]
     """Nodes without a place, and why."""
     wake: float
-    """When one of these may have a place though nothing else has changed."""
+    """Time at which one of these may have a place though nothing else has changed."""
 
 
 class Candidates(NamedTuple):
-    """Who may have a place now, and who not yet."""
+    """Holds who may have a place now, and who not yet."""
 
     ready: list[NodeRow]
     held: dict[str, str]
     """Nodes that do not fit, are not heard, or did not enter the last round they had a place in, or
     of hosts that lose theirs again and again; and why each waits."""
     wake: float = math.inf
-    """When the first of these may have a place."""
+    """Time at which the first of these may have a place."""
 
 
 def candidates(view: ClusterState, rows: list[NodeRow], now: float, least: int) -> Candidates:
-    """Which of these nodes may have a place now; at least so many are needed."""
+    """Return which of these nodes may have a place now; at least `least` are needed."""
     known, hosts = view.roster.reports.keys() - view.roster.dropped, view.sight.hosts
     absent = {row.node: _MISSED for row in rows if view.is_absent(row.node)}
     absent |= {row.node: _UNHEARD for row in rows if not view.hears(row.node)}
@@ -83,9 +83,11 @@ def _chosen(view: ClusterState, rows: list[NodeRow]) -> tuple[list[NodeRow], lis
 
 
 def assign(survivors: Mapping[str, int], newcomers: Sequence[str]) -> list[str]:
-    """The nodes by their new ranks, which are dense. Survivors have a rank already: as few of them
-    move as possible. The highest fill holes that newcomers do not, and the hole at rank 0 in any
-    case: who has been there before has what newcomers ask rank 0 for.
+    """Return the nodes in the order of their new ranks, which are dense.
+
+    Survivors have a rank already, and as few of them move as possible. The highest fill holes that
+    newcomers do not, and the hole at rank 0 in any case: a survivor has the state that newcomers
+    request from rank 0.
     """
     size = len(survivors) + len(newcomers)
     seats: dict[int, str] = {}
@@ -104,7 +106,7 @@ def assign(survivors: Mapping[str, int], newcomers: Sequence[str]) -> list[str]:
 def _chosen_by_rank(
     view: ClusterState, rows: list[NodeRow]
 ) -> tuple[list[NodeRow], list[tuple[str, str]]]:
-    """Each node has the rank that it brings; the first to bring one has it."""
+    """Give each node the rank that it brings; if several bring the same, the first has it."""
     holders: dict[int, NodeRow] = {}
     waiting = []
     for row in rows:

@@ -14,7 +14,7 @@ class ServedStore:
     """A store that is served to this node's workers over a socket without a file."""
 
     def __init__(self, store: Store, secret: bytes, release: Callable[[], Awaitable[None]]) -> None:
-        """`release` gives up what the store holds, when it is served no more."""
+        """Prepare to serve `store`; `release` gives up what it holds, after it was served."""
         from torsh_runtime.store.server import StoreServer
 
         self._server = StoreServer(store, secret)
@@ -36,7 +36,7 @@ class ServedStore:
 
 
 async def serve_fresh(secret: bytes) -> ServedStore:
-    """A new store in this process."""
+    """Serve a new store in this process."""
     from torsh_runtime.store.memory import MemoryStore
 
     store = MemoryStore()

@@ -1,4 +1,4 @@
-"""What a node brings to the rendezvous, and the rules of the job that all nodes share."""
+"""Defines what a node brings to the rendezvous, and the rules that all nodes share."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ class Settings(Timeouts):
     min_nodes: int
     max_nodes: int
     max_restarts: int = 0
-    """How often all workers may be started again after a failure, in the whole job."""
+    """Number of times that all workers may be restarted after a failure, in the whole job."""
     restart_backoff: float = 1.0
     """Seconds before the second restart in a row; see restart.pause."""
     outage_timeout: float = 180.0
     """Seconds that a round may go on without the store while its nodes hear each other."""
     fixed_ranks: bool = False
-    """Whether every node brings its node rank."""
+    """True if every node brings its node rank."""
 
     @property
     def interval(self) -> float:
-        """Seconds between signs of life."""
+        """Return the seconds between heartbeats."""
         return self.ttl / 4
 
     @property
     def rush(self) -> float:
-        """Seconds over which the nodes spread what all of them are to do at once."""
+        """Return the seconds over which the nodes spread what all of them are to do at once."""
         return min(0.0003 * self.max_nodes, self.interval / 4)
 
     @property
     def verdict_ttl(self) -> float:
-        """Of what the store still holds once the job has ended, in seconds."""
+        """Return the seconds for which the store keeps its records after the job has ended."""
         return max(1.0, self.close_timeout)
 
 
 class Shared(Protocol):
-    """What has to be the same on all nodes, or some reckon wrongly when others' workers end."""
+    """Defines what must be equal on all nodes, or some misjudge when others' workers end."""
 
     @property
     def ttl(self) -> float: ...
@@ -56,7 +56,7 @@ class Shared(Protocol):
 
 
 def misfit(ours: Shared, theirs: Shared) -> str:
-    """In what nodes with these do not fit together, as `ours` would say it; "" is nothing."""
+    """Return how nodes with these settings disagree, from the view of `ours`; "" if they agree."""
     for name in ("ttl", "outage_timeout"):
         own, other = getattr(ours, name), getattr(theirs, name)
         if own != other:
@@ -69,20 +69,20 @@ def misfit(ours: Shared, theirs: Shared) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
-    """This node, as the others see it."""
+    """Describes this node to the others."""
 
     node: str
-    """Its id: unique in the job, and new for each agent's life."""
+    """Id of the node: unique in the job, and new for each agent's life."""
     host: str
-    """Its name, for people."""
+    """Name of the host, for people."""
     address: str
-    """Where other nodes reach it: the master address if it has node rank 0."""
+    """Address at which other nodes reach it: the master address if it has node rank 0."""
     endpoint: str
-    """Where its agent serves the round's store and takes heartbeats, "tcp:host:port"."""
+    """Endpoint where its agent serves the round's store and takes heartbeats, "tcp:host:port"."""
     nproc: int
     """Workers, at least 1."""
     role: str = ""
-    """Of these workers: ROLE_RANK counts those of one role."""
+    """Role of these workers: ROLE_RANK counts those of the same role."""
     fixed_rank: int = -1
     """The node rank that it insists on; -1: none."""
     ports: Callable[[], tuple[int, int]] = lambda: (0, 0)

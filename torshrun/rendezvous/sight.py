@@ -1,7 +1,7 @@
-"""What a leader remembers in its term, apart from what each node told. Pure: no clock and no I/O.
+"""Holds what a leader remembers in its term, apart from the nodes' messages. Pure.
 
-A Sight is a value. What happens makes another one of it; the leader that has it puts that in its
-place.
+A Sight is a value, without a clock or I/O. Each event makes a new one, with which the leader
+replaces it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torshrun.rendezvous.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """Who leads, and by which rules."""
+    """States who leads, and by which rules."""
 
     settings: Settings
     node: str
@@ -38,14 +38,16 @@ class Sight:
     idle_since: float
     """Since when no round is open, as far as this leader knows."""
     listed_since_close: bool = False
-    """Whether all rows were listed since it is closing, and so all that entered it are known:
-    what is heard of nodes may be later than what is heard of the header."""
+    """True if all rows were listed since it is closing, so that all that entered it are known.
+
+    News of nodes may be later than news of the header.
+    """
     opened_at: float
-    """When the header's round was first seen."""
+    """Time at which the header's round was first seen."""
     blind_until: float
-    """Until when nodes of the round that nothing is known of may still run workers."""
+    """Time until which nodes of the round that nothing is known of may still run workers."""
     inherited_until: float
-    """Until when nodes of the round may run workers by another leader's grants."""
+    """Time until which nodes of the round may run workers by another leader's grants."""
     enough_since: float = math.inf
     """Since when the next round could begin, or be larger than this one."""
     seated: frozenset[str] = frozenset()
@@ -60,16 +62,18 @@ class Sight:
     absent: Mapping[str, int] = field(default_factory=dict)
     """The row, by its sequence, of each node that did not enter the round it had a place in."""
     first_seen: Mapping[str, float] = field(default_factory=dict)
-    """When rounds of an earlier epoch, by token, and their leaders were first told of."""
+    """Times at which rounds of an earlier epoch, by token, and their leaders were first
+    reported.
+    """
 
     @classmethod
     def at_start(cls, settings: Settings, now: float) -> Sight:
-        """The sight of a leader that has seen nothing yet."""
+        """Return the sight of a leader that has seen nothing yet."""
         hosts = Hosts(settings)
         return cls(idle_since=now, opened_at=now, blind_until=now, inherited_until=now, hosts=hosts)
 
     def with_header(self, header: Header | None, now: float) -> Sight:
-        """The header stands as it is from now on."""
+        """Return the sight after the header became this one."""
         old, new = self.header, replace(self, header=header)
         if header is None:
             return replace(new, idle_since=now, enough_since=math.inf) if old else new
@@ -79,7 +83,7 @@ class Sight:
         return new if header.token == self.token else new._with_token(header.token, now)
 
     def _with_token(self, token: str, now: float) -> Sight:
-        """Another round begins."""
+        """Return the sight at the beginning of another round."""
         forming = {key: nodes for key, nodes in self.forming.items() if key != token}
         return replace(
             self,
@@ -94,42 +98,46 @@ class Sight:
         )
 
     def with_round(self, number: int) -> Sight:
-        """Somebody speaks of a round of this number."""
+        """Return the sight after somebody mentioned a round of this number."""
         return replace(self, claimed=number) if number > self.claimed else self
 
     def with_places(self, token: str, nodes: Iterable[str]) -> Sight:
-        """This leader sets out to form a round of these nodes."""
+        """Return the sight when this leader sets out to form a round of these nodes."""
         return replace(self, forming={**self.forming, token: tuple(nodes)})
 
     def with_enough(self, now: float) -> Sight:
-        """There are nodes enough, now at the latest."""
+        """Return the sight when there are enough nodes, now at the latest."""
         return replace(self, enough_since=now) if now < self.enough_since else self
 
     def without_enough(self) -> Sight:
-        """There are too few nodes."""
+        """Return the sight when there are too few nodes."""
         return self if self.enough_since == math.inf else replace(self, enough_since=math.inf)
 
     def with_absent(self, node: str, sequence: int) -> Sight:
-        """The node, whose row is this one, did not enter the round in time."""
+        """Return the sight after the node with this row did not enter the round in time."""
         return replace(self, absent={**self.absent, node: sequence})
 
     def with_first_seen(self, names: Iterable[str], now: float) -> Sight:
-        """These rounds and leaders of an earlier epoch are told of, now at the latest."""
+        """Return the sight after these rounds and leaders of an earlier epoch were reported."""
         new = dict.fromkeys((name for name in names if name not in self.first_seen), now)
         return replace(self, first_seen={**self.first_seen, **new}) if new else self
 
     def with_loss(self, host: str, now: float) -> Sight:
-        """A node of this host was lost to the round."""
+        """Return the sight after a node of this host was lost to the round."""
         assert self.header is not None, "there is no round to be lost to"
         hosts = self.hosts.lose(host, self.header.number, now - self.opened_at, now)
         return self if hosts is self.hosts else replace(self, hosts=hosts)
 
     def with_stranger(self, until: float) -> Sight:
-        """A node that this leader does not account for was granted a beat."""
+        """Return the sight after a node that this leader does not account for was granted a
+        beat.
+        """
         return replace(self, blind_until=max(self.blind_until, until))
 
     def with_bound(self, end: float) -> Sight:
-        """No node of the round may run workers by others' grants any longer than that."""
+        """Return the sight when no node of the round may run workers by others' grants after
+        `end`.
+        """
         if self.blind_until <= end and self.inherited_until <= end:
             return self
         blind, inherited = min(self.blind_until, end), min(self.inherited_until, end)

@@ -1,12 +1,12 @@
-"""What the leader decides: pure, (view, now) -> (sight, one action or when to look again).
+"""Decides for the leader: pure, (view, now) -> (sight, one action or when to look again).
 
 A round is open, then closing, and then the next is formed. It is closed as soon as one of its
 nodes fails, goes or is lost, or others are to join. The next is formed once nobody can run
 workers of it any more: each of its nodes has reported, or its grant has run out. Only then is
 it decided what a failure means: workers also fail because a node was lost, which shows later.
 
-Nothing is waited for without an end, but for the end of a round that runs; docs/architecture.md
-has a table of what is waited for, who acts, and by when.
+Each wait has an end, except for the end of a round that runs; docs/architecture.md has a table of
+what is waited for, who acts, and by when.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # few rounds fail
     from torshrun.failure.root_cause import RootCause
 
 ON_PURPOSE = ("preempted", "stopped")
-"""How a node leaves that somebody told to."""
+"""Outcomes of a node that was told to leave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +77,17 @@ class Decision(NamedTuple):
     action: Action | None
     """The one thing to do now; decide again when it is done."""
     wake: float = math.inf
-    """When to decide again, if nothing is heard before."""
+    """Time to decide again, if no news comes before."""
     why: str = ""
-    """What is waited for, for people: "for the last call of nodes, at most 12 s more"; "" if for
-    nothing, but that the round ends."""
+    """Description for people of what is waited for: "for the last call of nodes, at most 12 s
+    more".
+
+    It is "" if only the end of the round is waited for.
+    """
 
 
 def decide(view: ClusterState, now: float) -> tuple[Sight, Decision]:
-    """What the leader remembers from now on, and what it is to do."""
+    """Return what the leader remembers from now on, and what it is to do."""
     _ = view.roster  # derived once for all that follows
     seen = view.with_sight(view.sight)
     decision = _decide(seen, now)
@@ -92,7 +95,7 @@ def decide(view: ClusterState, now: float) -> tuple[Sight, Decision]:
 
 
 def _decide(view: ClusterState, now: float) -> Decision:
-    """What to do now. `view` is this decision's own: it gets another sight on the way."""
+    """Return what to do now, and update the sight of `view`, which is this decision's own."""
     stop, header = view.wishes.stop, view.header
     if stop:
         return _conclude("stopped", stop.code, stop.reason)
@@ -111,7 +114,10 @@ def _wait(what: str, until: float, now: float) -> Decision:
 
 
 def _wait_to_stop(view: ClusterState, nodes: set[str]) -> Decision:
-    """Their agents have to, within the time that workers get; they are lost if they do not live."""
+    """Wait for the nodes' agents to stop their workers.
+
+    They must, within the time that workers get; nodes whose agents do not live are lost.
+    """
     others = f" and {len(nodes) - 1} more" if len(nodes) > 1 else ""
     return Decision(None, why=f"for {view.name(min(nodes))}{others} to stop the workers there")
 
@@ -125,8 +131,10 @@ def _grants_of(count: int) -> str:
 
 
 def _gather(view: ClusterState, now: float) -> Decision:
-    """The first round is formed when all are there, or some time after enough are. It is not the
-    first of the job if the store has lost what it held: some may still run workers then.
+    """Form the first round when all nodes are present, or some time after enough are.
+
+    It is not the first of the job if the store has lost its records: some nodes may still run
+    workers.
     """
     if view.roster.strays:
         return _wait_to_stop(view, view.roster.strays)
@@ -146,15 +154,17 @@ def _gather(view: ClusterState, now: float) -> Decision:
 
 
 def _last_call(view: ClusterState, now: float) -> float:
-    """Until when more nodes are waited for, now that there are enough."""
+    """Return until when more nodes are waited for, now that there are enough."""
     view.sight = view.sight.with_enough(now)
     return view.sight.enough_since + view.settings.last_call_timeout
 
 
 def _missing_of(earlier: list[NodeRow], view: ClusterState, now: float) -> tuple[int, float]:
-    """How many nodes of the last round told of are not here, and until when they may run workers.
-    Its leader could not go on for longer than a ttl without the first of its nodes that is here and
-    beats to it no more, nor after it has come here itself; what it granted ends a ttl later.
+    """Return how many nodes of the last reported round are missing, and until when they may run
+    workers.
+
+    Its leader could not continue for longer than a ttl without the first of its nodes that is here
+    and no longer beats to it, nor after it has come here itself; what it granted ends a ttl later.
     """
     if not earlier:
         return 0, now
@@ -170,7 +180,7 @@ def _missing_of(earlier: list[NodeRow], view: ClusterState, now: float) -> tuple
 
 
 def _form(view: ClusterState, now: float, history: History) -> Decision:
-    """The next round, if enough nodes are there."""
+    """Form the next round, if enough nodes are present."""
     seating = seat(view, now)
     if len(seating.nodes) < view.limits[0]:
         return _too_few(view, now, seating)
@@ -228,7 +238,7 @@ def _keep_open(view: ClusterState, header: Header, now: float) -> Decision:
 
 
 def _awaited(view: ClusterState) -> Iterator[tuple[float, str, str]]:
-    """Until when something is waited for, what, and what to say if it was in vain."""
+    """Yield until when something is waited for, what, and what to say if the wait timed out."""
     roster = view.roster
     for node in roster.apart:
         name = view.name(node)
@@ -242,12 +252,15 @@ def _awaited(view: ClusterState) -> Iterator[tuple[float, str, str]]:
 
 
 def _enter_by(view: ClusterState) -> float:
-    """A read and a write of a store that nodes do reach take so long; thousands take turns."""
+    """Return until when nodes may enter the round.
+
+    It allows for a read and a write of a store that nodes do reach; thousands take turns.
+    """
     return view.sight.opened_at + max(2 * view.settings.ttl, 10.0) + len(view.sight.seated) / 100
 
 
 def _departure(view: ClusterState) -> str:
-    """Who goes, or lost touch, and why; "" if nobody."""
+    """Return who leaves, or lost touch, and why; "" if nobody does."""
     roster = view.roster
     if not roster.going:
         return f"{view.name(min(roster.dropped))} lost touch with it" if roster.dropped else ""
@@ -297,7 +310,7 @@ def _change(view: ClusterState, header: Header, now: float) -> Decision:
 
 
 def _unfenced(view: ClusterState, now: float) -> Decision | None:
-    """What is waited for as long as workers of the round may run, as far as is known."""
+    """Return what to wait for as long as workers of the round may run; None if nothing."""
     roster = view.roster
     if roster.inside:
         return _wait_to_stop(view, roster.inside)
@@ -340,7 +353,10 @@ def _failed(view: ClusterState, cause: NodeRow, sequel: Sequel) -> Decision:
 
 
 def _cause_on_all_nodes(view: ClusterState) -> NodeRow:
-    """The report of the node where the root cause is, if one of its workers failed by itself."""
+    """Return the report of the node with the root cause, if one of its workers failed first.
+
+    If there is none, return the report that the others most likely follow from.
+    """
     finding = causes.found(view)
     blamed = finding.ranks[:1] if finding and finding.certainty != "undecided" else ()
     for node in view.roster.failures:
@@ -351,19 +367,20 @@ def _cause_on_all_nodes(view: ClusterState) -> NodeRow:
 
 
 def _root_cause(view: ClusterState) -> NodeRow:
-    """The report that the others most likely follow from; of equal ones the first."""
+    """Return the report that the others most likely follow from; of equal ones the first."""
     reports = [view.roster.reports[node] for node in view.roster.failures]
     return min(reports, key=_remoteness)
 
 
 def _remoteness(row: NodeRow) -> tuple[bool, bool, bool]:
-    """How likely it is that a failure follows from another one."""
+    """Return a sort key that grows with how likely a failure follows from another one."""
     return row.follows, row.signo not in FIRST_CAUSES, row.outcome == "hung"
 
 
 def _describe(view: ClusterState, cause: NodeRow) -> str:
-    """Whose fault it was, as the root cause has it: what the node whose exit code counts has seen
-    is not all, and it may be another's fault.
+    """Describe the failure, and the fault as the root cause has it.
+
+    The node whose exit code counts has not seen everything, and another may be at fault.
     """
     finding = causes.found(view)
     if finding and finding.ranks and not _tells_of(cause, finding):
@@ -373,7 +390,7 @@ def _describe(view: ClusterState, cause: NodeRow) -> str:
 
 
 def _tells_of(row: NodeRow, finding: RootCause) -> bool:
-    """Whether the node says how a rank that is to blame ended, and takes it for the same."""
+    """Return whether the node says how a rank at fault ended, and of the same kind."""
     found = _MANNER.match(row.cause)
     if not found:
         return not row.cause.startswith(("rank ", "ranks ", "no rank"))

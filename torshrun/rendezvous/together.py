@@ -45,7 +45,10 @@ _REFUSALS = 4  # how often in a row a host has to say, within a ttl, that nobody
 
 @dataclass(eq=False)
 class Together(Rendezvous):
-    """This node's part in the job: its way to the store, its hub, and its part in each epoch."""
+    """Holds this node's part in the job.
+
+    That is its way to the store, its hub, and its part in each epoch.
+    """
 
     config: RendezvousConfig
     settings: Settings
@@ -89,7 +92,10 @@ class Together(Rendezvous):
         return self._part.common_clock(at)
 
     def replace(self, node: str) -> bool:
-        """Not where the store may go with the node, or another cannot have its rank."""
+        """Ask a node to leave if another can take its place. Return whether it was asked.
+
+        It is not if the store may go with the node, or if no other node can have its rank.
+        """
         backend, meeting = self.config.backend, self._meeting
         outlives = meeting is not None and (backend == "etcd" or meeting.is_host)
         is_host = backend != "etcd" and node == self._node
@@ -107,7 +113,10 @@ class Together(Rendezvous):
         self._post(event)
 
     def _end_for_all(self, code: int, reason: str) -> None:
-        """If the store is served here, the others cannot go on without it."""
+        """End the job for all nodes if the store is served here.
+
+        They cannot continue without it.
+        """
         if self._meeting and self._meeting.is_host and self._store:
             wanted = rows.StopWanted(code=code, reason=f"{reason}, which serves the job's store")
             asking = self._ask_to_stop(self._store, wanted)
@@ -130,7 +139,7 @@ class Together(Rendezvous):
         self._ports.release()
 
     async def serve_store(self, place: NodeAssignment) -> ServedStore:
-        """The round's store for this node's workers. StoreError when it cannot be served."""
+        """Serve the round's store to this node's workers. Raise StoreError if that fails."""
         assert self._hub is not None  # it is there before any place is
         self._ports.release()
         if place.node_rank == 0:
@@ -139,7 +148,7 @@ class Together(Rendezvous):
         return await self._hub.forward_round(place.round, place.store_node, place.store_endpoint)
 
     async def _meet(self) -> Store:
-        """The store, once it answers."""
+        """Return the store, once it answers."""
         config, say = self.config, self._part.say
         if config.access.password and not config.access.tls:
             say(_IN_CLEAR)
@@ -155,7 +164,7 @@ class Together(Rendezvous):
         return meeting.store
 
     async def _prepare(self, store: Store, epoch: Epoch) -> tuple[NodeFacts, AgentServer]:
-        """What this node is reached by in an epoch, in which `store` signs."""
+        """Prepare how this node is reached in an epoch, in which `store` signs."""
         config = self.config
         address = config.local_addr or await self._own_address()
         self._store = store
@@ -173,8 +182,9 @@ class Together(Rendezvous):
         return facts, self._hub
 
     async def _own_address(self) -> str:
-        """This host's, as others reach it, once there is a way to where the nodes meet: that may be
-        the name of this pod, which Kubernetes' DNS learns only after a while.
+        """Return this host's address as others reach it, once there is a way to the rendezvous.
+
+        Its endpoint may be the name of this pod, which Kubernetes' DNS learns only after a while.
         """
         config = self.config
         private = not config.secret  # then a store at localhost is for this host alone
@@ -189,7 +199,7 @@ class Together(Rendezvous):
         return await patiently(names, attempt, config.join_timeout, self._part.say)
 
     async def _watch_host(self, meeting: RendezvousStore) -> None:
-        """End when the store's host says that nobody serves it any more: it does not come back."""
+        """End when the store's host reports that it is no longer served: it does not come back."""
         ttl, refusals = self.settings.ttl, 0
         while refusals < _REFUSALS:
             await asyncio.sleep(ttl / _REFUSALS)
@@ -210,7 +220,7 @@ class Together(Rendezvous):
 
 
 def remarks(config: RendezvousConfig, meeting: RendezvousStore) -> Iterator[str]:
-    """What people are to know of the store, and of who can do what to the job."""
+    """Yield what people must know of the store, and of who can do what to the job."""
     is_private = not config.secret and all(is_loopback(place.host) for place in config.endpoints)
     if meeting.is_host:
         whom = ", for this host alone (localhost, and no secret)" if is_private else ""

@@ -16,14 +16,17 @@ Items = Sequence[tuple[str, bytes, int]]
 
 @dataclass(eq=False)
 class WatchCache:
-    """Keeps up with the keys under a prefix. Listings and changes are told in a sound order."""
+    """Keeps up with the keys under a prefix.
+
+    Listings and changes are passed on in a sound order.
+    """
 
     asking: Asking
     prefix: str
     on_change: Callable[[str, bytes | None, int], None]
     """Gets the value None for a key that is gone."""
     on_listing: Callable[[Items], None] | None = None
-    """Takes each listing as a whole; None tells `on_change` of each key that is listed or gone."""
+    """Takes each listing as a whole; if None, `on_change` gets each key that is listed or gone."""
 
     def __post_init__(self) -> None:
         self._prefix = self.asking.key(self.prefix)

@@ -12,12 +12,18 @@ ROOM = 1 << 40
 
 
 class CommitMemory:
-    """A file without a name, of which this process keeps the descriptor: it takes memory only where
-    workers have written, is of a size that nobody can change, and is gone with the last process
-    that has it open. Workers open it by way of this process's descriptor."""
+    """Provides a file without a name, of which this process keeps the descriptor.
+
+    The file takes memory only where workers have written, has a size that nobody can change, and
+    vanishes with the last process that has it open. Workers open it through this process's
+    descriptor.
+    """
 
     def __init__(self, workers: int, namespace: bool = False) -> None:
-        """namespace: workers are in one of their own."""
+        """Create the memory.
+
+        `namespace` says whether the workers are in a PID namespace of their own.
+        """
         self._descriptor = os.memfd_create("torsh-commits", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._namespace = namespace
         self._is_there = True
@@ -29,12 +35,15 @@ class CommitMemory:
         fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, seals)
 
     def inherited(self) -> tuple[int, ...]:
-        """What is to be passed on to workers behind their standard streams."""
+        """Return the descriptors to pass on to workers after their standard streams."""
         return (self._descriptor,) if self._namespace else ()
 
     def told(self) -> str:
-        """What workers are told, so that they do not take something else for it; "" if there is
-        no room for them."""
+        """Return "path:device:inode", by which workers open this memory and take no other file for
+        it.
+
+        Return "" if there is no room for their commits.
+        """
         if not self._is_there:
             return ""
         status = os.fstat(self._descriptor)

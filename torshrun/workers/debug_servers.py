@@ -1,4 +1,4 @@
-"""Whether workers can serve debugpy: tried before any of them starts."""
+"""Checks that workers can serve debugpy, before any of them starts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LOOK = "import importlib.util, sys; sys.exit(importlib.util.find_spec('debugpy'
 
 
 def check(spec: WorkerSpec, first: Address) -> None:
-    """Raises ConfigError if debugpy is not installed, or if a port from `first` on is taken."""
+    """Raise ConfigError if debugpy is not installed, or if a port from `first` on is taken."""
     python = spec.argv[0]
     if not _has_debugpy(python, spec):
         raise ConfigError(

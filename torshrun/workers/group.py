@@ -35,7 +35,7 @@ STACKS_BOUND = 0.2
 NOTES_BOUND = 0.5
 """Seconds likewise for what runs in their Python itself."""
 STACK_BYTES = 1 << 16
-"""How much is read of a stack."""
+"""Bytes of a stack file that are read at most."""
 SWEEP_BOUND = 5.0
 """Seconds that processes may take to die of SIGKILL before they count as unkillable."""
 ENDING_BOUND = 60.0
@@ -46,21 +46,21 @@ DRAIN_STALL = 1.0
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """One worker, from its start on."""
+    """Holds what is known of a worker, from its start on."""
 
     assignment: Assignment
     streams: tuple[Stream, ...]
-    """Its stdout and its stderr; one stream where both are read together."""
+    """Streams of its stdout and stderr; a single one where both are read together."""
     started: float = field(default_factory=time.monotonic)
     pid: int = 0
     """0 while it is being started."""
     alive: bool = True
-    """Whether it runs its program, or is being started."""
+    """True while it runs its program or is being started."""
     status: int = 0
-    """How it ended, as waitpid gives it."""
+    """Exit status, in the format of waitpid."""
     seconds: float = 0.0
     stopped: bool = False
-    """Whether it ended after it had been asked to stop."""
+    """True if it ended after it had been asked to stop."""
     peak_rss_kib: int = 0
 
     @property
@@ -69,51 +69,53 @@ class Worker:
 
     @property
     def was_killed(self) -> bool:
-        """Whether a signal has ended it."""
+        """Return whether it was ended by a signal."""
         return os.WIFSIGNALED(self.status)
 
     @property
     def output(self) -> int:
-        """Bytes that have come from its stdout and stderr."""
+        """Return how many bytes have been read from its stdout and stderr."""
         return sum(stream.received for stream in self.streams)
 
 
 class Listener(Protocol):
-    """Is told, in order, what becomes of a round's workers."""
+    """Receives, in order, the events of a round's workers."""
 
     def on_started(self) -> None:
-        """Every worker's program runs."""
+        """Handle that the programs of all workers run."""
 
     def on_not_started(self, worker: Worker, report: reports.SpawnFailed) -> None:
-        """A worker's program could not be started, and trying again will not help."""
+        """Handle that a worker's program could not be started, and that a retry will not help."""
 
     def on_end(self, worker: Worker) -> None:
-        """A worker runs no more. Its process may take a while to end after that."""
+        """Handle that a worker no longer runs. Its process may take a while to end after that."""
 
     def on_exit(self, worker: Worker) -> None:
-        """A worker's process has ended, and all facts about it are known."""
+        """Handle that a worker's process has ended, and that all facts about it are known."""
 
     def on_killed(self) -> None:
-        """The grace is over: workers that still run are killed."""
+        """Handle the end of the grace period: workers that still run are killed."""
 
     def on_leftovers(self, stage: Stage, names: Sequence[str], seconds: float) -> None:
-        """All workers have ended well, but not these processes of theirs, as a person would name
-        them: so they stand, for so many seconds.
+        """Handle that all workers have ended well, but left the processes called `names` running.
+
+        They remain at this stage for `seconds`.
         """
 
     def on_stopped(self, unkillable: tuple[str, ...]) -> None:
-        """No process of the round is left, but for those that outlived SIGKILL, as a person would
-        name them. Some output may still be on its way: see drain().
+        """Handle that no process of the round is left, except those that survived SIGKILL.
+
+        `unkillable` describes these for people. Some output may still be on its way: see drain().
         """
 
     def on_dead_man(self) -> None:
-        """The keeper killed all workers, because the agent did not renew its lease in time."""
+        """Handle that the keeper killed all workers: the agent did not renew its lease in time."""
 
     def on_keeper_answer(self) -> None:
-        """The keeper answers, whom KeeperWatchdog has asked."""
+        """Handle the keeper's answer to KeeperWatchdog's question."""
 
     def on_keeper_lost(self) -> None:
-        """The keeper is gone, and direct workers with it. Nothing more is told."""
+        """Handle that the keeper is gone, and its workers with it. No more calls follow."""
 
 
 @dataclass(eq=False)
@@ -201,8 +203,10 @@ class WorkerGroup:
             self._kill_timer = self.loop.call_later(grace, self._sweep)
 
     async def have_got(self, signo: int) -> bool:
-        """Whether a scheduler that signals all processes of the job sends this signal: then the
-        keeper gets it, too, which blocks all, and nobody else sends it one.
+        """Return whether a scheduler that signals all processes of the job sends this signal.
+
+        In that case the keeper gets it as well. It blocks all signals, and nobody else sends it
+        one.
         """
         deadline = self.loop.time() + REACH_BOUND
         while not holds_back(self.keeper.pid, signo):
@@ -212,9 +216,10 @@ class WorkerGroup:
         return True
 
     def finish(self, signo: int, grace: float) -> None:
-        """End a round whose workers have all ended well: what they left running may end by itself
-        for `grace` seconds, or not at all after SIGKILL, and gets SIGTERM then, or now if that is
-        the signal.
+        """End a round whose workers have all ended well.
+
+        What they left running may end without a signal for `grace` seconds. Then it gets SIGTERM,
+        or at once if `signo` is SIGTERM. With SIGKILL it is killed at once.
         """
         if self.standbys:
             self.standbys.pause()
@@ -232,14 +237,15 @@ class WorkerGroup:
         self.listener.on_leftovers(stage, named(pids), seconds)
 
     def send(self, signo: int) -> None:
-        """To all workers and what they have started."""
+        """Send a signal to all workers and to what they have started."""
         if not self._closed:
             self.keeper.signal(reports.ALL, signo)
             self._flush()
 
     def notify(self, signo: int, *, handled_only: bool = False) -> None:
-        """To workers, or those that handle it, but not to what they have started, which mostly
-        would die of it.
+        """Send a signal to all workers, or only to those that handle it.
+
+        What they have started does not get it: most of these processes would die of it.
         """
         if self._closed:
             return
@@ -267,8 +273,9 @@ class WorkerGroup:
         await self._wait_for_notes([each for _, each in asked])
 
     async def _wait_for_notes(self, asked: Sequence[Worker]) -> None:
-        """Of what exception was on its way: those note it that run Python, and those that wait in a
-        collective do not.
+        """Wait until the workers have noted which exceptions were on their way.
+
+        Only workers that run Python note them; those that wait in a collective do not.
         """
         able = [worker for worker in asked if worker.alive and _runs_python(worker)]
         deadline = self.loop.time() + NOTES_BOUND
@@ -282,7 +289,7 @@ class WorkerGroup:
         await self.pump.finish(partial(self.pump.drain, streams), lambda: DRAIN_STALL)
 
     def alive(self) -> tuple[int, ...]:
-        """Ranks of the workers that have not ended."""
+        """Return the ranks of the workers that have not ended."""
         pending = (worker for worker, _ in self._pending)
         started = (worker for worker in self._present.values() if worker.alive)
         return tuple(worker.rank for worker in (*started, *pending))
@@ -437,7 +444,7 @@ def _can_leave_stack(worker: Worker) -> bool:
 
 
 def _stack_size(worker: Worker) -> int:
-    """Bytes of the stack that it has left; 1 if it has ended, and leaves no more."""
+    """Return how many bytes of its stack a worker has written; 1 if it will write no more."""
     try:
         return os.lstat(worker.assignment.worker.stack_file).st_size if worker.alive else 1
     except OSError:
@@ -445,7 +452,7 @@ def _stack_size(worker: Worker) -> int:
 
 
 def _runs_python(worker: Worker) -> bool:
-    """Whether it may be outside of any collective, as far as its stack tells."""
+    """Return whether the worker may be outside of any collective, judging by its stack."""
     from torshrun.failure.blocked_at import from_stack
 
     found = from_stack(read_text(worker.assignment.worker.stack_file, STACK_BYTES))

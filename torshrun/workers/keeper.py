@@ -23,9 +23,9 @@ from torshrun.workers.processes import kill, named, wait_for
 from torshrun.workers.spec import encoded, encoded_environment
 
 ALL = 0xFFFFFFFF
-"""Stands for every worker where a worker's id is asked for."""
+"""Id that stands for all workers."""
 PING, LEFTOVERS = 1, 2
-"""Why it is asked who is left: the tags of ask_left()."""
+"""Tags of ask_left(), which say why the keeper is asked."""
 
 _TWO = struct.Struct("=II")
 _INSIDE = struct.Struct("=iib")
@@ -47,7 +47,7 @@ class Spawned(NamedTuple):
 
     worker_id: int
     pid: int
-    """As this process sees it, even if the worker is in a namespace."""
+    """Process id as this process sees it, even if the worker is in a namespace."""
 
 
 class SpawnFailed(NamedTuple):
@@ -56,7 +56,7 @@ class SpawnFailed(NamedTuple):
     worker_id: int
     errno: int
     stage: str
-    """What failed, of _STAGES; a "request" did not make sense to the keeper."""
+    """Step that failed, one of _STAGES; "request" if the keeper could not decode the request."""
 
 
 class Ending(NamedTuple):
@@ -66,7 +66,7 @@ class Ending(NamedTuple):
 
     worker_id: int
     status: int
-    """As waitpid will give it; never 0."""
+    """Status that waitpid will return; never 0."""
 
 
 class Exited(NamedTuple):
@@ -74,7 +74,7 @@ class Exited(NamedTuple):
 
     worker_id: int
     status: int
-    """As waitpid gives it."""
+    """Status that waitpid returned."""
     peak_rss_kib: int
 
 
@@ -83,11 +83,11 @@ class Swept(NamedTuple):
 
     tag: int
     unkillable: tuple[str, ...]
-    """Those that outlived SIGKILL until the sweep's bound, as a person would name them."""
+    """Descriptions of the processes that survived SIGKILL until the sweep's bound."""
 
 
 class Left(NamedTuple):
-    """Answers ask_left()."""
+    """Answers a call of ask_left()."""
 
     tag: int
     pids: tuple[int, ...]
@@ -106,7 +106,7 @@ Report = Spawned | SpawnFailed | Ending | Exited | Swept | Left | DeadManFired |
 
 
 def find_keeper() -> str:
-    """Path of the keeper's executable. Raises BackendUnavailable when it was not built."""
+    """Return the path of the keeper's executable. Raise BackendUnavailable if it was not built."""
     installed = [f"{folder}/torshrun/keeper" for folder in sys.path if folder]
     for folder in [*torshrun.keeper.__path__, *installed]:  # an editable install is in two places
         path = f"{folder}/torsh-keeper"
@@ -159,7 +159,7 @@ class Keeper:
         return keeper
 
     def fileno(self) -> int:
-        """The descriptor that becomes readable when receive() has something to give."""
+        """Return the descriptor that becomes readable when receive() has something to return."""
         return self._socket.fileno()
 
     def spawn(
@@ -193,18 +193,20 @@ class Keeper:
         self._send(b"O" + struct.pack("=Iii", worker_id, pid, outer_pid))
 
     def take(self, worker_id: int) -> None:
-        """One that is parked is a worker from now on."""
+        """Turn a parked process into a worker."""
         self._send(b"T" + _TWO.pack(worker_id, 0))
 
     def signal(self, worker_id: int, signo: int, *, alone: bool = False) -> None:
-        """To the process group of a worker, or of ALL that are alive and not parked; `alone`, to
-        them only.
+        """Send a signal to the process group of a worker, or of ALL that are alive and not parked.
+
+        With `alone`, only the processes themselves get it, not their groups.
         """
         self._send((b"N" if alone else b"K") + _TWO.pack(worker_id, signo))
 
     def sweep(self, tag: int, bound: float) -> None:
-        """SIGKILL all workers and what they left, but nobody who is parked. Answered by Swept,
-        after the Exited of each.
+        """Kill all workers and what they left with SIGKILL, except parked processes.
+
+        The answer is a Swept, after an Exited for each. `bound` is in seconds.
         """
         self._send(b"W" + _TWO.pack(tag, int(bound * 1000)))
 
@@ -241,7 +243,7 @@ class Keeper:
         return True
 
     def receive(self) -> list[Report]:
-        """The reports that have come, in order; none if there are none yet."""
+        """Return the reports that have come, in order; an empty list if there are none yet."""
         if self._lost:
             return []
         self._lost = not self._read()
@@ -264,7 +266,7 @@ class Keeper:
         return False
 
     def _await_namespace(self) -> None:
-        """The process that was started makes way for a child of this one in the namespace."""
+        """Replace the process that was started by its child in the namespace."""
         self._socket.settimeout(_START_BOUND)
         with suppress(OSError):
             while not (taken := self._incoming.take()) and (data := self._socket.recv(65536)):
@@ -315,7 +317,7 @@ def _decode(taken: bytes) -> Report:
 
 
 def _cpu_mask(cpus: Collection[int]) -> bytes:
-    """A bit for each processor, in as many longs as it takes."""
+    """Return a bit mask of the processors, in as many 64-bit words as it takes."""
     bits = sum(1 << cpu for cpu in set(cpus))
     longs = [bits >> shift & (2**64 - 1) for shift in range(0, bits.bit_length(), 64)]
     return struct.pack(f"={len(longs)}Q", *longs)

@@ -36,7 +36,7 @@ class KeeperWatchdog:
         self._asked = self._ticked = time.monotonic()
 
     def tick(self) -> None:
-        """Is to be called once a second or more often."""
+        """Ask the keeper or count its silence; to be called at least once a second."""
         now = time.monotonic()
         passed, self._ticked = min(now - self._ticked, LONGEST_TICK), now
         if self._waiting:

@@ -1,4 +1,4 @@
-"""What workers that have ended well leave running: it may end by itself before it is killed."""
+"""Gives processes that workers left running time to end, before they are killed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torshrun.procfs import tree
 from torshrun.workers.keeper import LEFTOVERS, Keeper
 
 QUIET = 1.0
-"""Seconds in which helpers may end of which nobody need know."""
+"""Seconds in which helpers may end without a message."""
 LAST_GRACE = 5.0
 """Seconds between SIGTERM and SIGKILL."""
 MOST_NAMED = 8
@@ -23,7 +23,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.005, 0.1
 """Seconds between two looks."""
 
 Stage = Literal["left", "terminated", "killed"]
-"""What becomes of them: they are given time, got SIGTERM, or are about to get SIGKILL."""
+"""Stage of the processes: they are given time, got SIGTERM, or are about to get SIGKILL."""
 
 
 @dataclass(eq=False)
@@ -35,9 +35,9 @@ class Leftovers:
     grace: float
     """Seconds until they get SIGTERM; with 0 they get SIGKILL at once."""
     tell: Callable[[Stage, Sequence[int], float], None]
-    """Is told their pids, and the seconds until the next stage."""
+    """Called with their pids, and the seconds until the next stage."""
     over: Callable[[], None]
-    """Is called when none is left, or what is left is to be killed."""
+    """Called when none is left, or what is left is to be killed."""
     _terminated: set[int] = field(default_factory=set)
     _pause: float = FIRST_PAUSE
     _told: bool = False
@@ -59,7 +59,7 @@ class Leftovers:
             self._next.cancel()
 
     def take(self, pids: Sequence[int]) -> None:
-        """These are left, as the keeper says; it was asked."""
+        """Handle the keeper's answer, which is that the processes `pids` are left."""
         now = self.loop.time()
         if not pids or now >= self._kill_at:
             if pids:
@@ -89,7 +89,7 @@ class Leftovers:
 
 
 def describe(stage: Stage, names: Sequence[str], seconds: float) -> str:
-    """For people."""
+    """Describe a stage in a sentence for people."""
     who = ", ".join(names[:MOST_NAMED]) + (", …" if len(names) > MOST_NAMED else "")
     if stage == "left":
         return (

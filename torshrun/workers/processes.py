@@ -15,7 +15,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def named(pids: Iterable[int]) -> tuple[str, ...]:
-    """Processes as a person would name them: "1234 (python3, state D)", where they still are."""
+    """Return descriptions of processes: "1234 (python3, state D)", or the pid if it is gone."""
     stats = ((pid, procfs.read_stat(pid)) for pid in pids)
     return tuple(
         f"{pid} ({stat.name}, state {stat.state})" if stat else str(pid) for pid, stat in stats
@@ -23,7 +23,7 @@ def named(pids: Iterable[int]) -> tuple[str, ...]:
 
 
 def children() -> list[int]:
-    """Pids of this process's children, those that have ended but were not waited for included."""
+    """Return the pids of this process's children, also of those that ended but were not reaped."""
     if Path("/proc/thread-self/children").exists():
         return procfs.children(os.getpid())
     import psutil  # a kernel built without it: looks at all processes
@@ -44,7 +44,10 @@ def become_subreaper() -> None:
 
 
 def kill_descendants(bound: float) -> tuple[str, ...]:
-    """SIGKILL all descendants, for `bound` seconds at most. Names those that are left."""
+    """Kill all descendants with SIGKILL, for `bound` seconds at most.
+
+    Describe those that are left.
+    """
     deadline = time.monotonic() + bound
     while pids := children():
         if time.monotonic() >= deadline:
@@ -57,8 +60,10 @@ def kill_descendants(bound: float) -> tuple[str, ...]:
 
 
 def reap_orphans(own: int = 0) -> None:
-    """Reap children that have ended and that this process did not start: as process 1, or as a
-    subreaper, it is given those of others. `own`, which it did start, stays for wait_for().
+    """Reap children that have ended and that this process did not start.
+
+    As process 1, or as a subreaper, it inherits those of others. `own`, which it did start, is left
+    for wait_for().
     """
     flags = os.WEXITED | os.WNOHANG
     with contextlib.suppress(ChildProcessError):
@@ -67,7 +72,7 @@ def reap_orphans(own: int = 0) -> None:
 
 
 def wait_for(pid: int, timeout: float) -> bool:
-    """Reap this child; whether it had ended within `timeout` seconds."""
+    """Reap this child, and return whether it had ended within `timeout` seconds."""
     deadline = time.monotonic() + timeout
     pause = 0.0005
     while True:

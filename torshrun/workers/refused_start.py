@@ -1,4 +1,4 @@
-"""Why the kernel would not start a program, in words that say more than its error's name."""
+"""Explains why the kernel would not start a program, beyond the name of the error."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LONGEST_LINE = 256
 
 
 def why_refused(program: str, number: int) -> str:
-    """`number` is the error of exec."""
+    """Explain why exec of `program` failed with the error `number`."""
     first = _first_line(program)
     if number == errno.ENOEXEC and not first.startswith(b"\x7fELF"):
         return "it has no first line like #!/bin/sh, and is no program by itself"

@@ -1,4 +1,4 @@
-"""What one worker is to be: its command, its whole environment and its place in the job."""
+"""Defines a worker: its command, its whole environment and its place in the job."""
 
 from __future__ import annotations
 
@@ -36,23 +36,26 @@ _HOST_NAME = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(?:\.{_LABEL})*\.?", re.ASCII
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
-    """What the job's workers are made from, the same in every round."""
+    """Holds what the job's workers are made from, which is the same in every round."""
 
     argv: tuple[str, ...]
     """The command; argv[0] is the program's path, ${local_rank} is each worker's own."""
     environ: Mapping[str, str]
-    """What all workers inherit, before their own places are added."""
+    """Environment that all workers inherit, before their own places are added."""
     own_environ: tuple[Mapping[str, str], ...]
-    """What each local rank has besides; it wins over its place."""
+    """Further variables of each local rank; they take precedence over its place."""
     cpus: tuple[CpuSet, ...]
     """The processors of each local rank; an empty set is no binding."""
     timer_file: str = ""
     """The pipe into which workers write torch's file timers; "" is none."""
     debugpy: Address | None = None
-    """Where the first worker serves it, and the others at the ports behind; None is nowhere."""
+    """Address at which the first worker serves it. Others use the ports after it.
+
+    None is nowhere.
+    """
 
     def command(self, local_rank: int) -> tuple[str, ...]:
-        """A worker's argv."""
+        """Return the argv of a worker."""
         words = (word.replace("${local_rank}", str(local_rank)) for word in self.argv)
         if self.debugpy is None:
             return tuple(words)
@@ -65,8 +68,10 @@ class WorkerSpec:
     def from_config(
         cls, config: LaunchConfig, environ: Mapping[str, str], allowed: CpuSet, root: Path = ROOT
     ) -> WorkerSpec:
-        """`environ` is the agent's own, `allowed` are the processors that it may use, and `root`
-        holds /sys, /proc and /dev. Raises ConfigError when this machine cannot place the workers.
+        """Return the spec of the workers that `config` describes.
+
+        `environ` is the agent's own, `allowed` are the processors that it may use, and `root` holds
+        /sys, /proc and /dev. Raise ConfigError if this machine cannot place the workers.
         """
         inherited = _inherited(config, environ)
         encoded_environment(inherited)
@@ -93,7 +98,10 @@ def _inherited(config: LaunchConfig, environ: Mapping[str, str]) -> dict[str, st
 
 
 def python_path(environ: Mapping[str, str]) -> str:
-    """PYTHONPATH for a worker that inherits `environ`: startup's hook first, and only once."""
+    """Return PYTHONPATH for a worker that inherits `environ`.
+
+    Startup's hook is first, and only once.
+    """
     entries = environ["PYTHONPATH"].split(os.pathsep) if environ.get("PYTHONPATH") else []
     return os.pathsep.join([_HOOK, *(entry for entry in entries if entry != _HOOK)])
 
@@ -113,7 +121,7 @@ def _command(config: LaunchConfig, environ: Mapping[str, str]) -> tuple[str, ...
 
 
 def _python(environ: Mapping[str, str]) -> str:
-    """The workers' interpreter: this one, or the one that PYTHON_EXEC names."""
+    """Return the workers' interpreter: this one, or the one that PYTHON_EXEC names."""
     name = environ.get("PYTHON_EXEC")
     if not name:
         return sys.executable
@@ -142,7 +150,7 @@ def _bind(
 def _own_environ(
     config: LaunchConfig, environ: Mapping[str, str], usable: Sequence[CpuSet], root: Path
 ) -> tuple[Mapping[str, str], ...]:
-    """`usable` are the processors that each local rank may run on."""
+    """Return variables of each local rank; `usable` are the processors that it may run on."""
     quota = min(cpu_quota(root), allocated_cpus(environ))
     own = [{"OMP_NUM_THREADS": str(number)} for number in threads(usable, quota)]
     if "OMP_NUM_THREADS" in environ:
@@ -159,7 +167,7 @@ def _own_environ(
 
 
 def threads(usable: Sequence[CpuSet], quota: float) -> tuple[int, ...]:
-    """How many threads keep each worker to its processors, and all to `quota`; at least 1."""
+    """Return how many threads keep a worker to its processors, and all to `quota`; at least 1."""
     sharing = Counter(usable)
     share = quota / len(usable)
     return tuple(max(1, int(min(len(own) // sharing[own], share))) for own in usable)
@@ -167,22 +175,24 @@ def threads(usable: Sequence[CpuSet], quota: float) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """One worker, complete at birth."""
+    """Describes a worker completely, as it is to be started."""
 
     worker: WorkerEnv
     argv: tuple[str, ...]
-    """Its command; argv[0] is the program's path."""
+    """Command line; argv[0] is the program's path."""
     environ: Mapping[str, str]
     cpus: CpuSet
     """The processors that it is bound to; empty is no binding."""
     folder: str
-    """Its own directory, for what is kept of its output; the agent alone writes there."""
+    """Directory of this worker for its output; only the agent writes there."""
 
 
 def assign(spec: WorkerSpec, first: WorkerEnv, folder: str) -> tuple[Assignment, ...]:
-    """The assignments of this node's workers, in the order of their local ranks. `first` is the
-    place of the first one but for its error file, and `folder` the attempt's directory if output is
-    kept. Raises ConfigError for what no worker should be told: some of it comes from other nodes.
+    """Return the assignments of this node's workers, in the order of their local ranks.
+
+    `first` is the place of the first worker without its error file, and `folder` the attempt's
+    directory if output is kept. Raise ConfigError for values that no worker should get: some come
+    from other nodes.
     """
     _check(first)
     return tuple(_assignment(spec, first, folder, rank) for rank in range(first.local_world_size))
@@ -199,7 +209,7 @@ def _check(place: WorkerEnv) -> None:
 
 
 def _is_host(text: str) -> bool:
-    """Whether it is a name that DNS or /etc/hosts can have, or an IP address."""
+    """Return whether it is a name that DNS or /etc/hosts can have, or an IP address."""
     if _HOST_NAME.fullmatch(text):
         return True
     try:
@@ -229,14 +239,18 @@ def _assignment(spec: WorkerSpec, first: WorkerEnv, folder: str, local_rank: int
 
 
 def _slurms(place: WorkerEnv, environ: Mapping[str, str]) -> dict[str, str]:
-    """What srun would have told this worker, for programs that ask Slurm who they are: otherwise
-    they find torshrun's own task.
+    """Return the variables that srun would have set for this worker.
+
+    Programs that ask Slurm for their place would otherwise find that of torshrun's own task.
     """
     return {name: str(getattr(place, of)) for name, of in SLURM_PLACE.items() if name in environ}
 
 
 def encoded(what: str, text: str) -> bytes:
-    """Its bytes, ended by NUL. ConfigError says `what` it is, never the text: it may be secret."""
+    """Return the bytes of `text`, ended by NUL.
+
+    Raise ConfigError if there are none. It names `what` it is, never the text, which may be secret.
+    """
     try:
         data = os.fsencode(text)
     except UnicodeEncodeError:
@@ -247,7 +261,7 @@ def encoded(what: str, text: str) -> bytes:
 
 
 def encoded_environment(environ: Mapping[str, str]) -> list[bytes]:
-    """NAME=value for each variable, as encoded() has it. Raises ConfigError as that does."""
+    """Return NAME=value for each variable, as encoded() does. Raise ConfigError as that does."""
     for name in environ:
         if not name or "=" in name:
             raise ConfigError(f"no environment variable can have the name {name!r}")

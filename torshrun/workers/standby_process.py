@@ -23,7 +23,7 @@ _BUFFER = 1 << 20
 
 
 class StandbyProcess:
-    """One such process."""
+    """Represents a process that waits to become a worker."""
 
     def __init__(
         self,
@@ -32,8 +32,10 @@ class StandbyProcess:
         hear: Callable[[StandbyProcess, Mapping[str, Any]], None],
         lose: Callable[[StandbyProcess], None],
     ) -> None:
-        """`hear` gets what it says; `lose` is called when it can say nothing any more. Raises
-        OSError when there is no descriptor left.
+        """Create the connection to the process.
+
+        `hear` is called with each message of the process, and `lose` when no more can come. Raise
+        OSError if no descriptor is left.
         """
         self.worker_id = worker_id
         """What the keeper knows it by."""
@@ -53,7 +55,7 @@ class StandbyProcess:
         loop.add_reader(self._mine, self._receive)
 
     def send(self, facts: Mapping[str, Any], descriptors: Sequence[int] = ()) -> bool:
-        """Whether all of it went; if not, the process is of no use any more."""
+        """Send a message; return whether all of it went. If not, the process is of no more use."""
         data = frame(json.dumps(facts).encode())
         try:
             return socket.send_fds(self._mine, [data], descriptors) == len(data)
@@ -72,8 +74,10 @@ class StandbyProcess:
             self._hear(self, message)
 
     def _read(self) -> Iterator[Mapping[str, Any]]:
-        """The messages that are whole with the next piece. No more of them: whoever says something
-        without end is not to keep the loop from all others.
+        """Yield the messages that the next piece completes.
+
+        Only a single piece is read: a process that sends without end must not keep the loop from
+        others.
         """
         try:
             self._take_in()

@@ -22,11 +22,11 @@ processors."""
 ROOM = 64 << 20
 """Bytes of memory that must be left for each standby: what it will not share with others."""
 IMPORTS = "TORSH_IMPORTS"
-"""Tells a worker in which file to note what it imports."""
+"""Variable that names the file in which a worker is to note its imports."""
 
 
 class Standbys:
-    """All of this node: some for each kind of worker, from a zygote of their own."""
+    """Manages this node's standbys: some for each kind of worker, from a zygote of their own."""
 
     def __init__(
         self,
@@ -35,7 +35,10 @@ class Standbys:
         on_ready: Callable[[int, Sequence[str]], None],
         around: ZygoteServices,
     ) -> None:
-        """`on_ready` gets how many wait for a restart, and what they have imported."""
+        """Create the zygotes.
+
+        `on_ready` is called with how many standbys wait for a restart, and what they have imported.
+        """
         self._loop, self._take_id = around.loop, around.new_id
         self._ids: set[int] = set()
         around = replace(around, new_id=self._new_id)
@@ -63,7 +66,7 @@ class Standbys:
 
     @property
     def count(self) -> int:
-        """How many wait."""
+        """Return how many standbys wait."""
         return sum(len(each.state.standbys) for each in set(self._zygotes))
 
     def start(self) -> None:
@@ -73,14 +76,14 @@ class Standbys:
             zygote.start(workers)
 
     def variables(self, place: WorkerEnv) -> Mapping[str, str]:
-        """What a worker's environment has besides, to learn from it what to import."""
+        """Return variables that make a worker record its imports, to learn what to import ahead."""
         if place.local_rank or not self._records:
             return {}
         self._recorded, self._size = f"{place.scratch}/imports_{place.round}", 0
         return {IMPORTS: self._recorded}
 
     def expects(self, assignment: Assignment) -> bool:
-        """Whether one is there that could be this worker, or is to come."""
+        """Return whether a standby exists, or will, that could become this worker."""
         return self._zygotes[assignment.worker.local_rank].state.expects
 
     def take(
@@ -96,7 +99,10 @@ class Standbys:
         return parked
 
     def want(self, pending: Sequence[Assignment]) -> None:
-        """These are to begin at once; with none, the next start is prepared a moment later."""
+        """Provide standbys for workers that begin at once.
+
+        Without any, prepare the next start a moment later.
+        """
         if pending:
             self._stop_timer()
             self._is_prepared = False
@@ -107,7 +113,7 @@ class Standbys:
             self._timer = self._loop.call_later(AHEAD, self._prepare)
 
     def pause(self) -> None:
-        """Fork nobody until the next want(): a sweep would kill those on their way."""
+        """Fork no process until the next want(): a sweep would kill those being forked."""
         self._stop_timer()
         self._is_prepared = False
         self._seen.become("paused")
@@ -121,7 +127,7 @@ class Standbys:
         self._size = size
 
     def on_report(self, report: Report) -> bool:
-        """Whether it is about one that is no worker."""
+        """Handle a report, and return whether it is about a process that is not a worker."""
         number = getattr(report, "worker_id", None)
         if number not in self._ids:
             return False
@@ -130,7 +136,7 @@ class Standbys:
         return True
 
     def close(self) -> None:
-        """Those that are no workers end."""
+        """End the processes that have not become workers."""
         self._stop_timer()
         self._seen.become("closed")
         for zygote in set(self._zygotes):
@@ -143,7 +149,10 @@ class Standbys:
         self._tell_ready()
 
     def _fill(self, wanted: Counter[Zygote], room: int) -> None:
-        """`room` is asked for those ahead only: a worker that is not forked takes more memory."""
+        """Provide the wanted standbys, if each that is made ahead leaves `room` bytes of memory.
+
+        There is no such check for workers that begin now: one that is not forked takes more memory.
+        """
         for zygote in set(self._zygotes):
             zygote.fill(wanted[zygote], room)
 
@@ -166,7 +175,7 @@ class Standbys:
 
 
 def why_none(config: LaunchConfig, spec: WorkerSpec) -> str:
-    """Why there can be no standbys; "" if there can."""
+    """Return why there can be no standbys; "" if there can."""
     if config.kind == "program":
         return "there are none of a program (--no-python)"
     interpreter = Path(spec.argv[0])
@@ -183,7 +192,7 @@ def why_none(config: LaunchConfig, spec: WorkerSpec) -> str:
 
 
 def _kind(spec: WorkerSpec, local_rank: int) -> object:
-    """What workers have in common that can be forked from one process."""
+    """Return what workers have in common that can be forked from the same process."""
     return spec.command(local_rank), tuple(sorted(spec.own_environ[local_rank].items()))
 
 

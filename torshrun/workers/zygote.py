@@ -1,7 +1,7 @@
-"""One process that imports ahead, and the standbys that are forked from it.
+"""Runs a process that imports ahead, and the standbys that are forked from it.
 
-All workers that have their command and variables in common, but for their places, come from one.
-What becomes of these processes is decided in importer_machine; here it is carried out.
+Workers whose commands and variables are equal, except for their places, share a zygote. The machine
+in zygote_machine decides what is done with these processes; it is carried out here.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from torshrun.workers.logs.pump import LogPump
 from torshrun.workers.standby_process import StandbyProcess
 
 VARIABLE = "TORSH_PARK"
-"""Tells a process that it is to wait, and how: startup/torsh_standby.py."""
+"""Variable that makes a process wait, and says how: see startup/torsh_standby.py."""
 PREFIX = "[preload] "
-"""Stands before what modules write while they are imported."""
+"""Prefix of what modules write while they are imported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZygoteServices:
-    """What zygotes have to do with."""
+    """Holds the services that zygotes use."""
 
     loop: asyncio.AbstractEventLoop
     keeper: reports.Keeper
@@ -44,7 +44,7 @@ class ZygoteServices:
     inherited: tuple[int, ...]
     """Descriptors that each worker gets behind its standard streams."""
     on_change: Callable[[], None]
-    """Is called when a standby is there, or none is to be expected any more."""
+    """Called when a standby is ready, or when none is expected any more."""
     complain: Callable[[str], None]
     """Gets the reason why workers have to import for themselves."""
 
@@ -56,7 +56,7 @@ class Zygote:
     argv: tuple[str, ...]
     environ: Mapping[str, str]
     told: Mapping[str, Any]
-    """What to import, and for whom: startup/torsh_standby.py."""
+    """Facts about what to import, and for whom: see startup/torsh_standby.py."""
     around: ZygoteServices
 
     def __post_init__(self) -> None:
@@ -68,7 +68,10 @@ class Zygote:
     # ---- what others ask for
 
     def start(self, wanted: int) -> None:
-        """Begin to import, for so many standbys. After an OSError workers import for themselves."""
+        """Begin to import, for `wanted` standbys.
+
+        After an OSError workers import for themselves.
+        """
         self._feed(protocol.Beginning(wanted))
         if why := machine.why_no_tasks(wanted, available_tasks()):
             raise OSError(errno.EAGAIN, why)
@@ -100,7 +103,7 @@ class Zygote:
         return None
 
     def fill(self, wanted: int, room: int) -> None:
-        """See to it that there are so many standbys, with `room` bytes of memory left for each."""
+        """Provide `wanted` standbys, with `room` bytes of memory left for each."""
         self._feed(protocol.Wanted(wanted, room))
 
     def catch_up(self, recorded: str, size: int) -> None:
@@ -108,7 +111,7 @@ class Zygote:
         self._feed(protocol.Imported(recorded, size))
 
     def on_report(self, report: reports.Report) -> None:
-        """The keeper tells of a process, which may be one of these."""
+        """Handle the keeper's report of a process, which may be one of these."""
         number = getattr(report, "worker_id", -1)
         if number not in self.state.processes:
             return
@@ -205,7 +208,7 @@ class Zygote:
                 os.close(end)
 
     def _tell_process(self, facts: Mapping[str, Any], descriptors: Sequence[int] = ()) -> bool:
-        """Whether the process that imports has heard it."""
+        """Send a message to the process that imports, and return whether all of it went."""
         process = self._parked.get(-1 if self.state.process is None else self.state.process)
         return process is not None and process.send(facts, descriptors)
 
@@ -250,7 +253,7 @@ class Zygote:
 
 
 def _how(status: int) -> str:
-    """How a process ended, as waitpid gives it."""
+    """Describe how a process ended, from the status that waitpid returned."""
     return f"signal {status & 0x7F}" if status & 0x7F else f"exit code {status >> 8}"
 
 

@@ -1,4 +1,4 @@
-"""What becomes of a process that imports ahead, and of those that are forked from it.
+"""Decides what is done with a process that imports ahead, and with those forked from it.
 
 Pure: (state, event) -> (state, instructions); no clock, no I/O. Processes are known by the number
 that the keeper has for each.
@@ -43,9 +43,9 @@ IMPORT_BOUND = 120.0
 FORK_BOUND = 10.0
 """Seconds that a fork may take."""
 MOST_DEATHS = 3
-"""Standbys that may die, none being taken meanwhile, before there are to be no more."""
+"""Standbys that may die, with none taken meanwhile, before no more are made."""
 MOST_REVIVALS = 3
-"""How often one that has imported is started anew after something has killed it."""
+"""Number of times that a process is replaced which was killed after its imports."""
 TASKS = 32
 """Processes and threads that there must be room for, for each standby: workers start some."""
 
@@ -60,7 +60,7 @@ class State:
 
     phase: Phase = "gone"
     wanted: int = 0
-    """How many standbys there are to be."""
+    """Number of standbys to be provided."""
     room: int = 0
     """Bytes of memory that must be left for each that is forked."""
     process: int | None = None
@@ -68,31 +68,31 @@ class State:
     forking: tuple[int, ...] = ()
     """Standbys that are on their way."""
     standbys: tuple[int, ...] = ()
-    """Those that can be taken, the newest last."""
+    """Standbys that can be taken, the newest last."""
     outdated: int = 0
-    """How many of these, the oldest, lack imports."""
+    """Number of the oldest standbys that lack imports."""
     modules: tuple[str, ...] = ()
-    """What was imported of what was asked for."""
+    """Modules that were requested and have been imported."""
     caught_up: tuple[str, int] = ("", 0)
-    """With what a worker had imported it has caught up: the file, and its size."""
+    """File of a worker's imports with which it has caught up, and the file's size."""
     may_catch_up: bool = True
     is_apart: bool = False
-    """Whether it cannot be forked."""
+    """True if it cannot be forked."""
     weight: int = 0
     """Bytes of memory that it has, if it cannot be forked."""
     is_short: bool = False
-    """Whether memory was short when it was last looked at."""
+    """True if memory was short when it was last checked."""
     deaths: int = 0
     revivals: int = 0
 
     @property
     def missing(self) -> int:
-        """How many standbys are still to be made."""
+        """Return how many standbys are still to be made."""
         return self.wanted - len(self.standbys) + self.outdated - len(self.forking)
 
     @property
     def expects(self) -> bool:
-        """Whether there is a standby, or one is to come."""
+        """Return whether there is a standby, or one is to come."""
         is_to_come = self.phase in ("importing", "forks") and not self.is_apart
         return bool(self.standbys) or is_to_come
 
@@ -108,7 +108,7 @@ _A_FORK = Expect(FORK_BOUND, "a fork takes")
 
 
 def handle(state: State, event: Event) -> Step:
-    """What follows from the event."""
+    """Return the state after the event, and the instructions to carry out."""
     match event:
         case Beginning() | Started() | StartRefused():
             return _on_start(state, event)
@@ -204,7 +204,7 @@ def _on_end(state: State, how: str) -> Step:
 
 
 def _begin_anew(state: State) -> Step:
-    """Begin anew with another process; standbys that are there stay."""
+    """Begin anew with another process; existing standbys remain."""
     state, letting_go = _let_go(state)
     return state, (*letting_go, Begin())
 
@@ -239,7 +239,7 @@ def _catch_up(state: State, seen: tuple[str, int]) -> Step:
 
 
 def _fill(state: State, seen: RoomSeen) -> Step:
-    """See to it that there are as many as are wanted; one, if none can be forked."""
+    """Begin to make the missing standbys; at most one if none can be forked."""
     missing = state.missing
     if missing <= 0:
         return state, ()
@@ -257,7 +257,7 @@ def _fill(state: State, seen: RoomSeen) -> Step:
 
 
 def _look(state: State, missing: int, memory: int) -> Step:
-    """Whether so many more leave enough memory to others; else no more are wanted."""
+    """Note whether `missing` more leave enough memory to others; if not, want no more of them."""
     room = state.room and max(state.room, state.weight)
     if memory >= missing * room:
         return replace(state, is_short=False), ()
@@ -267,7 +267,7 @@ def _look(state: State, missing: int, memory: int) -> Step:
 
 
 def why_no_tasks(standbys: int, tasks: float) -> str:
-    """Why there is no room for so many standbys; "" if there is."""
+    """Return why there is no room for so many standbys; "" if there is."""
     is_enough = tasks >= standbys * TASKS
     return "" if is_enough else f"only {tasks} more processes and threads may be started"
 
@@ -305,14 +305,14 @@ def _on_death(state: State, standby: int) -> Step:
 
 
 def _expected_forks(state: State) -> tuple[Instruction, ...]:
-    """The next one, if any, has its own time."""
+    """Return when to expect the next fork, if any: it has its own time."""
     if state.forking:
         return (_A_FORK,)
     return (ExpectNothing(),) if state.phase == "forks" else ()
 
 
 def _on_taken(state: State, is_usable: bool) -> Step:
-    """The newest goes first: it has imported most."""
+    """Hand over the newest standby, which has imported most."""
     *rest, standby = state.standbys
     state = replace(state, standbys=tuple(rest), outdated=min(state.outdated, len(rest)))
     if not is_usable:

@@ -1,4 +1,4 @@
-"""What a zygote's machine is told, and what it answers: events and instructions."""
+"""Defines the events that a zygote's machine handles, and the instructions it returns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """A process is to be started that imports, for so many standbys."""
+    """Reports that a process is about to start that imports, for a number of standbys."""
 
     wanted: int
 
@@ -31,11 +31,11 @@ class StartRefused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Announced:
-    """The process has imported what it was told."""
+    """Reports that the process has imported what was requested."""
 
     modules: tuple[str, ...] = ()
     failed: Mapping[str, str]
-    """What cannot be imported, and why."""
+    """Modules that cannot be imported, and why."""
     reads: Mapping[str, str]
     """Modules that read a variable which differs from worker to worker, and which."""
     why_not_fork: str = ""
@@ -52,7 +52,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """So many standbys are to be there, with so much memory left for each."""
+    """Asks for a number of standbys, with memory left for each."""
 
     standbys: int
     room: int
@@ -60,7 +60,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class RoomSeen:
-    """What the machine has left: bytes of memory, and processes and threads."""
+    """Reports what the machine has left: bytes of memory, and processes and threads."""
 
     memory: int
     tasks: int
@@ -68,7 +68,7 @@ class RoomSeen:
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """A worker has imported what this file names, which has so many bytes."""
+    """Reports that a worker has imported what a file names, and the size of that file in bytes."""
 
     recorded: str
     size: int
@@ -111,7 +111,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """Nobody needs standbys any more."""
+    """Reports that no standbys are needed any more."""
 
 
 Event = (
@@ -173,7 +173,7 @@ class LetGo:
 
 @dataclass(frozen=True, slots=True)
 class Expect:
-    """What was begun has failed after so many seconds, in place of what was expected before."""
+    """Sets the seconds after which what was begun has failed, in place of an earlier limit."""
 
     seconds: float
     what: str
@@ -181,19 +181,19 @@ class Expect:
 
 @dataclass(frozen=True, slots=True)
 class ExpectNothing:
-    """Nothing is waited for any more."""
+    """Cancels the time limit that Expect set."""
 
 
 @dataclass(frozen=True, slots=True)
 class Complain:
-    """Tell people."""
+    """Reports a problem to people."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class TellChange:
-    """A standby is there, or none is to be expected any more."""
+    """Reports that a standby is ready, or that none is expected any more."""
 
 
 Instruction = (

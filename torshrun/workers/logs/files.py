@@ -33,7 +33,7 @@ class LogFile:
     shared: bool = False
 
     def __post_init__(self) -> None:
-        """OSError if it cannot be opened."""
+        """Open the file. Raise OSError if that fails."""
         self._lock = threading.Lock()
         self._stamper = LineStamper()
         self._dead = False
@@ -84,7 +84,7 @@ class LogFile:
                 self._rotate()
 
     def _room(self, data: bytes, position: int) -> tuple[int, bool]:
-        """How much to add from this position, and whether the file is full then."""
+        """Return how many bytes to add from this position, and whether the file is full then."""
         left, room = len(data) - position, self.limit - self._size
         if not self.limit or left < room:
             return left, False
@@ -104,7 +104,7 @@ class LogFile:
 
 
 class LineFilter(LineHolder):
-    """Adds those of one stream's lines to a file that contain what somebody looks for."""
+    """Adds those of a stream's lines to a file that contain one of the requested texts."""
 
     def __init__(self, needles: tuple[bytes, ...], prefix: bytes, file: LogFile) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""Lines in a flow of bytes, and what stands before each: the worker's prefix and the time.
+"""Splits a flow of bytes into lines, and precedes each with the worker's prefix and the time.
 
-A newline or a carriage return ends one; \\r\\n ends one only.
+A newline or a carriage return ends a line; \\r\\n ends one only.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ LONGEST = 65536
 ENDS = (b"\n", b"\r")
 _ERASE_LINE = b"\x1b[2K"
 PALETTE = (31, 166, 65, 133, 130, 62, 29, 161, 98, 94, 67, 131)
-"""Of the 256 colours, some that can be read on black and on white; by rank, round and round."""
+"""Codes of the 256 colours that can be read on black and on white. Ranks take them in turn."""
 STAMP_WIDTH = len("2025-01-31T12:34:56.789Z ")
 
 
 def insert_prefix(data: bytes, prefix: bytes) -> bytes:
-    """`data` with the prefix after every line end inside it; not at the beginning or the end."""
+    """Return `data` with the prefix after each line end inside it, not at its beginning or end."""
     if not prefix:
         return data
     if b"\r" in data:
@@ -34,8 +34,10 @@ def insert_prefix(data: bytes, prefix: bytes) -> bytes:
 
 
 def spare_prefix(data: bytes, begins_line: bool) -> bytes:
-    """`data` without orders to a terminal to erase a whole line at the head of one, where the
-    prefix will stand: the rest of the line is erased instead, as progress bars of rich mean it.
+    """Return `data` in which the prefix survives a terminal's order to erase a whole line.
+
+    At the head of a line, where the prefix will be, the order becomes one to erase the rest of the
+    line, as progress bars of rich mean it.
     """
     if begins_line and data.startswith(_ERASE_LINE):
         data = CLEAR_LINE + data.removeprefix(_ERASE_LINE)
@@ -51,7 +53,7 @@ class LineStamper:
         self._last = b"\n"
 
     def mark(self, data: bytes, stamp: bytes) -> bytes:
-        """`data`, with the time before each line that begins in it."""
+        """Return `data` with the time before each line that begins in it."""
         head = b""
         if self._last == b"\r" and data.startswith(b"\n"):  # the other half of a \r\n
             head, data = b"\n", data[1:]
@@ -133,7 +135,7 @@ def render(output: OutputConfig, place: WorkerEnv, hostname: str) -> str:
 
 
 def encode(text: str) -> bytes:
-    """The bytes of a text that came from a command line or a file, whatever they were."""
+    """Return the bytes of a text that came from a command line or a file, whatever they were."""
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:  # half a surrogate pair
@@ -146,7 +148,7 @@ def paint(prefix: bytes, rank: int) -> bytes:
 
 
 def is_coloured(output: OutputConfig, on_terminal: bool, environ: Mapping[str, str]) -> bool:
-    """Whether prefixes have colours on an output that is a terminal, or is not."""
+    """Return whether prefixes are coloured on an output that is a terminal, or is not."""
     if output.color == "auto":
         plain = environ.get("NO_COLOR") or environ.get("TERM") == "dumb"
         return on_terminal and not plain
@@ -154,7 +156,7 @@ def is_coloured(output: OutputConfig, on_terminal: bool, environ: Mapping[str, s
 
 
 def stamp(seconds: float) -> bytes:
-    """A time since the epoch, as it stands before a line."""
+    """Return the time `seconds` since the epoch in the format that precedes a line."""
     milliseconds = int(seconds * 1000)
     whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(milliseconds // 1000))
     return b"%b.%03dZ " % (whole.encode(), milliseconds % 1000)

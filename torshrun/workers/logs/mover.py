@@ -14,9 +14,9 @@ from torshrun.workers.logs.sink import Sink
 from torshrun.workers.logs.stream import Stream
 
 PARTIAL_SECONDS = 0.2
-"""How long an unfinished line is held back, not counting time in which a reader stalls."""
+"""Seconds for which an unfinished line is held back, without the time in which a reader stalls."""
 STALL_SECONDS = 0.05
-"""Moving what is there takes longer than this only when a reader stalls."""
+"""Seconds after which the moving of available bytes is taken to be stalled by a reader."""
 
 
 class Mover:
@@ -41,12 +41,15 @@ class Mover:
 
     @property
     def moved(self) -> int:
-        """Bytes read and written so far: standing still means that there are none, or a stall."""
+        """Return how many bytes have been read and written so far.
+
+        If the number does not grow, there is nothing to move, or a reader stalls.
+        """
         return self.received + self.sink.written
 
     @property
     def stalled(self) -> bool:
-        """Whether it has waited longer than usual for a reader or a disk."""
+        """Return whether it has waited longer than usual for a reader or a disk."""
         since = self._busy_since
         return since > 0 and time.monotonic() - since > STALL_SECONDS
 
@@ -57,7 +60,7 @@ class Mover:
             os.eventfd_write(self._wake, 1)
 
     def is_stopped(self, wait: float) -> bool:
-        """Whether the thread has ended, after waiting `wait` seconds at most."""
+        """Return whether the thread has ended, after waiting `wait` seconds at most."""
         self._thread.join(wait)
         if self._thread.is_alive():
             return False
@@ -84,7 +87,7 @@ class Mover:
         self.sink.write(b"")  # erases the status line, which may have changed its row
 
     def stop(self, done: Callable[[], None]) -> None:
-        """Let go of everything, then call `done`; the thread ends. is_stopped() tells when."""
+        """Release everything, then call `done`; the thread ends. is_stopped() reports when."""
         for stream in list(self._streams.values()):
             self._finish(stream)
         self._running = False
@@ -111,7 +114,10 @@ class Mover:
             self._busy_since = 0.0
 
     def _now(self) -> float:
-        """Stands still while a reader stalls: workers stall too, and cannot finish their lines."""
+        """Return a clock that stops while a reader stalls.
+
+        Workers stall then, too, and cannot finish their lines.
+        """
         return time.monotonic() - self._stalled
 
     def _read(self, stream: Stream) -> bool:

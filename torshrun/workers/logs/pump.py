@@ -27,13 +27,13 @@ USUAL_COLUMNS = 80
 
 
 class _Channel(NamedTuple):
-    """All workers' stdout, all workers' stderr, or both in one."""
+    """Carries all workers' stdout, all workers' stderr, or both in one."""
 
     which: Streams
     name: str
     mover: Mover
     needles: tuple[str, ...]
-    """What lines for filtered_<name>.log contain."""
+    """Texts that lines for filtered_<name>.log contain."""
 
 
 class LogPump:
@@ -54,7 +54,10 @@ class LogPump:
         stderr: int = 2,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
-        """`folder` is where all files go; None will do unless needs_folder(output)."""
+        """Create the pump.
+
+        `folder` is where all files go; it may be None unless needs_folder(output).
+        """
         self._output = output
         self._folder = folder
         self._environ = environ
@@ -73,27 +76,30 @@ class LogPump:
 
     @property
     def is_one(self) -> bool:
-        """Whether stdout and stderr are the same file: a terminal, or 2>&1."""
+        """Return whether stdout and stderr are the same file: a terminal, or 2>&1."""
         return self._both is not None
 
     @property
     def moved(self) -> int:
-        """Bytes moved so far: while some are left, standing still means that a reader stalls."""
+        """Return how many bytes have been moved so far.
+
+        If some are left and the number does not grow, a reader stalls.
+        """
         return sum(mover.moved for mover in self._movers)
 
     @property
     def stalled(self) -> bool:
-        """Whether a reader or a disk holds up the output at the moment."""
+        """Return whether a reader or a disk holds up the output at the moment."""
         return any(mover.stalled for mover in self._movers)
 
     @property
     def received(self) -> int:
-        """Bytes that all workers have written so far, ever."""
+        """Return how many bytes all workers have ever written."""
         return sum(mover.received for mover in self._movers)
 
     @property
     def lost(self) -> Mapping[str, str]:
-        """Which of stdout and stderr nobody takes any more, and why."""
+        """Return which of stdout and stderr cannot be written any more, and why, by name."""
         sinks = [mover.sink for mover in self._movers]
         return {sink.name: sink.lost for sink in sinks if sink.lost}
 
@@ -117,7 +123,7 @@ class LogPump:
         return made
 
     def open_shown(self, prefix: str) -> tuple[Stream, ...]:
-        """As open(), for streams that are shown, each line behind `prefix`, and kept nowhere."""
+        """Open streams as open() does, but only show them, with `prefix` before each line."""
         channels = (self._both,) if self._both else (self._out, self._err)
         return tuple(self._shown(channel, prefix) for channel in channels)
 
@@ -137,7 +143,7 @@ class LogPump:
 
     @property
     def status_width(self) -> int:
-        """Columns of the terminal with the status line; 0 if there is none to be."""
+        """Return how many columns the status line's terminal has; 0 if there is no status line."""
         if self._status is None:
             return 0
         with contextlib.suppress(OSError):
@@ -180,7 +186,7 @@ class LogPump:
         done()
 
     def is_closed(self, wait: float) -> bool:
-        """Whether all threads have ended, after waiting `wait` seconds at most."""
+        """Return whether all threads have ended, after waiting `wait` seconds at most."""
         deadline = time.monotonic() + wait
         return all(
             mover.is_stopped(max(0.0, deadline - time.monotonic())) for mover in self._movers
@@ -198,7 +204,7 @@ class LogPump:
         return stream
 
     def _choose_status(self, *movers: Mover) -> Mover | None:
-        """Whose sink has a line below the log."""
+        """Return the mover that shows the status line below the log; None if none does."""
         if self._output.status_line == "never" or self._environ.get("TERM") == "dumb":
             return None
         chosen = next((mover for mover in movers if mover.sink.is_terminal), None)

@@ -1,8 +1,9 @@
-"""One of the agent's own outputs, to which lines of many come, and on a terminal a line below them.
+"""Writes lines of many authors to an output of the agent, and a status line below them on
+terminals.
 
-The cursor always rests where the log ends. After a newline that is the first column, and the
-status stands on that very row; behind an unfinished line or a carriage return it stands one row
-further down, so that it disturbs neither.
+The cursor always rests where the log ends. After a newline that is the first column, and the status
+is drawn on that very row. After an unfinished line or a carriage return it is drawn one row further
+down, so that it disturbs neither.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ class StatusLine:
             self._text, self._stale = text, True
 
     def around(self, data: bytes, now: float) -> bytes:
-        """What to write instead: the status is erased, and drawn again unless it just was."""
+        """Return what to write instead of `data`.
+
+        The status is erased, and drawn again if it is due.
+        """
         out, self._eraser = self._eraser + data, b""
         if data:
             self._at_line_start = data.endswith(b"\n")
@@ -47,7 +51,7 @@ class StatusLine:
         return out + self._draw(now) if self._stale and self._wait(now) == 0 else out
 
     def due(self, now: float) -> float | None:
-        """Seconds until it has to be drawn or removed; None if it need not be."""
+        """Return the seconds until it must be drawn or removed; None if it need not be."""
         if not self._stale:
             return None
         return self._wait(now) if self._text else 0.0
@@ -86,7 +90,7 @@ class Sink:
         self._after_return = False
 
     def lead(self, author: object) -> bytes:
-        """What has to come before a new line of this author's."""
+        """Return what must precede a new line of this author."""
         if self.unfinished is not None:
             return b"\n"
         if self._after_return and self.is_terminal and self.last is not author:

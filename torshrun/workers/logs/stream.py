@@ -1,4 +1,4 @@
-"""One worker's stdout or stderr, or both: where it is read from, on its way to where it goes."""
+"""Carries a worker's stdout, stderr or both from where it is read to where it goes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torshrun.workers.logs.files import LogFile
 from torshrun.workers.logs.lines import LineHolder, stamp
 
 TAIL_BYTES = 65536
-"""How much of the end of stderr is remembered for reports."""
+"""Bytes of the end of stderr that are remembered for reports."""
 CHUNK = 65536
 """Bytes read at once."""
 PTY_BYTES = 131072
@@ -32,7 +32,10 @@ class Source:
         self.resize()
 
     def read(self) -> bytes:
-        """What is there, CHUNK bytes at most; nothing at the end. Raises BlockingIOError."""
+        """Return what can be read now, CHUNK bytes at most; b"" at the end.
+
+        Raise BlockingIOError if there is nothing to read yet.
+        """
         data = b""
         try:  # a pseudo-terminal gives small pieces
             while len(data) < CHUNK and (piece := os.read(self.fd, CHUNK - len(data))):
@@ -46,7 +49,7 @@ class Source:
         return data
 
     def capacity(self) -> int:
-        """Bytes that may be waiting in it."""
+        """Return how many bytes may be waiting in it."""
         return PTY_BYTES if self._real >= 0 else fcntl.fcntl(self.fd, fcntl.F_GETPIPE_SZ)
 
     def resize(self) -> None:
@@ -84,9 +87,9 @@ class Stream:
     taps: tuple[Tap, ...]
     """Files come first: a console may take its time."""
     printer: LineHolder | None
-    """That of the taps which shows it on the console; None if nothing does."""
+    """Tap that shows the stream on the console; None if none does."""
     clock: Callable[[], float] | None
-    """Gives the time that stands before its lines; None: none does."""
+    """Returns the time that precedes its lines; None if none does."""
     tail: bytes | None
     """The last TAIL_BYTES read, of which some may still be on their way; None: not remembered."""
     received: int = 0

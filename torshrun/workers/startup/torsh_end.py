@@ -86,7 +86,10 @@ class EndNotes:
         self._before(kind, error, trace)
 
     def at_end(self) -> None:
-        """Python ends in its own way: at the script's end, by SystemExit or by an exception."""
+        """Note that Python ends in its own way.
+
+        That is at the script's end, by SystemExit or by an exception.
+        """
         try:
             if os.getpid() != self._own or self._has_raised:
                 return
@@ -101,7 +104,7 @@ class EndNotes:
             return
 
     def on_request(self, _signo: int, frame: "FrameType | None") -> None:
-        """It is to stop: which exception has not got to its end yet?"""
+        """Note, when asked to stop, which exception is still being handled."""
         try:
             if os.getpid() == self._own:
                 error = sys.exc_info()[1]
@@ -113,7 +116,10 @@ class EndNotes:
             return
 
     def _on_exit(self, how: str, status: "tuple[Any, ...]") -> None:
-        """Only the main thread's sys.exit() ends Python, and what it raises may be caught."""
+        """Note an exit that the program asks for.
+
+        Only the main thread's sys.exit() ends Python, and what it raises may be caught.
+        """
         try:
             if os.getpid() != self._own or (how == "exit" and self._get_ident() != self._main):
                 return
@@ -140,7 +146,10 @@ class EndNotes:
         self._write(self._told(how, error, facts))
 
     def _told_of_shown(self) -> str:
-        """Of the exception that the program has shown just before it ends; "" is none."""
+        """Return a note of the exception that the program showed just before its end.
+
+        Return "" if there is none.
+        """
         if self._shown is None or self._now() - self._shown[1] > JUST_BEFORE:
             return ""
         import json
@@ -167,7 +176,7 @@ class EndNotes:
         return json.dumps(dict(known, **facts))
 
     def _is_own(self) -> bool:
-        """Whether this is the worker itself, and no process that it has started."""
+        """Return whether this is the worker itself, and not a process that it has started."""
         return os.getsid(0) == self._own
 
     def _write(self, line: str) -> None:
@@ -180,8 +189,9 @@ class EndNotes:
 
 
 def is_called_by_script() -> bool:
-    """Whether an excepthook was called as a function, of an exception that ends nothing: below one
-    that Python calls there is no frame of the program.
+    """Return whether an excepthook was called as a function, for an exception that ends nothing.
+
+    Below a hook that Python itself calls there is no frame of the program.
     """
     frame = sys._getframe()
     while frame.f_back is not None:
@@ -190,7 +200,7 @@ def is_called_by_script() -> bool:
 
 
 def shown(error: BaseException) -> "dict[str, Any]":
-    """What is told of an exception that ends Python."""
+    """Return what to report of an exception that ends Python."""
     import traceback
 
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
@@ -215,8 +225,9 @@ def shown(error: BaseException) -> "dict[str, Any]":
 
 
 def without_exits(error: "BaseException | None") -> "BaseException | None":
-    """The exception from which others came that only end a program, as SystemExit and those of
-    libraries for the command line.
+    """Return the exception that led to those that only end a program.
+
+    These are SystemExit and the exceptions of libraries for the command line.
     """
     seen = set()  # type: set[int]
     while error is not None and id(error) not in seen:
@@ -229,7 +240,7 @@ def without_exits(error: "BaseException | None") -> "BaseException | None":
 
 
 def chain(error: "BaseException | None") -> "list[BaseException]":
-    """What Python shows of it, the first one in front."""
+    """Return the exceptions that Python shows of it, the first one in front."""
     found, seen = [], set()  # type: list[BaseException], set[int]
     while error is not None and id(error) not in seen and len(found) < MOST_PLACES:
         seen.add(id(error))
@@ -239,8 +250,10 @@ def chain(error: "BaseException | None") -> "list[BaseException]":
 
 
 def port_of(error: BaseException) -> int:
-    """The port that was in use, which Python's own error does not tell: of an address in the frames
-    that it passed through, or of what they call a port, the innermost first; 0 is unknown.
+    """Return the port that was in use, which Python's own error does not contain; 0 if unknown.
+
+    It is taken from an address in the frames that the error passed through, or from what they call
+    a port, the innermost first.
     """
     if not isinstance(error, OSError) or error.errno != ADDRESS_IN_USE:
         return 0
@@ -260,8 +273,9 @@ def port_of(error: BaseException) -> int:
 
 
 def holder_of(error: BaseException) -> "tuple[int, str]":
-    """The process that holds a lock of a file that this one has open, or that the error or its
-    frames name, and that file; 0 and "" if none is known.
+    """Return the process that holds a lock of a file, and that file; 0 and "" if none is known.
+
+    The file is one that this process has open, or that the error or its frames name.
     """
     files = wanted_files(error)
     with open("/proc/locks", errors="replace") as lines:
@@ -275,8 +289,9 @@ def holder_of(error: BaseException) -> "tuple[int, str]":
 
 
 def wanted_files(error: BaseException) -> "dict[int, str]":
-    """The files that this process has open, or that the error names, by their inodes, and those
-    that its frames have closed in the meantime.
+    """Return by inode the files that this process has open, or that the error names.
+
+    Those that its frames have closed in the meantime are included.
     """
     links = ["/proc/self/fd/" + name for name in os.listdir("/proc/self/fd")[:MOST_FILES]]
     names = [name for each in chain(error) for name in said(each).split("'")[1::2]]
@@ -297,7 +312,7 @@ def wanted_files(error: BaseException) -> "dict[int, str]":
 
 
 def said(error: BaseException) -> str:
-    """An exception with its message and its notes, as Python shows it."""
+    """Return an exception with its message and its notes, as Python shows it."""
     import traceback
 
     lines = traceback.format_exception_only(type(error), error)
@@ -307,7 +322,7 @@ def said(error: BaseException) -> str:
 
 
 def exit_code(error: BaseException) -> int:
-    """What Python ends with because of it."""
+    """Return the exit code with which Python ends because of it."""
     if not isinstance(error, SystemExit):
         return 1
     value = error.code
@@ -315,7 +330,7 @@ def exit_code(error: BaseException) -> int:
 
 
 def handled(error: "BaseException | None", frame: "FrameType | None") -> "dict[str, Any]":
-    """Where the exceptions on their way are being handled, the one that came first in front."""
+    """Return where the exceptions on their way are being handled, the first one in front."""
     lines = {}
     while frame is not None:
         lines[id(frame)] = frame.f_code.co_filename, frame.f_lineno

@@ -1,4 +1,4 @@
-"""What a worker's script imports before it does anything else, imported before there is a worker.
+"""Imports what a worker's script imports first, before there is a worker.
 
 Runs in the workers' Python, which need not have torshrun and may be any Python 3.
 docs/standbys.md says what is imported, and why nothing else.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 PACKAGES = frozenset(("site-packages", "dist-packages"))
 """Directories of installed packages, also of other interpreters, as PYTHONPATH may name them."""
 HARMLESS = frozenset(("", "/dev/null", "/dev/zero", "/dev/random", "/dev/urandom"))
-"""What may be open in several processes at once."""
+"""Files that may be open in several processes at once."""
 PASS_ON = frozenset(("ctypes.util", "subprocess"))
 """Modules that read all variables only for a program that they start."""
 
@@ -36,10 +36,13 @@ PR_GET_CHILD_SUBREAPER = 37
 
 
 class Preload:
-    """What has been imported ahead, and what came of it."""
+    """Imports modules ahead, and records the results."""
 
     def __init__(self, place_variables: "Sequence[str]") -> None:
-        """A module that reads one of these variables is at home in a worker only."""
+        """Begin with nothing imported.
+
+        A module that reads one of these variables belongs in a worker.
+        """
         self.failed: dict[str, str] = {}
         """Why modules could not be imported, by name."""
         self.reads: dict[str, str] = {}
@@ -52,11 +55,11 @@ class Preload:
 
     @property
     def changed(self) -> "dict[str, str]":
-        """Variables that modules have set."""
+        """Return the variables that modules have set."""
         return {key: value for key, value in os.environ.items() if self._before.get(key) != value}
 
     def why_not_fork(self) -> str:
-        """What keeps this process from being forked; "" is nothing."""
+        """Return what keeps this process from being forked; "" if nothing does."""
         opened = sorted(_shared() - self._shared)
         if opened:
             return "a module has opened %s" % opened[0]  # noqa: UP031
@@ -76,14 +79,16 @@ class Preload:
                 each.__class__ = plain
 
     def run_hook(self, name: str) -> None:
-        """Import what Python imports by itself if it is there; what goes wrong is told there."""
+        """Import what Python imports unasked if it exists; Python itself reports errors in it."""
         self.run([(name, ())])
         self.failed.pop(name, None)
         self.modules = []
 
     def run_recorded(self, path: str) -> None:
-        """What a running worker has imported since of packages that are there, in its order, as
-        long as it had changed its environment as the imports here have.
+        """Import what a running worker has imported since, of packages that are present, in its
+        order.
+
+        Stop where the worker had changed its environment in a way that the imports here have not.
         """
         present = {name.partition(".")[0] for name in sys.modules}
         for name, changed in _recorded(path):
@@ -149,8 +154,10 @@ def _recorded(path: str) -> "Iterator[tuple[str, set[str]]]":
 
 
 def leading_imports(kind: str, target: str) -> "list[Statement]":
-    """The imports at the head of the script or module, up to the first statement that may do
-    something else, or that imports what is not installed: one's own code may change.
+    """Return the imports at the head of the script or module.
+
+    They end at the first statement that may do something else, or that imports what is not
+    installed: the user's own code may change.
     """
     path = _file(kind, target)
     if path is None:
@@ -170,7 +177,7 @@ def leading_imports(kind: str, target: str) -> "list[Statement]":
 
 
 def search_path(kind: str, target: str) -> "str | None":
-    """What Python will put in front of sys.path for it; None is nothing."""
+    """Return what Python will put in front of sys.path for it; None is nothing."""
     if getattr(sys.flags, "safe_path", False) or sys.flags.isolated:
         return None
     return os.getcwd() if kind == "module" else os.path.dirname(os.path.realpath(target))
@@ -205,7 +212,7 @@ def _statements(body: "Sequence[ast.stmt]") -> "Iterator[Statement]":
 
 
 def _does_nothing(statement: ast.stmt) -> bool:
-    """Whether it is a docstring, or a constant that gets a name."""
+    """Return whether it is a docstring, or a constant that gets a name."""
     value: Any = getattr(statement, "value", None)
     if not isinstance(value, ast.Constant):
         return False
@@ -216,7 +223,7 @@ def _does_nothing(statement: ast.stmt) -> bool:
 
 
 def _homes() -> "tuple[str, ...]":
-    """The directories of the standard library and of installed packages."""
+    """Return the directories of the standard library and of installed packages."""
     paths = sysconfig.get_paths()
     found = [paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
     found += getattr(site, "getsitepackages", list)()
@@ -241,8 +248,9 @@ def _is_installed(name: str, homes: "tuple[str, ...]") -> bool:
 
 
 def _shared() -> "set[str]":
-    """What workers would have in common that each must have for itself: open files, pipes, sockets
-    and devices, and memory behind locks and queues.
+    """Return what workers would share although each must have its own.
+
+    That is open files, pipes, sockets and devices, and memory behind locks and queues.
     """
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
         maps = [line.split(None, 5) for line in file]
@@ -290,7 +298,7 @@ def _link(fd: str) -> str:
 
 
 def _blas_threads() -> int:
-    """Threads of OpenBLAS, which ends them before a fork and starts them again after it."""
+    """Count the threads of OpenBLAS, which ends them before a fork and restarts them after it."""
     import ctypes
 
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:  # noqa: PTH123

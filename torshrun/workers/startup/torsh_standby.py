@@ -37,8 +37,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 VARIABLE = "TORSH_PARK"
-"""Tells a process that it is to wait, and how, as JSON: the descriptor of its socket, the keeper's
-pid, what to import and for whom."""
+"""Variable that makes a process wait, as JSON: the descriptor of its socket, the keeper's pid,
+what to import and for whom.
+"""
 LENGTH = struct.Struct(">I")
 MOST_DESCRIPTORS = 8
 ADOPTION = 10.0
@@ -46,7 +47,7 @@ ADOPTION = 10.0
 PR_SET_PDEATHSIG = 1
 CAP_SYS_NICE = 23
 ALL_USERS = ["0", "0", str(2**32 - 1)]
-"""What uid_map holds outside of user namespaces."""
+"""Content of uid_map outside of user namespaces."""
 
 
 class Gone(Exception):
@@ -88,7 +89,10 @@ def do_imports(
 
 
 def refuse_hidden(folder: str, names: "set[str]") -> None:
-    """Raises RuntimeError if a module there has the name of one of these: they are here already."""
+    """Raise RuntimeError if `folder` has a module with one of these names.
+
+    They are imported already.
+    """
     for name in (each for each in names if "." not in each):
         spec = importlib.machinery.PathFinder.find_spec(name, [folder])
         if spec is not None and spec.origin is not None:
@@ -98,7 +102,10 @@ def refuse_hidden(folder: str, names: "set[str]") -> None:
 def serve(
     agent: socket.socket, preload: "torsh_preload.Preload", keeper: int
 ) -> "tuple[Mapping[str, Any], Sequence[int]]":
-    """As the zygote, until this is a process that has been taken: by what, with descriptors."""
+    """Serve as the zygote, until this is a process that has been taken.
+
+    Return the request that took it, with its descriptors.
+    """
     announce(agent, preload)
     while True:
         request, descriptors = receive(agent)
@@ -186,7 +193,10 @@ def reap(child: int) -> None:
 
 
 def wait_for_parent(keeper: int) -> None:
-    """Until the keeper, with which this process ends then, is the parent."""
+    """Wait until the keeper is the parent, and arrange that this process ends with it.
+
+    End this process if another one is the parent after ADOPTION seconds.
+    """
     deadline = time.monotonic() + ADOPTION
     while os.getppid() != keeper and time.monotonic() < deadline:
         time.sleep(0.0002)
@@ -204,7 +214,7 @@ def become(
     descriptors: "Sequence[int]",
     preload: "torsh_preload.Preload",
 ) -> None:
-    """Be what a process is that was started with these."""
+    """Make this process what it would be if it had been started with these."""
     place_descriptors(descriptors)
     if told["cpus"]:
         os.sched_setaffinity(0, told["cpus"])
@@ -231,7 +241,7 @@ def place_descriptors(descriptors: "Sequence[int]") -> None:
 
 
 def reseed() -> None:
-    """What is drawn from the system at import must differ between processes."""
+    """Seed generators anew: what the system gave at import must differ between processes."""
     random.seed()
     numpy = sys.modules.get("numpy.random")
     if numpy is not None:
@@ -256,7 +266,7 @@ def send(peer: socket.socket, facts: "Mapping[str, Any]") -> None:
 
 
 def receive(peer: socket.socket) -> "tuple[dict[str, Any], list[int]]":
-    """A message and its descriptors. Raises Gone at the end."""
+    """Return a message and its descriptors. Raise Gone at the end."""
     descriptors = array.array("i")
     room = socket.CMSG_SPACE(MOST_DESCRIPTORS * descriptors.itemsize)
     try:

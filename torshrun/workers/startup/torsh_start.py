@@ -85,7 +85,7 @@ def register() -> None:
 
 
 def load(name: str) -> "ModuleType":
-    """A module of torsh_runtime, by its file: the worker's Python may be one without torshrun."""
+    """Load a module of torsh_runtime from its file: the worker's Python may lack torshrun."""
     if name in sys.modules:
         return sys.modules[name]
     from importlib.util import module_from_spec, spec_from_file_location
@@ -101,9 +101,10 @@ def load(name: str) -> "ModuleType":
 
 
 def leave_traces(stack_file: str, ends: "ModuleType") -> None:
-    """Have this process leave an account of an exception that ends it, how its Python ended, and
-    where it stands when it is asked to stop. Only the first Python of a worker does: those that it
-    starts find the file.
+    """Have this process leave an account of an exception that ends it, and of how its Python ended.
+
+    When it is asked to stop, it also leaves its stack. Only the first Python of a worker does so:
+    those that it starts find the file.
     """
     import atexit
     import faulthandler
@@ -177,7 +178,7 @@ def rest_at_end() -> None:
 
 
 def own_threads() -> "list[tuple[str, str]]":
-    """(name, state) of each, as Linux has them."""
+    """Return the (name, state) of each thread, as Linux has them."""
     found = []
     for thread in os.listdir("/proc/self/task"):
         try:
@@ -221,7 +222,7 @@ class ImportNotes:
 
 
 def wait_as_standby() -> None:
-    """Only a process that has become a worker returns from here."""
+    """Wait as a standby. Only a process that has become a worker returns."""
     try:
         before = frozenset(sys.modules)
         import torsh_standby
