@@ -65,7 +65,7 @@ class Future:
             return over.wait(None if is_endless else seconds)
 
     def value(self) -> Any:
-        """Return the value, or raise the error. Raises RuntimeError while the future has neither."""
+        """Return the value or raise the error. Raises RuntimeError if the future has neither."""
         if not self.done():
             raise RuntimeError("the future is not complete: wait() for it first")
         if self._error is not None:

@@ -66,8 +66,7 @@ class GlooBackend(HostBackend):
 
     @classmethod
     def connect(cls, store: StoreClient, rank: int, world_size: int, timeout: float) -> GlooBackend:
-        """Meet the other ranks through the store, whose keys must be fresh, and connect
-        to them.
+        """Connect to the other ranks through the store, whose keys must be fresh.
 
         The interface is that of TORSH_SOCKET_IFNAME or GLOO_SOCKET_IFNAME, or the one of the host's
         name. Raises BackendUnavailable without torch, CommTimeout naming the ranks that did not
@@ -199,7 +198,7 @@ class GlooBackend(HostBackend):
         self._gloo = None
 
     def _unreceived_bytes(self, dst: int) -> int:
-        """Return the bytes sent ahead to a rank and not received yet, and forget what was received."""
+        """Return the bytes sent ahead to a rank and not received yet; forget received ones."""
         self._unreceived = [sent for sent in self._unreceived if not sent[2].over.is_set()]
         return sum(size for peer, size, _ in self._unreceived if peer == dst)
 

@@ -82,7 +82,7 @@ def parts_of(name: str, given: Any, count: int, take: Callable[[object], Part]) 
 
 
 def equal_parts(name: str, array: Part, count: int) -> Parts[Part]:
-    """Cut an array into `count` equal parts. Raises ValueError if its size is no multiple of that."""
+    """Cut an array into `count` equal parts. Raises ValueError unless its size is a multiple."""
     if array.size % count != 0:
         raise ValueError(
             f"{name} has {array.size} elements; its size must be a multiple of world_size, {count}"

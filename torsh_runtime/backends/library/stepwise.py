@@ -76,8 +76,7 @@ class StepwiseBackend(Backend):
 
     @abstractmethod
     def _halt(self) -> None:
-        """Make the library give up after a failure of the group, here and on the peers if it can.
-        """
+        """Make the library give up after the group has failed, also on the peers if it can."""
 
     def _flush(self) -> None:
         """Get messages sent before on their way, if the library has to be called for that."""
