@@ -31,8 +31,9 @@ SLICE = 1.0
 
 
 def post_abort(store: MeetingStore, rank: int, error: BaseException) -> None:
-    """Tell the ranks that meet in the store why this one will not come, unless one has told
-    already.
+    """Report to the ranks that rendezvous in the store why this one gives up.
+
+    Does nothing if a rank has reported a failure already, or if the store cannot be reached.
     """
     with suppress(StoreError):  # without a store there is nobody to tell
         if store.get("failed") is None:

@@ -33,7 +33,7 @@ class Configured(Protocol):
         """Return the new backend of the group."""
 
     def leave(self) -> None:
-        """Let go of all that it takes."""
+        """Release everything that it uses."""
 
 
 T = TypeVar("T", bound=Configured)

@@ -41,7 +41,7 @@ def opened() -> Recording | None:
 
 
 def note_group(name: str, size: int, ranks: Sequence[int]) -> None:
-    """Tell who is in the group of this name: ranks of the job, () if that is unknown."""
+    """Note the members of a group by name: ranks of the job, or () if they are unknown."""
     recording = own_recording()
     if recording is not None:
         recording.notebook.name_group(Group(number_of(name), size, "", ranges(ranks)))
@@ -185,8 +185,10 @@ class NotedOperation:
 
 
 def _measured(arrays: object) -> tuple[int, int, int]:
-    """Number of the dtype, elements and bytes; bytes are counted of what has no dtype that is
-    known, 0 of what is no array at all."""
+    """Return the number of the dtype, and the numbers of elements and bytes.
+
+    Arrays of an unknown dtype are measured in bytes; other objects have 0.
+    """
     if isinstance(arrays, list | tuple):
         each = [_measured(array) for array in arrays]
         kind = each[0][0] if each else _BYTES

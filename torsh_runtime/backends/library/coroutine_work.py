@@ -29,7 +29,7 @@ class Request(Protocol):
         """Return whether it is complete. Raises the error with which it failed."""
 
     def rest(self, seconds: float, waited: float) -> None:
-        """Let others run, for `seconds` at most, after having waited for so many."""
+        """Let others run for at most `seconds`, after having waited for `waited` seconds."""
 
 
 Steps = Generator[Request, None, int | None]

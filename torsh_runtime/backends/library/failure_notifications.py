@@ -123,7 +123,7 @@ class FailureNotifications:
         return _cause(entry.value) if entry else cause
 
     def leave(self, sequence: int) -> None:
-        """Tell that this rank has left after so many operations."""
+        """Note that this rank has left after `sequence` operations."""
         try:
             self._store.put(f"note/left/{self._rank}", str(sequence).encode())
         except StoreError:

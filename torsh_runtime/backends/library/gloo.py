@@ -32,8 +32,8 @@ from torsh_runtime.errors import BackendUnavailable, CommTimeout, ConfigError
 from torsh_runtime.store.client import StoreClient
 
 EAGER_BYTES = 64 << 10
-"""Messages to one rank that are copied, and so complete at once, while so many bytes at most have
-not been received."""
+"""Messages to one rank are copied, and so complete at once, while at most this many bytes of them
+have not been received."""
 _FAREWELL = 5.0
 """Seconds that closing waits for messages to be received."""
 _PATIENCE = timedelta(days=30)

@@ -39,8 +39,8 @@ from torsh_runtime.errors import BackendUnavailable
 from torsh_runtime.store.client import StoreClient
 
 EAGER_BYTES = 64 << 10
-"""Messages to one rank that are copied, and so complete at once, while so many bytes at most have
-not been received."""
+"""Messages to one rank are copied, and so complete at once, while at most this many bytes of them
+have not been received."""
 _BUSY = 0.001
 """Seconds of waiting before tests are made further apart."""
 _LINGER = 5.0

@@ -108,7 +108,7 @@ class StepwiseBackend(Backend):
         return self._result(work, async_op)
 
     def get_on(self) -> None:
-        """Advance what is under way, and let go of what is complete, whoever waits for it."""
+        """Advance all pending operations and release complete ones, whoever waits for them."""
         for earlier in tuple(self._under_way):
             earlier.done()
 

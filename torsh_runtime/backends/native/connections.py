@@ -211,7 +211,7 @@ class _Attempt:
 
 
 class _Gathering:
-    """The links that there are, and those that are missing."""
+    """Holds the existing connections and the missing ones."""
 
     def __init__(
         self,

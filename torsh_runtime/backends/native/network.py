@@ -28,7 +28,7 @@ class Network:
     """Describes how a rank connects to ranks of other nodes."""
 
     secret: bytes = b""
-    """The job's; peers prove that they know it. Empty: they only show what the store told them."""
+    """The job's secret, which peers prove to know; if empty, they only prove to know the store."""
     interfaces: tuple[str, ...] = ()
     """Names of network interfaces, of which the first that exists is used; none: that of the
     route to `master`."""

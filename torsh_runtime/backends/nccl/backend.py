@@ -35,7 +35,7 @@ _LOOK_AROUND = 0.05
 _LOOK_AT_COMPANION = 1.0
 """Seconds between two looks whether another backend of the group has failed, at other times."""
 _PAUSE = 0.002
-"""Seconds between two of who closes the group."""
+"""Seconds between two looks of a thread that closes the group."""
 _FAREWELL = 5.0
 """Seconds that closing waits for operations to end and for peers on the node to close, too."""
 _ABORT = 0.25

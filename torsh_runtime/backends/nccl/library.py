@@ -36,7 +36,7 @@ class Stream(Protocol):
         """Make an event behind all that it has been given so far."""
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release the stream."""
 
 
 class Device(Protocol):
@@ -99,14 +99,14 @@ class Communicators(Protocol):
     """The class of communicators."""
 
     def init(self, world_size: int, rank: int, meeting: object) -> Communicator:
-        """Make one with the other ranks of the meeting."""
+        """Create a communicator with the other ranks of the rendezvous."""
 
 
 class Meetings(Protocol):
-    """The class of what ranks meet by."""
+    """The class of the ids by which ranks rendezvous."""
 
     def from_bytes(self, content: bytes) -> object:
-        """Give the meeting that another rank has made."""
+        """Return the id that a different rank has created."""
 
 
 class Nccl(Protocol):
@@ -127,10 +127,10 @@ class Nccl(Protocol):
         """Return the class of the ids by which ranks rendezvous."""
 
     def get_unique_id(self) -> SupportsBytes:
-        """Make what ranks meet by."""
+        """Create an id by which ranks rendezvous."""
 
     def get_error_string(self, state: SupportsInt) -> str:
-        """Say what an error is."""
+        """Describe an error code of NCCL."""
 
     def group(self) -> AbstractContextManager[object]:
         """Return a context manager whose calls are launched together."""

@@ -12,7 +12,7 @@ from torsh_runtime.backends.nccl.device import Operand, callers_streams, on_devi
 from torsh_runtime.backends.nccl.library import Cuda, Event, Stream
 
 _PAUSE = 0.0005
-"""Seconds between two tests of an event by who waits for it on the processor."""
+"""Seconds between two tests of an event by a thread that waits for it."""
 
 
 class Launch:
@@ -32,8 +32,10 @@ class Launch:
 
 
 class OwnStream:
-    """A group's stream: what is put on it waits for what the callers' streams had been given by
-    then, and these wait for it only when they are told to.
+    """Orders a group's stream after the callers' streams.
+
+    Work put on it waits for the work that the callers' streams had by then. These wait for it
+    only on request.
     """
 
     def __init__(self, cuda: Cuda, device: int) -> None:
