@@ -46,7 +46,7 @@ class BackendType(StrEnum):
     NCCL = "nccl"
     """NVIDIA GPUs: cupy arrays and torch CUDA tensors."""
     MPI = "mpi"
-    """Whatever MPI library mpi4py was built with."""
+    """The MPI library that mpi4py was built with."""
     GLOO = "gloo"
     """PyTorch's Gloo."""
     SINGLE = "single"
@@ -61,7 +61,7 @@ class ByDevice(NamedTuple):
 
     @property
     def value(self) -> str:
-        """ "cpu:native,cuda:nccl"."""
+        """Return the devices with their backends, such as "cpu:native,cuda:nccl"."""
         return ",".join(f"{device}:{kind}" for device, kind in self._asdict().items())
 
     def __str__(self) -> str:
@@ -69,11 +69,11 @@ class ByDevice(NamedTuple):
 
 
 BackendKind = BackendType | ByDevice
-"""What the backend of a group is."""
+"""The backend of a group: a single one, or one for each kind of device."""
 
 
 class MeetingStore(Protocol):
-    """What ranks need of a store to meet; StoreClient has it."""
+    """Lists the operations of a store that ranks need to rendezvous; StoreClient has them."""
 
     def put(self, key: str, value: bytes) -> object: ...
     def get(self, key: str) -> Entry | None: ...
@@ -82,35 +82,37 @@ class MeetingStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of a group. Who wraps a backend passes them on as a whole."""
+    """Holds known properties of a group. Backends that wrap another one pass them on unchanged."""
 
     is_in_node: bool = False
-    """Whether all ranks are known to be on one machine."""
+    """True if all ranks are known to be on one machine."""
     held_bytes: int = 0
-    """Messages of so many bytes to a rank, all together, leave their sender before they are
-    received, without a thread that brings them; 0 where that is not known."""
+    """The number of bytes of messages to one rank, in total, that leave their sender before they
+    are received and without a thread that moves them; 0 if it is not known.
+    """
 
 
 class Backend(Operations):
-    """One rank's end of a group. Ranks and roots are the group's own, from 0.
+    """Carries out the operations of one rank of a group. Ranks and roots are numbered within the
+    group, from 0.
 
-    Arrays are of a dtype of `enumerations.DTYPES`, or, on CPUs and where they are only moved, of
-    any other of fixed size, and of any strides; contiguous ones are used in place.
-    On CPUs they are numpy arrays (bfloat16 by ml_dtypes), other buffers, or torch CPU tensors; on
-    GPUs cupy arrays or torch CUDA tensors. An input may be, exactly, this rank's part of the
-    output or the other way round; any other overlap is undefined. Every rank must make the same
-    calls, with the same dtype and shapes, in the same order, except for send and recv.
+    Arrays are of a dtype of `enumerations.DTYPES` or, on CPUs and where they are only moved, of any
+    other dtype of fixed size. They may have any strides; contiguous ones are used in place. On CPUs
+    they are numpy arrays (bfloat16 by ml_dtypes), other buffers, or torch CPU tensors; on GPUs cupy
+    arrays or torch CUDA tensors. An input may be exactly this rank's part of the output or the
+    other way round; any other overlap is undefined. Every rank must make the same calls, with the
+    same dtype and shapes, in the same order, except for send and recv.
 
     `outputs` and `inputs` have a part for each rank: a list or tuple of arrays, in order of rank,
     whose sizes may differ; or, in all_gather, reduce_scatter and all_to_all, one array to be cut
-    into world_size equal parts. Which of the two it is must be the same on all ranks.
+    into world_size equal parts. All ranks must use the same of these two forms.
 
     `timeout` is in seconds, counted from when the operation begins. With `async_op` a call may
-    return before the operation is complete; the arrays belong to it until its Work is done. What
-    is wrong with the arguments raises TypeError or ValueError before anything was communicated.
-    A failure raises CommError (PeerLost, CommTimeout, CommMismatch, CommAborted), from the call or
-    from Work.wait, on every rank of the group, which is dead from then on; the contents of output
-    arrays are undefined after that.
+    return before the operation is complete; the arrays belong to it until its Work is done. Wrong
+    arguments raise TypeError or ValueError before anything is communicated. A failure raises
+    CommError (PeerLost, CommTimeout, CommMismatch, CommAborted), from the call or from Work.wait,
+    on every rank of the group, which cannot be used afterwards; the contents of output arrays are
+    then undefined.
     """
 
     type: BackendKind
@@ -121,7 +123,7 @@ class Backend(Operations):
 
     @property
     def rank(self) -> int:
-        """This process's rank in the group."""
+        """Return this process's rank in the group."""
         return self._rank
 
     @property
@@ -131,12 +133,14 @@ class Backend(Operations):
 
     @property
     def members(self) -> Sequence[Backend]:
-        """The backends that it is made of: itself, or one for each kind of device."""
+        """Return the backends of this one: itself, or one for each kind of device."""
         return (self,)
 
     def name_ranks(self, names: Sequence[str], axis: str) -> None:
-        """What errors are to call the ranks, and the axis of a mesh that they are along, "" if of
-        none. Backends whose errors name no ranks do nothing."""
+        """Set the names by which errors call the ranks, and the mesh axis that they are along.
+
+        `axis` is "" if there is none. Backends whose errors name no ranks do nothing.
+        """
 
     def note_as(self, name: str) -> None:
         """Note its operations in the recording from now on, as those of the group of this name."""
@@ -146,14 +150,17 @@ class Backend(Operations):
 
     @property
     def job_ranks(self) -> Sequence[int]:
-        """Its ranks as the launched job numbers them, -1 for who is of another job; () where that
-        is not known."""
+        """Return the group's ranks as the launched job numbers them.
+
+        The number is -1 for a rank of a different job. The result is () if the numbers are not
+        known.
+        """
         return ()
 
     @property
     @abstractmethod
     def failed(self) -> bool:
-        """Whether an operation of this rank has failed: the group is of no more use."""
+        """Return whether an operation of this rank has failed, so that the group is unusable."""
 
     def all_reduce_coalesced(
         self, arrays: Sequence[object], op: Reduce, timeout: float, async_op: bool = False
@@ -162,8 +169,11 @@ class Backend(Operations):
         return [self.all_reduce(array, op, timeout, async_op) for array in arrays]
 
     def all_gather_numbers(self, own: NDArray[np.int64], timeout: float) -> NDArray[np.int64]:
-        """Everyone's numbers, which lie in the processor's memory whatever arrays the backend
-        takes: a row for each rank. It blocks."""
+        """Return the numbers of all ranks, as an array with a row for each rank.
+
+        The numbers are in host memory whatever arrays the backend takes. The call blocks, for at
+        most `timeout` seconds.
+        """
         everyone = np.empty((self.world_size, own.size), np.int64)
         self.all_gather(everyone, own, timeout)
         return everyone
@@ -171,20 +181,28 @@ class Backend(Operations):
     def probe(
         self, src: int | None, tag: int | None, timeout: float, wait: bool = True
     ) -> Envelope | None:
-        """A message that recv would get now, or without `wait` None if none has come. It stays
-        where it is, and another thread may be faster in receiving it."""
+        """Return the envelope of the message that recv would get now.
+
+        If none has come, wait for one for at most `timeout` seconds, or return None if `wait` is
+        false. The message stays in the queue, so another thread may receive it first. Raises
+        ValueError if the backend cannot look for messages.
+        """
         raise ValueError(f"the {self.type} backend cannot look for messages: receive them")
 
     @property
     def facts(self) -> Facts:
-        """What is known of the group."""
+        """Return the known properties of the group."""
         return Facts()
 
     def all_come(self, array: object) -> bool:
-        """Whether all ranks are about to call the next operation, so that a caller who must not be
-        held up by them need not leave it to another thread. Waits for them for 20 ms at most, and
-        seldom if that is in vain. To be called right before the operation. Where ranks do not see
-        that of each other it is False. array: one of the operation's.
+        """Return whether all ranks are about to call the next operation.
+
+        If so, a caller that must not be delayed by them need not leave the operation to a different
+        thread. Waits for the ranks for 20 ms at most, and only seldom if such waits have timed out.
+        Call it right before the operation. It returns False if ranks cannot see each other's
+        operations.
+
+        `array` is one of the operation's arrays.
         """
         return False
 
@@ -195,33 +213,43 @@ class Backend(Operations):
         return COMPLETED
 
     def coalescing(self) -> AbstractContextManager[object]:
-        """A block at whose end the operations that were begun in it, with async_op, are launched
-        together, where that gains anything; they are not to be waited for within it."""
+        """Return a context manager that launches the asynchronous operations begun in it together.
+
+        They are launched at its end, if the backend gains anything by that. Do not wait for them
+        within the block.
+        """
         return nullcontext()
 
     def shared_memory(self, num_bytes: int, timeout: float) -> NDArray[np.uint8]:
-        """This rank's own `num_bytes` bytes of memory that collectives use in place, without
-        copies through buffers between them, until the group is closed. All ranks must ask for as
-        many at the same time. Backends that have no such thing give ordinary memory.
+        """Return `num_bytes` bytes of this rank's own that collectives use in place.
+
+        Collectives need no copies through buffers for this memory, until the group is closed. All
+        ranks must ask for the same number of bytes at the same time. Backends without such memory
+        return ordinary memory.
         """
         return np.empty(num_bytes, np.uint8)
 
     def common_memory(self, num_bytes: int, timeout: float) -> memoryview | None:
-        """The same `num_bytes` bytes for all ranks, until the group is closed, and then as long as
-        they are used. All ranks must ask for as many at the same time. None, on all of them, where
-        they have no memory in common.
+        """Return `num_bytes` bytes that all ranks share.
+
+        The memory is valid until the group is closed, and then as long as it is used. All ranks
+        must ask for the same number of bytes at the same time. Returns None, on all ranks, if they
+        have no memory in common.
         """
         return memoryview(bytearray(num_bytes)) if self.world_size == 1 else None
 
     def subgroup(
         self, store: MeetingStore, name: str, ranks: Sequence[int], timeout: float
     ) -> Backend | None:
-        """This rank's end of a group of some of the ranks, in this order, who all call it, with the
-        same name, which no group had before. It need not be alive itself, but open.
+        """Return this rank's backend of a new group of some of the ranks, in the order of `ranks`.
 
-        None, on all of them, if they have to meet over the store, whose keys are the new group's:
-        as long as one is awaited it is looked there whether that has happened. `timeout`: seconds
-        to meet. Raises what making a group raises, and has told of it in the store.
+        All of these ranks call it with the same name, which no group had before. This group must be
+        open, but it may have failed.
+
+        Returns None, on all of them, if they have to rendezvous over the store, whose keys are the
+        new group's: while a rank is awaited, the others check there whether that has happened.
+        `timeout` is in seconds, for the rendezvous. Raises what creating a group raises, and has
+        then reported it in the store.
         """
         return None
 

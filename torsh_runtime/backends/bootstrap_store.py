@@ -1,11 +1,11 @@
-"""How ranks that meet in a store wait for each other there, and hear of it if one will not come.
+"""Lets ranks rendezvous in a store, and learn there that one of them has given up.
 
 Each group has keys of its own:
 
-    <topic>/<rank>  what a rank tells under some topic
-    failed          [rank, its error's class, the ranks that this blames, its words], of the first
-                    that gave up
-    backend/0       the backend that the first rank was told, where callers have it told
+    <topic>/<rank>  what a rank publishes under a topic
+    failed          [rank, its error's class, the ranks that this blames, its message], of the
+                    first rank that gave up
+    backend/0       the backend that the first rank was given, where callers have it published
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ SLICE = 1.0
 
 
 def post_abort(store: MeetingStore, rank: int, error: BaseException) -> None:
-    """Tell the ranks that meet in the store why this one will not come, unless one has told
-    already.
+    """Report to the ranks that rendezvous in the store why this one gives up.
+
+    Does nothing if a rank has reported a failure already, or if the store cannot be reached.
     """
     with suppress(StoreError):  # without a store there is nobody to tell
         if store.get("failed") is None:
@@ -51,7 +52,10 @@ class BootstrapStore:
     def __init__(
         self, store: MeetingStore, rank: int, timeout: float, kind: BackendKind | None
     ) -> None:
-        """`kind`: the backend that the group is to have; None: the first rank's."""
+        """Join the group's keys as `rank`, with a deadline in `timeout` seconds.
+
+        `kind` is the backend that the group is to have; None means the first rank's.
+        """
         self.rank = rank
         self._kind = kind
         self._store = store
@@ -59,15 +63,18 @@ class BootstrapStore:
         self._deadline = time.monotonic() + timeout
 
     def remaining(self) -> float:
-        """Seconds until the deadline, more than 0."""
+        """Return the seconds until the deadline, always more than 0."""
         return max(self._deadline - time.monotonic(), 0.001)
 
     def has_passed(self) -> bool:
-        """Whether the deadline has."""
+        """Return whether the deadline has passed."""
         return time.monotonic() >= self._deadline
 
     def exchange(self, topic: str, value: bytes, ranks: Iterable[int]) -> dict[int, bytes]:
-        """What each of the ranks has to tell under the topic, this one its value."""
+        """Publish `value` under the topic and return the values of all `ranks`, by rank.
+
+        Raises CommTimeout naming the ranks that published none before the deadline.
+        """
         self._store.put(f"{topic}/{self.rank}", value)
         keys = {f"{topic}/{peer}": peer for peer in ranks}
         while True:
@@ -112,12 +119,12 @@ class BootstrapStore:
             )
 
     def too_late(self, missing: Sequence[int], detail: str = "") -> CommTimeout:
-        """What is raised when these have not come."""
+        """Return the error to raise if the ranks in `missing` have not come in time."""
         return CommTimeout("init_process_group", 0, self._timeout, missing, detail)
 
 
 def _account(value: bytes) -> tuple[int, str, list[int], str]:
-    """What a rank that gave up wrote. CommError if it is something else."""
+    """Decode the report of a rank that gave up. Raises CommError if it is malformed."""
     try:
         rank, kind, culprits, words = msgpack.unpackb(value)
     except (ValueError, TypeError, msgpack.UnpackException):

@@ -1,4 +1,4 @@
-"""One group of two backends: an operation goes to the one that serves the device of its arrays."""
+"""Combines two backends in one group: each operation goes to the one for its arrays' device."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ByDeviceBackend(Backend):
     type: ByDevice
 
     def __init__(self, kind: ByDevice, host: Backend, gpu: NcclBackend) -> None:
-        """Takes both over: if one of them fails, so does the other."""
+        """Take over both backends: if either of them fails, so does the other."""
         super().__init__(host.rank, host.world_size)
         self.type = kind
         self._members = host, gpu
@@ -58,7 +58,9 @@ class ByDeviceBackend(Backend):
 
     @property
     def facts(self) -> Facts:
-        """Those of the host's: all ranks of both members are in the same places."""
+        """Return the properties of the host's group: all ranks of both members are in the same
+        places.
+        """
         return self._host.facts
 
     def all_come(self, array: object) -> bool:
@@ -118,7 +120,7 @@ class ByDeviceBackend(Backend):
             gpu.close()
 
     def cause(self) -> FailureCause | None:
-        """Why the other backend than NCCL has failed, if it has."""
+        """Return why the backend beside NCCL has failed, or None if it has not."""
         host, _ = self._members
         try:
             if host.failed:
@@ -128,7 +130,9 @@ class ByDeviceBackend(Backend):
         return None
 
     def end(self, cause: FailureCause) -> None:
-        """NCCL has failed: what is under way in the other one ends, and nothing begins there."""
+        """End the host's backend because NCCL has failed: pending operations end, new ones are
+        refused.
+        """
         host, _ = self._members
         self._host = cast(Backend, Refusing(host, cause.error))
         host.abort()
@@ -139,7 +143,10 @@ class ByDeviceBackend(Backend):
         return self._gpu
 
     def _at_all(self, op: Op) -> Backend:
-        """The member for all arrays of the operation."""
+        """Return the member for the arrays of the operation.
+
+        Raises TypeError if some are on a GPU and some in host memory.
+        """
         if type(op.output) is np.ndarray and type(op.input) is np.ndarray:
             return self._host  # as most often, and at once
         found: dict[bool, tuple[str, object]] = {}

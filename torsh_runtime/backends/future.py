@@ -21,7 +21,7 @@ class _AroundWaits(threading.local):
 
 
 around_waits = _AroundWaits()
-"""What a thread does while it waits for a future: threads of a pool tell the pool."""
+"""A hook around waits for a future: threads of a pool tell the pool that they are blocked."""
 
 
 class Future:
@@ -41,12 +41,14 @@ class Future:
         self._callbacks: list[Callback] = []
 
     def done(self) -> bool:
-        """Whether it has its value, or an error."""
+        """Return whether the future has its value or an error."""
         return self._is_complete
 
     def wait(self, timeout: float | timedelta | None = None) -> Any:
-        """Its value, waiting for it; raises its error, or TimeoutError after `timeout` (seconds or
-        a timedelta; None: without an end, for who completes it has a deadline).
+        """Wait for the future and return its value.
+
+        `timeout` is in seconds or a timedelta; None waits without limit, as the one that completes
+        the future has a deadline. Raises the future's error, or TimeoutError after `timeout`.
         """
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
         if not self._is_complete and not self._waited(seconds):
@@ -63,7 +65,7 @@ class Future:
             return over.wait(None if is_endless else seconds)
 
     def value(self) -> Any:
-        """Its value; raises its error. RuntimeError while it has neither."""
+        """Return the value or raise the error. Raises RuntimeError if the future has neither."""
         if not self.done():
             raise RuntimeError("the future is not complete: wait() for it first")
         if self._error is not None:
@@ -79,13 +81,13 @@ class Future:
         self._call(callback)
 
     def then(self, callback: Callback) -> Future:
-        """A future of what `callback(self)` returns, or raises, when this one is complete."""
+        """Return a future of what `callback(self)` returns or raises once this one is complete."""
         chained = Future()
         self.add_done_callback(lambda _: chained.complete_by(callback, self))
         return chained
 
     def __await__(self) -> Generator[Any, None, Any]:
-        """Its value, for coroutines: the loop goes on meanwhile."""
+        """Wait for the value in a coroutine, without blocking its event loop, and return it."""
         import asyncio  # programs that await have it
 
         if not self.done():

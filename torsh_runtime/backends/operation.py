@@ -34,14 +34,14 @@ COLLECTIVES = tuple(kind for kind, takes in TAKES.items() if "peer" not in takes
 
 
 class Op(NamedTuple):
-    """One operation with its arguments."""
+    """Describes an operation and its arguments."""
 
     kind: str
     """A key of TAKES."""
     output: object = None
-    """Where results go: an array, or parts."""
+    """The target of results: an array, or parts."""
     input: object = None
-    """What is sent: an array, which may be the output, or parts."""
+    """The data to send: an array, which may be the output, or parts."""
     peer: int | None = -1
     """The root, or the other rank of a message; None: any."""
     reduction: Reduce = ReduceOp.SUM
@@ -49,24 +49,24 @@ class Op(NamedTuple):
 
     @property
     def takes(self) -> tuple[str, ...]:
-        """The names of its arguments."""
+        """Return the names of the operation's arguments."""
         return TAKES[self.kind]
 
     @property
     def root(self) -> int:
-        """The root; -1 without one."""
+        """Return the root, or -1 if there is none."""
         return -1 if self.peer is None else self.peer
 
     @property
     def arrays(self) -> dict[str, object]:
-        """Its arrays and parts, by the arguments' names."""
+        """Return the operation's arrays and parts, by the arguments' names."""
         given = dict.fromkeys(("array", "output", "outputs"), self.output)
         given |= dict.fromkeys(("input", "inputs"), self.input)
         return {name: given[name] for name in self.takes if name in given}
 
     @property
     def measured(self) -> object:
-        """The array, or parts, whose size counts for this rank."""
+        """Return the array, or parts, whose size counts for this rank."""
         return self.input if "outputs" in self.takes or self.output is None else self.output
 
     def begin(self, backend: Operations, timeout: float, async_op: bool = False) -> Work:

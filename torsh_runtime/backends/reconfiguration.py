@@ -26,21 +26,21 @@ _SLICE = 0.2
 
 
 class Configured(Protocol):
-    """What a group becomes."""
+    """Holds the backend that a group is to get."""
 
     @property
     def backend(self) -> Backend:
-        """Its new backend."""
+        """Return the new backend of the group."""
 
     def leave(self) -> None:
-        """Let go of all that it takes."""
+        """Release everything that it uses."""
 
 
 T = TypeVar("T", bound=Configured)
 
 
 class Attempt:
-    """One call of configure()."""
+    """Represents a single call of configure()."""
 
     def __init__(self) -> None:
         self.thread = threading.get_ident()
@@ -51,7 +51,7 @@ class Attempt:
         self._ended_by = by
 
     def check(self) -> None:
-        """CommAborted if it is to give up."""
+        """Raise CommAborted if this call is to give up."""
         if self._ended_by:
             raise CommAborted(
                 f"configure() was given up: {self._ended_by} in another thread. The group is what "
@@ -60,8 +60,9 @@ class Attempt:
 
 
 class Reconfiguration:
-    """How one group is configured, by any thread: one call at a time, of which the latest counts.
-    An earlier one that still waits for its peers gives up.
+    """Configures a group for callers in any thread: a single call at a time, and the latest wins.
+
+    An earlier call that still waits for its peers gives up.
     """
 
     def __init__(self) -> None:
@@ -156,16 +157,16 @@ class AttemptStore:
     """A store whose waits end when the configure() that they are for is given up."""
 
     def __init__(self, store: Any, turn: Attempt) -> None:
-        """`store`: a StoreClient, or what the native backend takes for one."""
+        """Wrap `store`, a StoreClient or what the native backend accepts in place of it."""
         self._store = store
         self._turn = turn
 
     def scoped(self, prefix: str) -> Self:
-        """The same store seen through a prefix."""
+        """Return the same store seen through a prefix."""
         return type(self)(self._store.scoped(prefix), self._turn)
 
     def wait(self, keys: Sequence[str], timeout: float) -> Mapping[str, Entry]:
-        """As the store's, and CommAborted."""
+        """Wait as the store does; also raise CommAborted if this configure() was given up."""
         deadline = time.monotonic() + timeout
         while True:
             self._turn.check()
@@ -187,7 +188,7 @@ class Refusing(Operations):
     failed = True
 
     def __init__(self, last: Any, error: Callable[[], Exception]) -> None:
-        """`error`: makes what is raised."""
+        """Take the place of the backend `last`. `error` creates the exception to raise."""
         self.rank, self.world_size, self.type = last.rank, last.world_size, last.type
         self._error = error
 
@@ -195,27 +196,29 @@ class Refusing(Operations):
         raise self._error()
 
     def abort(self) -> None:
-        """There is nothing to end."""
+        """Do nothing: no operation can be under way."""
 
     def close(self) -> None:
-        """There is nothing to leave."""
+        """Do nothing: there is no group to leave."""
 
     def subgroup(self, *_: object) -> None:
-        """None: further groups meet over the store."""
+        """Return None: further groups rendezvous over the store."""
 
     def __getattr__(self, name: str) -> NoReturn:
         raise self._error()
 
 
 def check_plan(rank: int, world_size: int) -> None:
-    """ConfigError unless there can be such a rank."""
+    """Raise ConfigError unless a group of `world_size` ranks can have this rank."""
     if world_size < 1 or rank not in range(world_size):
         raise ConfigError(f"rank {rank} is not within 0 <= rank < world_size, {world_size}")
 
 
 def check_first(turns: int, rank: int, quorum: str) -> None:
-    """ConfigError if `rank` has met others under this quorum before: what it left in the store
-    then must not be believed now."""
+    """Raise ConfigError if `rank` has connected under this quorum before.
+
+    Its old records in the store would otherwise be taken for new ones.
+    """
     if turns > 1:
         raise ConfigError(
             f"a rank {rank} has called configure() with {quorum} before. Every configuration, also "
@@ -233,7 +236,7 @@ def _cause(error: BaseException) -> str:
 
 
 def _as_configure(error: BaseException, timeout: float) -> BaseException:
-    """The same error, which names configure() where groups are made in many ways."""
+    """Return the same error, naming configure() if it names the general way of making groups."""
     match error:
         case CommTimeout(op="init_process_group"):
             return CommTimeout("configure", 0, timeout, error.missing, error.detail)

@@ -1,6 +1,8 @@
-"""What groups note in the recording of operations (torsh_runtime/monitoring) beside the compiled
-groups' own operations: those of other libraries, launches of several together, and who is in a
-group."""
+"""Notes facts about groups in the recording of operations (torsh_runtime/monitoring).
+
+Beside the compiled groups' own operations these are operations of other libraries, launches of
+several operations together, and the members of a group.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,10 @@ _KINDS: Final = {name: number for number, name in enumerate(RECORDED)}
 
 
 def opened() -> Recording | None:
-    """This process's recording, to which the compiled library may write; None if nothing is
-    recorded, or there is no such library."""
+    """Return this process's recording, opened for writing by the compiled library.
+
+    Returns None if nothing is recorded or there is no such library.
+    """
     recording = own_recording()
     if recording is not None and not recording.is_open:
         with suppress(BackendUnavailable):
@@ -37,7 +41,7 @@ def opened() -> Recording | None:
 
 
 def note_group(name: str, size: int, ranks: Sequence[int]) -> None:
-    """Tell who is in the group of this name: ranks of the job, () if that is unknown."""
+    """Note the members of a group by name: ranks of the job, or () if they are unknown."""
     recording = own_recording()
     if recording is not None:
         recording.notebook.name_group(Group(number_of(name), size, "", ranges(ranks)))
@@ -54,7 +58,10 @@ class GroupRecorder:
     """Notes the operations of one group. Any thread; forks note nothing."""
 
     def __init__(self, recording: Recording, place: int, name: str, size: int, path: str) -> None:
-        """`path`: one of PATHS, "" if that is unknown."""
+        """Record operations of the group `name` of `size` ranks.
+
+        `path` is an entry of PATHS, or "" if it is unknown.
+        """
         from torsh_runtime.backends.native.compiled import _native
 
         number, way = number_of(name), PATHS.index(path) + 1 if path else 0
@@ -65,7 +72,7 @@ class GroupRecorder:
 
     @classmethod
     def of(cls, name: str, size: int, path: str) -> GroupRecorder | None:
-        """For a group of a library; None if nothing is recorded."""
+        """Return a recorder for a group of a library, or None if nothing is recorded."""
         recording = opened()
         if recording is None:
             return None
@@ -73,12 +80,12 @@ class GroupRecorder:
 
     @classmethod
     def of_batches(cls, name: str, size: int) -> GroupRecorder | None:
-        """For what several operations of a group have in common."""
+        """Return a recorder for batches of a group, or None if nothing is recorded."""
         recording = opened()
         return None if recording is None else cls(recording, 0, name, size, "")
 
     def enter(self, op: Op, sequence: int, in_background: bool = False) -> NotedOperation:
-        """An operation begins."""
+        """Note that an operation begins."""
         dtype, count, nbytes = _measured(op.measured)
         how = op.reduction
         reduction = ReduceOp.PREMUL_SUM if isinstance(how, PremulSum) else how
@@ -96,25 +103,28 @@ class GroupRecorder:
         return NotedOperation(self, op.kind, entry, sequence, in_background)
 
     def enter_message(self, op: Op, in_background: bool) -> NotedOperation:
-        """A message begins. Libraries do not tell which one it is: those of a direction, to or from
-        a rank, are counted in the order of their calls."""
+        """Note that a message begins.
+
+        Libraries do not report which message it is: those to or from the same rank are counted in
+        the order of their calls.
+        """
         number = 0 if op.peer is None else self.count(op.kind, op.peer)
         return self.enter(op, number, in_background)
 
     def count(self, operation: str, peer: int) -> int:
-        """The number of one more message."""
+        """Count a message to or from `peer` and return its number."""
         self._messages[operation, peer] += 1
         return self._messages[operation, peer]
 
     def enter_wait(self, awaited: NotedOperation) -> Any:
-        """Somebody waits for that; leave(has_failed) ends it."""
+        """Note a wait for the operation, which leave(has_failed) of the result ends."""
         return self._native.LibraryOperation(
             self._made, _KINDS["wait"], 0, 0, -1, awaited.entry, 0, awaited.sequence, False
         )
 
     @contextmanager
     def batch(self, count: int) -> Iterator[None]:
-        """So many operations are launched together."""
+        """Note the launch of `count` operations together, within the block."""
         self._batches += 1
         entry = self._native.LibraryOperation(
             self._made, _KINDS["batch"], 0, 0, -1, count, 0, self._batches, False
@@ -128,7 +138,7 @@ class GroupRecorder:
 
 
 class NotedOperation:
-    """One that was begun."""
+    """Represents an operation in the recording that has begun."""
 
     def __init__(
         self,
@@ -146,19 +156,22 @@ class NotedOperation:
         self.entry: int = entry.entry
 
     def leave(self, has_failed: bool, source: int | None = None) -> None:
-        """It is over. source: where a message came from that was received from whichever rank."""
+        """Note that the operation is over.
+
+        `source` is the sender of a message that was received from any rank.
+        """
         if source is not None and not self.sequence and self._operation == "recv":
             self.sequence = self._recorder.count("recv", source)
             self._entry.tell(source, self.sequence)
         self._entry.leave(has_failed)
 
     def cancel(self) -> None:
-        """It was refused before it began: it is none."""
+        """Remove the operation from the recording: it was refused before it began."""
         self._entry.cancel()
 
     @contextmanager
     def waited_for(self) -> Iterator[None]:
-        """A block in which somebody waits for it, who did not when it began."""
+        """Note a wait for the operation within the block, if it runs in the background."""
         if not self.in_background:
             yield
             return
@@ -172,8 +185,10 @@ class NotedOperation:
 
 
 def _measured(arrays: object) -> tuple[int, int, int]:
-    """Number of the dtype, elements and bytes; bytes are counted of what has no dtype that is
-    known, 0 of what is no array at all."""
+    """Return the number of the dtype, and the numbers of elements and bytes.
+
+    Arrays of an unknown dtype are measured in bytes; other objects have 0.
+    """
     if isinstance(arrays, list | tuple):
         each = [_measured(array) for array in arrays]
         kind = each[0][0] if each else _BYTES

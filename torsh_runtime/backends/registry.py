@@ -1,4 +1,4 @@
-"""Which backends there are: where each one's class stands, and whether it can be used here."""
+"""Lists the backends with the locations of their classes, and tells which can be used here."""
 
 from __future__ import annotations
 
@@ -24,18 +24,20 @@ _LIBRARIES = {
 }
 """The module of the library that each one stands on, if it does."""
 _NVIDIA_DRIVER = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
-"""Of a machine and of WSL; a driver has one of them."""
+"""Device files of a Linux machine and of WSL; a driver has one of them."""
 
 
 def backend_class(kind: BackendType) -> Any:
-    """The class of this backend, whose module is loaded now."""
+    """Return the class of this backend, importing its module."""
     module, _, name = _CLASSES[kind].rpartition(".")
     return getattr(import_module(f"torsh_runtime.backends.{module}"), name)
 
 
 def is_available(kind: BackendType) -> bool:
-    """Whether what it stands on is installed; whether that works shows in connecting. Never raises,
-    and loads nothing but the packages that the library lies in.
+    """Return whether the library of this backend is installed.
+
+    Whether it works shows only when connecting. Never raises, and imports nothing but the parent
+    packages of the library.
     """
     if kind is BackendType.NCCL and not any(path.exists() for path in _NVIDIA_DRIVER):
         return False

@@ -22,7 +22,9 @@ class SingleBackend(Backend):
     type: BackendType = BackendType.SINGLE
 
     def __init__(self, stands_for: BackendType | None = None) -> None:
-        """`stands_for`: the backend that was asked for, whose name the group then has."""
+        """Create a group of one rank. It has the name of `stands_for`, the backend that was asked
+        for.
+        """
         super().__init__(0, 1)
         self._end = ""
         if stands_for is not None:
@@ -32,7 +34,10 @@ class SingleBackend(Backend):
     def connect(
         cls, store: StoreClient | None, rank: int, world_size: int, timeout: float
     ) -> SingleBackend:
-        """A group of one; ConfigError if it is to have more ranks. The store is not used."""
+        """Return a group of one rank, without using the store.
+
+        Raises ConfigError if `world_size` is not 1.
+        """
         if world_size != 1:
             raise ConfigError(f"backend 'single' is for one rank; world_size is {world_size}")
         return cls()

@@ -29,11 +29,11 @@ class Work(ABC):
 
     @abstractmethod
     def done(self) -> bool:
-        """Whether it is over, well or not."""
+        """Return whether the operation is over, successfully or not."""
 
     @abstractmethod
     def exception(self) -> BaseException | None:
-        """What it ended with; None while it is under way or if it went well."""
+        """Return the error it ended with; None while it is under way or if it succeeded."""
 
     @abstractmethod
     def add_done_callback(self, callback: Callable[[Work], None]) -> None:
@@ -41,31 +41,37 @@ class Work(ABC):
 
     @property
     def source(self) -> int | None:
-        """The rank a received message came from; None of other operations, and before it came."""
+        """Return the rank that a received message came from.
+
+        Returns None for other operations, and before the message has come.
+        """
         return None
 
     @property
     def tag(self) -> int | None:
-        """The tag of a received message, where the backend tells; else None."""
+        """Return the tag of a received message if the backend reports it, else None."""
         return None
 
     @property
     def content(self) -> Any:
-        """The bytes that recv_object received, uint8 of shape (bytes,); None of other operations,
-        and before they came."""
+        """Return the bytes that recv_object received, uint8 of shape (bytes,).
+
+        Returns None for other operations, and before the bytes have come.
+        """
         return None
 
     def is_completed(self) -> bool:
-        """Whether it is over, well or not."""
+        """Return whether the operation is over, successfully or not."""
         return self.done()
 
     def is_success(self) -> bool:
-        """Whether it is over and went well."""
+        """Return whether the operation is over and succeeded."""
         return self.done() and self.exception() is None
 
     def result(self) -> list[object]:
-        """The arrays that hold the result; none of operations without one. Raises what the
-        operation ended with, and RuntimeError while it is under way.
+        """Return the arrays that hold the result; the list is empty for operations without one.
+
+        Raises the error the operation ended with, and RuntimeError while it is under way.
         """
         if not self.done():
             raise RuntimeError("the operation is still under way: wait() for it first")
@@ -73,11 +79,11 @@ class Work(ABC):
         return list(self._outputs)
 
     def get_future(self) -> Future:
-        """A future of `result()`. No thread waits for it unless a callback is added."""
+        """Return a future of `result()`. No thread waits for it unless a callback is added."""
         return WorkFuture(self)
 
     def synchronize(self) -> None:
-        """The same as wait()."""
+        """Wait for the operation, as wait() does."""
         self.wait()
 
     def block_current_stream(self) -> None:
@@ -85,11 +91,11 @@ class Work(ABC):
         self.wait()
 
     def source_rank(self) -> int:
-        """`source`, and -1 for None."""
+        """Return `source`, or -1 if it is None."""
         return -1 if self.source is None else self.source
 
     def giving(self, outputs: Sequence[object]) -> Work:
-        """The same work, whose result these arrays hold."""
+        """Return this work, with `outputs` as the arrays that hold its result."""
         self._outputs = outputs
         return self
 
@@ -143,5 +149,5 @@ class FailedWork(CompletedWork):
 
 
 def in_seconds(timeout: float | timedelta | None) -> float | None:
-    """The timeout of a wait as a number."""
+    """Return the timeout of a wait in seconds, or None for no limit."""
     return timeout.total_seconds() if isinstance(timeout, timedelta) else timeout

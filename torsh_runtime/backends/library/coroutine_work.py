@@ -26,10 +26,10 @@ class Request(Protocol):
     """Something that a library is doing."""
 
     def test(self) -> bool:
-        """Whether it is complete. Raises whatever it failed with."""
+        """Return whether it is complete. Raises the error with which it failed."""
 
     def rest(self, seconds: float, waited: float) -> None:
-        """Let others run, for `seconds` at most, after having waited for so many."""
+        """Let others run for at most `seconds`, after having waited for `waited` seconds."""
 
 
 Steps = Generator[Request, None, int | None]
@@ -37,32 +37,32 @@ Steps = Generator[Request, None, int | None]
 
 
 class Group(Protocol):
-    """What an operation under way asks of its group."""
+    """Lists what an operation under way needs of its group."""
 
     @property
     def look_every(self) -> float:
-        """Seconds of waiting between two looks at what the other ranks have noted."""
+        """Return the seconds of waiting between two reads of the other ranks' notes."""
 
     def ended(self) -> FailureCause | None:
-        """Why no operation can be completed any more, if that is so."""
+        """Return why no operation can complete any more, or None if operations still can."""
 
     def look(self, call: Call) -> None:
         """Find out whether the others still come; if not, the group ends."""
 
     def broke(self, call: Call, error: Exception) -> FailureCause:
-        """The library has failed: the group ends."""
+        """End the group because the library has failed, and return the cause."""
 
     def late(self, call: Call, seconds: float) -> FailureCause:
-        """The operation has passed its deadline: the group ends."""
+        """End the group because the operation has passed its deadline, and return the cause."""
 
     def missing(self, call: Call) -> list[int]:
-        """The ranks that an operation seems to wait for."""
+        """Return the ranks that an operation seems to wait for."""
 
     def get_on(self) -> None:
         """Advance the other operations: the peers' may wait for them."""
 
     def completed(self, work: CoroutineWork) -> None:
-        """The library has let go of the operation's arrays."""
+        """Note that the library has released the operation's arrays."""
 
 
 class CoroutineWork(Work):

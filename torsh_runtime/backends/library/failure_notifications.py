@@ -1,4 +1,8 @@
-"""What the ranks of a group tell each other through the store where their library tells nothing.
+"""Reports failures between ranks through the store where their library reports none.
+
+MPI, Gloo and NCCL leave a rank waiting for a peer that has failed, left or aborted. So each rank
+notes the first failure, its leaving and, once it has waited for a while, in which operation it
+waits. Ranks that wait read the others' notes now and then.
 
 MPI, Gloo and NCCL leave a rank waiting for a peer that has failed, left or aborted. So each rank
 notes the first failure, its leaving and, once it has waited for a while, in which operation it
@@ -40,21 +44,21 @@ _NOT_READ = (ValueError, TypeError, KeyError, msgpack.UnpackException)
 
 
 class FailureCause(NamedTuple):
-    """Why a group has ended, in a form that other ranks can be told."""
+    """Describes why a group has ended, in a form that can be sent to other ranks."""
 
     kind: str
     """Name of the CommError."""
     arguments: tuple[Any, ...]
-    """What that is made of."""
+    """The arguments from which the error is constructed."""
 
     @classmethod
     def of(cls, error: CommError) -> FailureCause:
-        """The cause that makes the same error."""
+        """Return the cause from which an equal error can be constructed."""
         made_of: Any = error.__reduce__()
         return cls(type(error).__name__, made_of[1])
 
     def error(self) -> CommError:
-        """A new error that says so."""
+        """Return a new error that reports this cause."""
         return _KINDS[self.kind](*self.arguments)
 
 
@@ -64,7 +68,8 @@ class Call:
 
     op: str
     sequence: int
-    """Which collective of the group it is, from 1; of a message, the last one before it."""
+    """Number of the collective in the group, from 1; for a message, that of the last one before it.
+    """
     peer: int | None = None
     """The one rank that a message needs; None of a collective and of a receive from anyone."""
     message: bool = False
@@ -75,12 +80,12 @@ class Call:
 
 
 class FailureNotifications:
-    """One rank's view of the notes."""
+    """Writes one rank's notes to the store and reads those of its peers."""
 
     def __init__(
         self, store: StoreClient, rank: int, world_size: int, backend: BackendKind
     ) -> None:
-        """The store's keys must be the group's own."""
+        """Create the notes of `rank`. The store's keys must be the group's own."""
         self._backend = backend
         self._store = store
         self._rank = rank
@@ -118,7 +123,7 @@ class FailureNotifications:
         return _cause(entry.value) if entry else cause
 
     def leave(self, sequence: int) -> None:
-        """Tell that this rank has left after so many operations."""
+        """Note that this rank has left after `sequence` operations."""
         try:
             self._store.put(f"note/left/{self._rank}", str(sequence).encode())
         except StoreError:
@@ -136,7 +141,7 @@ class FailureNotifications:
         return self._lost(call, notes)
 
     def missing(self, call: Call) -> list[int]:
-        """The ranks not known to wait in the same operation, or a later one."""
+        """Return the ranks not known to wait in the same operation or a later one."""
         if call.message:
             return [call.peer] if call.peer is not None else []
         try:
@@ -147,8 +152,10 @@ class FailureNotifications:
         return [rank for rank, at in seen.items() if at < call.sequence and rank != self._rank]
 
     def _lost(self, call: Call, notes: dict[str, bytes]) -> FailureCause | None:
-        """A peer that ended, at two looks of the operation in a row (what it sent last may still be
-        under way), or that left before this operation.
+        """Return the loss of a peer that this operation needs, or None.
+
+        A peer is lost if it had ended at two looks of the operation in a row (the last message it
+        sent may still be under way), or if it left before this operation.
         """
         peers = range(self._world_size) if call.peer is None else [call.peer]
         left = {rank: notes.get(f"note/left/{rank}") for rank in peers if rank != self._rank}
@@ -178,7 +185,7 @@ def _cause(note: bytes) -> FailureCause:
 
 
 def _member(rank: int, value: bytes) -> dict[str, Any]:
-    """Who a rank says it is. CommError."""
+    """Decode the facts that a rank published about itself. Raises CommError if it cannot."""
     with suppress(*_NOT_READ):
         facts = msgpack.unpackb(value)
         kinds = {name: type(own) for name, own in {**_own_facts(), "offer": b""}.items()}
@@ -205,7 +212,7 @@ def _machine() -> list[str]:
 
 
 def _has_ended(member: dict[str, Any]) -> bool:
-    """Whether the process has ended, as far as can be seen from here."""
+    """Return whether the process has ended, as far as can be seen from this machine."""
     if member["machine"] != _machine():
         return False
     began: str = member["began"]
@@ -213,7 +220,7 @@ def _has_ended(member: dict[str, Any]) -> bool:
 
 
 def _began(pid: int) -> str:
-    """When the process began, in the kernel's ticks; empty if it has ended."""
+    """Return when the process began, in the kernel's ticks; empty if it has ended."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

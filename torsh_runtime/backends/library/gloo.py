@@ -32,24 +32,26 @@ from torsh_runtime.errors import BackendUnavailable, CommTimeout, ConfigError
 from torsh_runtime.store.client import StoreClient
 
 EAGER_BYTES = 64 << 10
-"""Messages to one rank that are copied, and so complete at once, while so many bytes at most have
-not been received."""
+"""Messages to one rank are copied, and so complete at once, while at most this many bytes of them
+have not been received."""
 _FAREWELL = 5.0
 """Seconds that closing waits for messages to be received."""
 _PATIENCE = timedelta(days=30)
-"""What Gloo is told: deadlines are kept here."""
+"""A timeout for Gloo that never expires: deadlines are kept here."""
 _LAST_TAG = (1 << 31) - 2
 _HALTING_TAG = _LAST_TAG + 1
 _KNOWN = ("int8", "uint8", "int32", "int64", "float32", "float64")
-"""What Gloo reduces the same way in all versions of torch that are supported."""
+"""Dtypes that Gloo reduces the same way in all supported versions of torch."""
 _INTERFACES = ("TORSH_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 
 
 class GlooBackend(HostBackend):
-    """One rank's end of a Gloo context. Gloo trusts whoever can reach its sockets.
+    """Carries out the operations of one rank with Gloo, which trusts anyone who can reach its
+    sockets.
 
-    What Gloo cannot reduce goes to it as what it can, or is exchanged and reduced here in order of
-    rank. A message's Work has a thread to itself, because Gloo tells of messages only to who waits.
+    What Gloo cannot reduce is converted to something that it can, or exchanged and then reduced
+    here in order of rank. Each message's Work has its own thread, because Gloo reports the end of a
+    message only to a thread that waits for it.
     """
 
     type = BackendType.GLOO
@@ -64,11 +66,11 @@ class GlooBackend(HostBackend):
 
     @classmethod
     def connect(cls, store: StoreClient, rank: int, world_size: int, timeout: float) -> GlooBackend:
-        """Meet the other ranks through the store, whose keys must be fresh, and connect to them.
+        """Connect to the other ranks through the store, whose keys must be fresh.
 
-        The interface is TORSH_SOCKET_IFNAME's or GLOO_SOCKET_IFNAME's, or that of the host's name.
-        Raises BackendUnavailable without torch, CommTimeout naming the ranks that did not come
-        within `timeout` seconds.
+        The interface is that of TORSH_SOCKET_IFNAME or GLOO_SOCKET_IFNAME, or the one of the host's
+        name. Raises BackendUnavailable without torch, CommTimeout naming the ranks that did not
+        come within `timeout` seconds.
         """
         began = time.monotonic()
         distributed = _load()
@@ -196,7 +198,7 @@ class GlooBackend(HostBackend):
         self._gloo = None
 
     def _unreceived_bytes(self, dst: int) -> int:
-        """What was sent ahead to a rank and has not been received yet; forget the rest."""
+        """Return the bytes sent ahead to a rank and not received yet; forget received ones."""
         self._unreceived = [sent for sent in self._unreceived if not sent[2].over.is_set()]
         return sum(size for peer, size, _ in self._unreceived if peer == dst)
 
@@ -299,7 +301,7 @@ def _device(gloo: Any) -> Any:
 
 
 def _adapt(base: Any, store: StoreClient, timeout: float) -> Any:
-    """The store as torch's C++ wants it."""
+    """Return the store behind the interface of torch's C++ stores."""
 
     class Adapter(base):  # type: ignore[misc]
         def set(self, key: str, value: bytes) -> None:

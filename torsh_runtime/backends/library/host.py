@@ -51,7 +51,7 @@ class HostBackend(StepwiseBackend):
         return self._collective(op, self._carry(op), timeout, async_op)
 
     def _carry(self, op: Op) -> Steps:
-        """The operation itself, with its arrays checked and staged."""
+        """Carry out the operation, with its arrays checked and staged."""
         with ExitStack() as stack:
 
             def take(array: object, writable: bool) -> Array:
@@ -114,7 +114,7 @@ class HostBackend(StepwiseBackend):
         return source
 
     def _check_reduction(self, values: Array, op: Op) -> None:
-        """TypeError for what is not defined."""
+        """Raise TypeError if the reduction is not defined for the dtype."""
         encoding(values.dtype, op.reduction, self._world_size)
 
     def _object_tag(self, op: Op) -> int:
@@ -129,13 +129,13 @@ class HostBackend(StepwiseBackend):
 
     @property
     def _largest_tag(self) -> int:
-        """The largest tag that messages of `send` can have; those above are for objects."""
+        """Return the largest tag that messages of `send` can have; those above are for objects."""
         return self._last_tag - 2 * _OBJECT_TAGS
 
     @property
     @abstractmethod
     def _last_tag(self) -> int:
-        """The largest tag that the library's messages can have."""
+        """Return the largest tag that the library's messages can have."""
 
     @abstractmethod
     def _all_reduce(self, values: Array, op: Reduce) -> Steps: ...
@@ -170,7 +170,7 @@ class ObjectWork(Work):
     """A recv_object under way."""
 
     def __init__(self, work: Work, room: list[Array]) -> None:
-        """`room` gets the content when it has come."""
+        """Wrap `work`; `room` receives the content when it has come."""
         self._work = work
         self._room = room
 

@@ -39,8 +39,8 @@ from torsh_runtime.errors import BackendUnavailable
 from torsh_runtime.store.client import StoreClient
 
 EAGER_BYTES = 64 << 10
-"""Messages to one rank that are copied, and so complete at once, while so many bytes at most have
-not been received."""
+"""Messages to one rank are copied, and so complete at once, while at most this many bytes of them
+have not been received."""
 _BUSY = 0.001
 """Seconds of waiting before tests are made further apart."""
 _LINGER = 5.0
@@ -64,11 +64,11 @@ _TYPES = {
 
 
 class MpiBackend(HostBackend):
-    """One rank's end of an MPI communicator of its own.
+    """Carries out the operations of one rank on an MPI communicator of its own.
 
-    MPI gets on only while some thread of the process is in one of its calls: operations begun
-    with `async_op`, and small messages sent before, move when their Work, or any other, is waited
-    for or asked. Deadlines, aborting and peers that have left are told through the store.
+    MPI makes progress only while some thread of the process is in one of its calls: operations
+    begun with `async_op`, and small messages sent before, move when their Work, or any other, is
+    waited for or tested. Deadlines, aborts and peers that have left are reported through the store.
     """
 
     type = BackendType.MPI
@@ -184,7 +184,7 @@ class MpiBackend(HostBackend):
         return Envelope(status.Get_source(), number, size)
 
     def _finds(self, found: _Probe, src: int | None) -> bool:
-        """Whether it is there now; now and then also whether the others still come."""
+        """Return whether the message is there now; now and then, check that the peers are alive."""
         self._check_usable()
         if found.test():
             return True
@@ -219,13 +219,13 @@ class MpiBackend(HostBackend):
             self._comm.Free()
 
     def _owes(self) -> bool:
-        """Whether something that was sent ahead has not gone out yet."""
+        """Return whether something that was sent ahead has not gone out yet."""
         with self._turn:
             self._forget_received()
             return bool(self._unreceived)
 
     def _unreceived_bytes(self, dst: int) -> int:
-        """What was sent ahead to a rank and has not gone out yet."""
+        """Return the number of bytes sent ahead to a rank that have not gone out yet."""
         self._forget_received()
         return sum(sent.size for sent in self._unreceived if sent.peer == dst)
 

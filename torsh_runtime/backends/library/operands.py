@@ -40,21 +40,21 @@ Part = TypeVar("Part", bound=Sized)
 
 @contextmanager
 def flat(array: object, *, writable: bool) -> Iterator[Array]:
-    """The array's elements, contiguous and in one dimension; see `staged`."""
+    """Yield the array's elements, contiguous and in one dimension; see `staged`."""
     with staged(array, writable=writable) as contiguous:
         yield contiguous.reshape(-1)
 
 
 @dataclass(frozen=True, slots=True)
 class Parts(Generic[Part]):
-    """What an argument has for each rank: parts of one array, or arrays of their own."""
+    """Holds an argument's data for each rank: parts of one array, or separate arrays."""
 
     arrays: list[Part]
     """The one, or one for each rank, in order of rank; none where this rank has no part."""
     sizes: list[int]
     """Elements of each rank's part."""
     listed: bool
-    """Whether sizes may differ from rank to rank."""
+    """True if sizes may differ from rank to rank."""
 
     @property
     def dtype(self) -> _Named:
@@ -62,7 +62,7 @@ class Parts(Generic[Part]):
 
     @property
     def counts(self) -> list[int] | None:
-        """The sizes, where they may differ."""
+        """Return the sizes if they may differ, else None."""
         return self.sizes if self.listed else None
 
 
@@ -70,8 +70,10 @@ FlatParts = Parts[Array]
 
 
 def parts_of(name: str, given: Any, count: int, take: Callable[[object], Part]) -> Parts[Part]:
-    """Of one array, or a list or tuple of `count` arrays; each is taken. ValueError if there are
-    not so many parts."""
+    """Return the parts of one array, or of a list or tuple of `count` arrays.
+
+    Each array is passed through `take`. Raises ValueError if there are not `count` parts.
+    """
     if is_list(given):
         arrays = [take(array) for array in given]
         check_list(name, arrays, count)
@@ -80,7 +82,7 @@ def parts_of(name: str, given: Any, count: int, take: Callable[[object], Part]) 
 
 
 def equal_parts(name: str, array: Part, count: int) -> Parts[Part]:
-    """So many of one array. ValueError if its size is no multiple of that."""
+    """Cut an array into `count` equal parts. Raises ValueError unless its size is a multiple."""
     if array.size % count != 0:
         raise ValueError(
             f"{name} has {array.size} elements; its size must be a multiple of world_size, {count}"
@@ -89,16 +91,17 @@ def equal_parts(name: str, array: Part, count: int) -> Parts[Part]:
 
 
 def is_list(given: object) -> TypeGuard[Sequence[Any]]:
-    """Whether these are arrays for each rank, and not one array."""
+    """Return whether the argument has an array for each rank rather than one array."""
     return isinstance(given, list | tuple)
 
 
 def ends_of(
     op: Op, rank: int, ranks: int, take: Callable[[object, bool], Part]
 ) -> tuple[Parts[Part], Parts[Part]]:
-    """Where the results of an operation with outputs or inputs go, and what it sends, by rank.
+    """Return the targets and the sources of an operation with outputs or inputs, by rank.
 
-    `take`: takes an array, which is written to or not. ValueError where both do not fit.
+    `take(array, writable)` prepares an array. Raises ValueError if targets and sources do not fit
+    together.
     """
     if {"outputs", "inputs"} <= {*op.takes}:
         check_both(op.output, op.input)
@@ -123,14 +126,14 @@ def ends_of(
 
 
 def joined(parts: FlatParts, dtype: np.dtype[Any]) -> Array:
-    """The parts, one after the other: the one array, or a copy."""
+    """Return the parts in sequence: the one array itself, or a copy."""
     room = room_for(parts, dtype)
     # Without `out` the dtype would be of this machine's order.
     return np.concatenate(parts.arrays, out=room) if len(parts.arrays) > 1 else room
 
 
 def room_for(parts: FlatParts, dtype: np.dtype[Any]) -> Array:
-    """Where they can be put, one after the other, before distribute()."""
+    """Return an array that holds the parts in sequence, before distribute()."""
     return parts.arrays[0] if len(parts.arrays) == 1 else np.empty(sum(parts.sizes), dtype)
 
 
@@ -143,7 +146,7 @@ def distribute(room: Array, parts: FlatParts) -> None:
 
 
 def check_list(name: str, arrays: Sequence[Typed], count: int) -> None:
-    """ValueError unless there are so many arrays, all of the same dtype."""
+    """Raise ValueError unless there are `count` arrays, all of the same dtype."""
     if len(arrays) != count:
         raise ValueError(f"{name} has {len(arrays)} arrays; it needs one per rank, {count}")
     for array in arrays:
@@ -151,7 +154,7 @@ def check_list(name: str, arrays: Sequence[Typed], count: int) -> None:
 
 
 def check_part(name: str, parts: Parts[Part], rank: int, other: Typed, size: int) -> None:
-    """ValueError unless a rank's part has the dtype of the other array and so many elements."""
+    """Raise ValueError unless a rank's part has `size` elements and the other array's dtype."""
     check_dtype(name, parts, other)
     if parts.sizes[rank] != size:
         raise ValueError(
@@ -161,19 +164,19 @@ def check_part(name: str, parts: Parts[Part], rank: int, other: Typed, size: int
 
 
 def check_both(outputs: object, inputs: object) -> None:
-    """ValueError unless both are lists, or neither is."""
+    """Raise ValueError unless both are lists, or neither is."""
     if is_list(outputs) != is_list(inputs):
         raise ValueError("outputs and inputs must be an array each, or a list each")
 
 
 def check_none(name: str, given: object) -> None:
-    """ValueError if a rank that is not the root gives what only the root has."""
+    """Raise ValueError if a rank that is not the root passes what only the root has."""
     if given is not None:
         raise ValueError(f"{name} is for the root only; pass None on the other ranks")
 
 
 def check_dtype(name: str, array: Typed, other: Typed) -> None:
-    """ValueError unless both have the same dtype."""
+    """Raise ValueError unless both have the same dtype."""
     own, wanted = _dtype_name(array), _dtype_name(other)
     if own != wanted:
         raise ValueError(
@@ -182,31 +185,31 @@ def check_dtype(name: str, array: Typed, other: Typed) -> None:
 
 
 def _dtype_name(array: Typed) -> str:
-    """numpy's names of its own types leave out the byte order and the fields."""
+    """Return the dtype's name; numpy's `name` of its own types omits byte order and fields."""
     return str(array.dtype) if isinstance(array.dtype, np.dtype) else array.dtype.name
 
 
 def check_size(name: str, array: Sized, size: int, why: str) -> None:
-    """ValueError unless the array has so many elements."""
+    """Raise ValueError unless the array has `size` elements."""
     if array.size != size:
         raise ValueError(f"{name} has {array.size} elements; its size must be {size}, {why}")
 
 
 def check_rank(name: str, rank: int, world_size: int) -> None:
-    """ValueError unless there is such a rank."""
+    """Raise ValueError unless the group has such a rank."""
     if rank not in range(world_size):
         raise ValueError(f"{name}={rank!r} is not a rank of the group (0 to {world_size - 1})")
 
 
 def check_peer(name: str, peer: int, own: int, world_size: int) -> None:
-    """ValueError unless there is such a rank, and it is another one."""
+    """Raise ValueError unless the group has such a rank and it is not `own`."""
     check_rank(name, peer, world_size)
     if peer == own:
         raise ValueError(f"{name}={peer} is this rank itself; messages go to other ranks")
 
 
 def check_tag(tag: int | None, largest: int) -> int:
-    """The tag. ValueError unless messages can have it."""
+    """Return the tag. Raises ValueError unless messages can have it."""
     if tag is None:
         raise ValueError("only the native backend can receive messages of any tag: name one")
     if tag not in range(largest + 1):

@@ -46,25 +46,29 @@ _UFUNCS = {
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """How one reduction of one dtype goes through a library."""
+    """Describes how a library carries out one reduction of one dtype."""
 
     op: ReduceOp
-    """What the library does: SUM, PRODUCT, MIN, MAX, BAND, BOR or BXOR."""
+    """The library's operation: SUM, PRODUCT, MIN, MAX, BAND, BOR or BXOR."""
     wire: np.dtype[Any]
     """The dtype that the library sees."""
     in_place: bool
-    """Whether the wire form lies in the array's own memory."""
+    """True if the wire form uses the array's own memory."""
     into: Callable[[Array], Array]
-    """From flat values to their wire form."""
+    """Converts flat values to their wire form."""
     back: Callable[[Array], Array]
-    """From the reduced wire form, which it may change, to values of the dtype or a wider one."""
+    """Converts the reduced wire form, which it may change, to values of the dtype or a wider one.
+    """
 
     def encode(self, source: Array) -> Array:
-        """The flat wire form of a contiguous array: its own memory, or a copy."""
+        """Return the flat wire form of a contiguous array: its own memory, or a copy."""
         return self.into(source.reshape(-1))
 
     def room(self, target: Array, apart_from: Array) -> Array:
-        """Where the library may put the wire form of what will be decoded into `target`."""
+        """Return memory where the library may put the wire form of the result for `target`.
+
+        It does not overlap `apart_from`.
+        """
         if self.in_place and not np.may_share_memory(target, apart_from):
             return self.into(target.reshape(-1))
         return np.empty(target.size, self.wire)
@@ -79,7 +83,7 @@ class Encoding:
 
 
 def check_reducible(dtype: str, op: Reduce) -> ReduceOp:
-    """The kind of the reduction.
+    """Return the kind of the reduction.
 
     Raises ValueError if it is none, TypeError if elements of this dtype cannot be reduced by it.
     """
@@ -103,13 +107,14 @@ def check_reducible(dtype: str, op: Reduce) -> ReduceOp:
 
 @lru_cache(maxsize=256, typed=True)
 def reduction_of(dtype: np.dtype[Any], op: Reduce) -> ReduceOp:
-    """check_reducible() of an array's dtype."""
+    """Return check_reducible() of an array's dtype."""
     return check_reducible(str(dtype), op)
 
 
 @lru_cache(maxsize=256)
 def encoding(dtype: np.dtype[Any], op: Reduce, ranks: int) -> Encoding:
-    """The encoding for a library that has every integer, float32, float64 and complex numbers.
+    """Return the encoding for a library that has all integers, float32, float64 and complex
+    numbers.
 
     Raises what `check_reducible` raises.
     """
@@ -140,8 +145,10 @@ def combine(parts: Sequence[Array], op: Reduce, ranks: int) -> Array:
 
 
 def prefixes(parts: Sequence[Array], op: Reduce, ranks: int) -> list[Array]:
-    """The reductions of the first one, the first two and so on of the parts, which are of one
-    dtype, and have one size, in their order. New arrays of that dtype.
+    """Return the reductions of the first part, of the first two, and so on.
+
+    The parts have one dtype and one size and are reduced in their order. The results are new arrays
+    of that dtype.
     """
     code = encoding(parts[0].dtype, op, ranks)
     total = np.array(code.encode(parts[0]))
@@ -154,9 +161,9 @@ def prefixes(parts: Sequence[Array], op: Reduce, ranks: int) -> list[Array]:
 
 
 def narrowed(code: Encoding, known: Sequence[str]) -> Encoding | None:
-    """The encoding for a library that knows these dtypes only; None where there is none.
+    """Return the encoding for a library that knows only the dtypes `known`, or None.
 
-    Integers may go as wider or as signed ones: sums and products wrap around to the same bits.
+    Integers may be sent as wider or as signed ones: sums and products wrap around to the same bits.
     """
     if code.wire.name in known:
         return code
@@ -171,7 +178,7 @@ def narrowed(code: Encoding, known: Sequence[str]) -> Encoding | None:
 
 
 def widened(code: Encoding) -> Encoding:
-    """`code`, its integers of up to 32 bits as wider ones of 32 or 64."""
+    """Return `code` with integers of up to 32 bits sent as wider ones of 32 or 64 bits."""
     wider = np.dtype(np.int32 if code.wire.itemsize < 4 else np.int64)
     return Encoding(
         code.op,
@@ -183,7 +190,10 @@ def widened(code: Encoding) -> Encoding:
 
 
 def divided(total: Array, ranks: int) -> Array:
-    """total / ranks, possibly in place; integers round towards zero and may come back wider."""
+    """Divide `total` by `ranks`, possibly in place.
+
+    Integers round towards zero and may come back wider.
+    """
     if total.dtype.kind == "c":
         parts = total.view(f"f{total.dtype.itemsize // 2}")
         parts /= ranks
@@ -208,7 +218,7 @@ def _viewed(op: ReduceOp, wire: Any, dtype: np.dtype[Any]) -> Encoding:
 
 
 def _reviewed(code: Encoding, wire: np.dtype[Any]) -> Encoding:
-    """`code`, its wire form looked at as another dtype."""
+    """Return `code` with its wire form viewed as a different dtype."""
     return Encoding(
         code.op,
         wire,
@@ -219,7 +229,7 @@ def _reviewed(code: Encoding, wire: np.dtype[Any]) -> Encoding:
 
 
 def _in_float32(code: Encoding) -> Encoding:
-    """`code` of float32, for narrower floats."""
+    """Return `code`, which is for float32, for narrower floats."""
 
     def into(flat: Array) -> Array:
         return code.into(flat.astype(np.float32))
@@ -228,7 +238,7 @@ def _in_float32(code: Encoding) -> Encoding:
 
 
 def _shifted(code: Encoding) -> Encoding:
-    """MIN and MAX of uint64 as int64: with the highest bit turned over the order is the same."""
+    """Send MIN and MAX of uint64 as int64: flipping the highest bit keeps the order."""
     turn, signed = np.uint64(1 << 63), np.dtype(np.int64)
     return Encoding(
         code.op,
@@ -240,8 +250,9 @@ def _shifted(code: Encoding) -> Encoding:
 
 
 def _ordered(op: ReduceOp, dtype: np.dtype[Any]) -> Encoding:
-    """Floats as integers in the same order: those of negative ones have their lower bits turned
-    over. NaN becomes the largest for MAX and the smallest for MIN, so that it wins.
+    """Send floats as integers of the same order: negative ones have their lower bits flipped.
+
+    NaN becomes the largest value for MAX and the smallest for MIN, so that it wins.
     """
     integer = np.dtype(f"i{dtype.itemsize}")
     lower = integer.type(np.iinfo(integer).max)

@@ -1,4 +1,4 @@
-"""What backends over another library share: beginning operations, and how a group ends."""
+"""Begins operations and ends groups, for backends that use a library of others."""
 
 from __future__ import annotations
 
@@ -76,10 +76,10 @@ class StepwiseBackend(Backend):
 
     @abstractmethod
     def _halt(self) -> None:
-        """The group has failed: make the library give up, here and on the peers, if it can."""
+        """Make the library give up after the group has failed, also on the peers if it can."""
 
     def _flush(self) -> None:
-        """Messages sent before get on their way, if that takes the library's own effort."""
+        """Get messages sent before on their way, if the library has to be called for that."""
 
     @abstractmethod
     def _release(self) -> None:
@@ -97,7 +97,7 @@ class StepwiseBackend(Backend):
         return self._result(work, async_op)
 
     def _message(self, op: Op, steps: Steps, timeout: float, async_op: bool) -> Work:
-        """A message of no array is not recorded."""
+        """Begin a message. Messages without an array are not recorded."""
         self.get_on()
         with self._turn:
             call = Call(op.kind, self._sequence, op.peer, True)
@@ -108,7 +108,7 @@ class StepwiseBackend(Backend):
         return self._result(work, async_op)
 
     def get_on(self) -> None:
-        """Advance what is under way, and let go of what is complete, whoever waits for it."""
+        """Advance all pending operations and release complete ones, whoever waits for them."""
         for earlier in tuple(self._under_way):
             earlier.done()
 
@@ -162,7 +162,7 @@ class StepwiseBackend(Backend):
             raise cause.error()
 
     def _end(self, cause: FailureCause) -> FailureCause:
-        """The group has failed; why, which is what was noted first by any rank."""
+        """End the group after a failure; return the cause, which is what any rank noted first."""
         with self._state:
             if self._cause is not None:
                 return self._cause
@@ -173,10 +173,10 @@ class StepwiseBackend(Backend):
         return told
 
     def _when_ended(self, cause: FailureCause) -> None:
-        """The group is about to fail of this here, too."""
+        """Prepare for the failure of the group on this rank, which follows, with this cause."""
 
     def ended(self) -> FailureCause | None:
-        """Why no operation can be completed any more, if that is so."""
+        """Return why no operation can be completed any more, or None if operations still can."""
         if self._cause is None and self._closed:
             return FailureCause("CommAborted", ("the process group is closed; make a new one",))
         return self._cause
@@ -188,7 +188,9 @@ class StepwiseBackend(Backend):
             self._end(cause)
 
     def broke(self, call: Call, error: Exception) -> FailureCause:
-        """The library has failed; if that is because a peer has ended, name it."""
+        """End the group because the library has failed; name a peer if that is because it has
+        ended.
+        """
         limit = time.monotonic() + _CULPRIT
         while self.ended() is None and time.monotonic() < limit:
             self.look(call)  # a process takes a moment to end
@@ -197,14 +199,14 @@ class StepwiseBackend(Backend):
         return self._end(FailureCause("CommError", (f"{text}. Make a new process group.",)))
 
     def late(self, call: Call, seconds: float) -> FailureCause:
-        """The operation has passed its deadline."""
+        """End the group because the operation has passed its deadline."""
         self.look(call)
         time.sleep(_GRACE)  # peers whose deadlines pass at the same moment note where they wait
         missing = tuple(self._news.missing(call))
         return self._end(FailureCause("CommTimeout", (call.op, call.sequence, seconds, missing)))
 
     def missing(self, call: Call) -> list[int]:
-        """The ranks that an operation seems to wait for."""
+        """Return the ranks that an operation seems to wait for."""
         return self._news.missing(call)
 
     def completed(self, work: CoroutineWork) -> None:
@@ -212,5 +214,5 @@ class StepwiseBackend(Backend):
 
     @property
     def look_every(self) -> float:
-        """Seconds between two looks at the others' notes."""
+        """Return the seconds between two reads of the other ranks' notes."""
         return self._look_every

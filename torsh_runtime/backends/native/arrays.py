@@ -1,8 +1,8 @@
-"""Where large numpy arrays lie so that the ranks of a node can reach each other's.
+"""Places large numpy arrays where the ranks of a node can reach each other's.
 
-Behind the memory of the default group's collectives its file has room for arrays of each rank, of
-which only what is used takes memory. numpy puts the data of large arrays there (NEP 49), and
-collectives of them need no copies in between, as with `empty_shared`.
+Behind the memory of the default group's collectives, its file has room for arrays of each rank;
+only the used part takes memory. numpy puts the data of large arrays there (NEP 49), and collectives
+of them need no copies in between, as with `empty_shared`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ _UNLIKE_REGIONS = 1 << 63
 
 
 def is_wanted(environ: Mapping[str, str]) -> bool:
-    """What the environment says. Raises ConfigError naming the variable."""
+    """Return whether the environment asks for shared arrays.
+
+    Raises ConfigError naming the variable if its value is neither 0 nor 1.
+    """
     text = environ.get(SWITCH, "1")
     if text not in ("0", "1"):
         raise ConfigError(f"{SWITCH}={text!r} is neither 0 nor 1")
@@ -36,11 +39,13 @@ def is_wanted(environ: Mapping[str, str]) -> bool:
 def share(
     file: int, room: Room, local: Sequence[int], rank: int, pids: Sequence[int]
 ) -> _native.SharedArrays | None:
-    """From now on new large arrays of this thread's context lie in the file, until end() of what
-    this returns. None where that is not to be: the file has no room for arrays, the process may not
-    map it, or numpy has another allocator by its user's choice.
+    """Place new large arrays of this thread's context in the file, until end() of the result.
 
-    room: where it lies in the file. local: the ranks of this rank's node, and pids their processes.
+    Returns None if that is impossible or unwanted: the file has no room for arrays, the process may
+    not map it, or its user has chosen a different allocator for numpy.
+
+    `room` is the place of the arrays in the file, `local` the ranks of this rank's node, and `pids`
+    their processes.
     """
     status = os.fstat(file)
     has_room = status.st_size >= room.end(len(local)) and may_map_all()
@@ -62,8 +67,9 @@ def share(
 
 
 def _limit_of_cgroup() -> int:
-    """Bytes that the control groups of this process may use (cgroups(7), versions 1 and 2), as far
-    as they can be seen.
+    """Return the bytes that the control groups of this process may use, as far as they can be read.
+
+    See cgroups(7), versions 1 and 2.
     """
     limits = [sys.maxsize]
     with suppress(OSError, ValueError):

@@ -43,7 +43,7 @@ _TAGS = (1 << 64) - 1
 
 
 class NativeBackend(Backend):
-    """One rank's end of a native group. Make it with `connect`."""
+    """Carries out the operations of one rank of a native group; created by `connect`."""
 
     type = BackendType.NATIVE
 
@@ -57,7 +57,10 @@ class NativeBackend(Backend):
         settings: Settings,
         arrays: _native.SharedArrays | None = None,
     ) -> None:
-        """`callbacks`: the group's. `arrays`: to be ended with the group."""
+        """Wrap the compiled group.
+
+        `callbacks` are the group's; `arrays` are ended together with the group.
+        """
         super().__init__(rank, world_size)
         self._group = group
         self._node = node
@@ -80,7 +83,7 @@ class NativeBackend(Backend):
         subgroups: bool = False,
         strategy: str | None = None,
     ) -> NativeBackend:
-        """Meet the other ranks through the store, whose keys must be fresh, and link up.
+        """Connect to the other ranks through the store, whose keys must be fresh.
 
         name: the group's, the same on all its ranks and different from other groups' of the job.
         share_arrays: until it is closed, have numpy put large arrays where the ranks of the node
@@ -124,7 +127,10 @@ class NativeBackend(Backend):
     def subgroup(
         self, store: MeetingStore, name: str, ranks: Sequence[int], timeout: float
     ) -> Backend | None:
-        """As the port has it. The settings are those of this group."""
+        """Return this rank's backend of a group of some ranks, as Backend.subgroup describes.
+
+        It has the settings of this group.
+        """
         pool, local = self._node.pool, self._node.ranks
         if pool is None or not {*ranks} <= {*local}:
             return None
@@ -153,7 +159,7 @@ class NativeBackend(Backend):
     def _met(
         self, store: MeetingStore, deadline: float, known_reach: bool | None = None
     ) -> NativeBackend:
-        """This one, when all ranks are there."""
+        """Return this backend once all ranks are there."""
         try:
             self._group.meet(max(deadline - time.monotonic(), 0.001), known_reach)
         except BaseException as error:

@@ -1,6 +1,6 @@
-"""How the ranks of a group find each other and link up: in a node by memory, between nodes by TCP.
+"""Connects the ranks of a group: within a node by memory, between nodes by TCP.
 
-The store carries who is where; each group needs keys of its own there:
+The store holds where each rank runs; each group needs keys of its own there:
 
     member/<rank>  its HostInfo
     link/<rank>    its Endpoint, in a group of several nodes
@@ -31,15 +31,15 @@ from torsh_runtime.transitions import Machine
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
-    """What a rank has in hand when it has met the others. It owns its descriptors: close it."""
+    """Holds the result of the rendezvous for a rank. It owns its descriptors: close it."""
 
     rank: int
     nodes: list[list[int]]
     """The ranks of each node, ascending; nodes in the order of their first ranks."""
     pids: list[int]
-    """Of the ranks of this rank's node, in order of rank."""
+    """Pids of the ranks of this rank's node, in order of rank."""
     neighbours: int
-    """How many ranks run on this machine, which is more than a node where it holds several."""
+    """The number of ranks on this machine, which is more than a node where it holds several."""
     file: int
     """Descriptor of the node's memory."""
     numbers: Sequence[int] = ()
@@ -59,7 +59,7 @@ class Bootstrap:
         self.close()
 
     def take_links(self) -> dict[int, tuple[int, ...]]:
-        """The links, which are the caller's from now on."""
+        """Return the connections, which belong to the caller from now on."""
         taken = dict(self.links)
         self.links.clear()
         return taken
@@ -81,7 +81,7 @@ def bootstrap(
     terms: Terms,
     name: str = "",
 ) -> Bootstrap:
-    """Meet the group's other ranks through the store, whose keys must be fresh, and link up.
+    """Connect to the group's other ranks through the store, whose keys must be fresh.
 
     segment_sizes: how many bytes so many ranks of a node may share, this rank's favourite first.
     terms: this rank's, to be compared with the others'.
@@ -127,7 +127,7 @@ def _share(
     sizes: Sequence[int],
     secret: bytes,
 ) -> int:
-    """The descriptor of the node's memory."""
+    """Return the descriptor of the node's memory."""
     try:
         return segment.share(offer, board.rank, places, sizes, board.remaining(), secret)
     except (PeerLost, CommTimeout):
@@ -140,7 +140,7 @@ def _share(
 def _link(
     board: BootstrapStore, places: Mapping[int, HostInfo], network: Network, name: str
 ) -> dict[int, tuple[int, ...]]:
-    """Links to the ranks of other nodes."""
+    """Return connections to the ranks of other nodes, by rank."""
     own = places[board.rank]
     if all(place.node == own.node for place in places.values()):
         return {}
@@ -158,7 +158,10 @@ def _link(
 
 
 def _usable(peer: int, contact: Endpoint, place: HostInfo, own: HostInfo) -> Endpoint:
-    """The contact with only the addresses that lead there from this rank's place."""
+    """Return the contact with only those addresses that this rank can reach.
+
+    Raises CommError if there are none.
+    """
     if (place.machine, place.network) == (own.machine, own.network):
         return contact
     addresses = [each for each in contact.addresses if not is_loopback(each[0])]

@@ -1,4 +1,4 @@
-"""What is called when operations of a group are over: on one thread for all of them."""
+"""Runs the callbacks of a group's completed operations, all on one thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _log = logging.getLogger("torsh_runtime")
 
 
 class Callbacks:
-    """Those of one group. They run one after the other, in the order in which operations end."""
+    """Runs the callbacks of a group in sequence, in the order in which operations end."""
 
     def __init__(self) -> None:
         self._over = _native.Completions()
@@ -35,7 +35,7 @@ class Callbacks:
         pending.when_over(self._over, number)
 
     def _run(self) -> None:
-        """Until nothing is left to call back for."""
+        """Run callbacks until none are left."""
         while not self._is_idle(numbers := self._over.wait(_IDLE)):
             for number in numbers:
                 self._call(number)

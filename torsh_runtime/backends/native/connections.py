@@ -1,4 +1,8 @@
-"""How ranks of different nodes link up: several TCP connections for each pair.
+"""Connects ranks of different nodes: several TCP connections for each pair.
+
+The higher rank of a pair connects to where the lower one listens: one connection for control (lane
+0) and some for data. Before either trusts the messages that follow, both prove that they know the
+job's secret and what the store told them, for this group, these two ranks and this lane:
 
 Of a pair the higher rank connects, to where the lower one listens: a connection for control (lane
 0) and some for data. Before either believes what comes next, both prove that they know the job's
@@ -54,7 +58,7 @@ GREETING = struct.Struct(f"!8s{NONCE_BYTES}s")
 ANSWER = struct.Struct(f"!II{NONCE_BYTES}s32s")
 
 _ATTEMPT_SECONDS = 10.0
-"""How long one attempt to connect may take."""
+"""Seconds that one attempt to connect may take."""
 _PATIENCE = 30.0
 """Seconds for which a peer is tried again that turns attempts away."""
 _LOOK_AROUND = 0.5
@@ -69,23 +73,23 @@ _ADVICE = (
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """How to link up with a rank, as it tells the others through the store."""
+    """Holds what a peer needs to connect to a rank, which publishes it through the store."""
 
     addresses: Sequence[tuple[str, int]]
-    """Where it listens: hosts and ports, in the order to try them."""
+    """Hosts and ports at which the rank listens, in the order to try them."""
     token: bytes
-    """What only those know who could read the store."""
+    """A secret that only readers of the store know."""
     streams: int
-    """How many connections for data it wants."""
+    """The number of connections for data that the rank wants."""
 
     def pack(self) -> bytes:
-        """As bytes, for the store."""
+        """Return the endpoint as bytes, for the store."""
         packed: bytes = msgpack.packb(asdict(self))
         return packed
 
     @classmethod
     def unpack(cls, rank: int, data: bytes) -> Endpoint:
-        """The counterpart of pack. CommError if the rank wrote something else."""
+        """Decode the output of pack. Raises CommError if the rank wrote something else."""
         try:
             contact = cls(**msgpack.unpackb(data))
             addresses = [(str(ip_address(host)), port) for host, port in contact.addresses]
@@ -99,7 +103,7 @@ class Endpoint:
             ) from None
 
     def _check(self) -> None:
-        """ValueError unless each field can be what it is declared to be."""
+        """Raise ValueError unless each field can be what it is declared to be."""
         ports = [port for _, port in self.addresses]
         if not ports or not all(type(port) is int and 0 < port < 1 << 16 for port in ports):
             raise ValueError
@@ -110,7 +114,7 @@ class Endpoint:
 
 
 class Connection(NamedTuple):
-    """One connection of a pair."""
+    """Identifies one of the connections between this rank and a peer."""
 
     peer: int
     number: int
@@ -118,13 +122,13 @@ class Connection(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """What the proofs of a group's links are made with."""
+    """Holds the secrets from which the proofs of a group's connections are made."""
 
     secret: bytes
     group: str
 
     def lane(self, lower: tuple[int, Endpoint], higher: tuple[int, Endpoint], number: int) -> bytes:
-        """The key of one connection between two ranks, which both have told their contacts."""
+        """Return the key of one connection between two ranks, given the endpoints of both."""
         secret = self.secret + lower[1].token + higher[1].token
         ranks = (str(lower[0]), str(higher[0]))
         return derive(secret, "link", self.group, *ranks, str(lower[1].streams), str(number))
@@ -132,7 +136,7 @@ class Keys(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Listeners:
-    """Where this rank listens for the links of higher ranks."""
+    """Holds the sockets at which this rank listens for connections of higher ranks."""
 
     listeners: Sequence[socket.socket]
     contact: Endpoint
@@ -207,7 +211,7 @@ class _Attempt:
 
 
 class _Gathering:
-    """The links that there are, and those that are missing."""
+    """Holds the existing connections and the missing ones."""
 
     def __init__(
         self,
@@ -234,7 +238,10 @@ class _Gathering:
         self._last_words: dict[int, Exception] = {}
 
     def admit(self, sock: socket.socket) -> ProtocolCoroutine:
-        """What is said to whoever connects; its result is the lane."""
+        """Check the proof of a peer that connects, and answer with one; the result is its lane.
+
+        Raises Refused if nobody waits for this lane or the proof is wrong.
+        """
         check_user(sock, self._keys.secret)
         nonce = os.urandom(NONCE_BYTES)
         yield from send(sock, GREETING.pack(MAGIC, nonce))
@@ -265,7 +272,7 @@ class _Gathering:
                 self._note(outcome)
 
     def hand_over(self) -> dict[int, tuple[int, ...]]:
-        """The links, which are the caller's from now on."""
+        """Return the connections of each peer, which belong to the caller from now on."""
         for sock in self._links.values():
             self._conversations.end(sock)
         return {
@@ -274,7 +281,7 @@ class _Gathering:
         }
 
     def _lanes(self, peer: int) -> list[Connection]:
-        """All lanes of a pair: the lower rank says how many."""
+        """Return all lanes of a pair: the lower rank determines their number."""
         contact = self._own if self._rank < peer else self._contacts[peer]
         return [Connection(peer, number) for number in range(contact.streams + 1)]
 

@@ -1,4 +1,4 @@
-"""From the native layer's account of a failure to the error that Python raises."""
+"""Converts the native layer's account of a failure to the error that Python raises."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ _REFUSALS = {
 
 @dataclass
 class Peers:
-    """What is known of a group's ranks."""
+    """Holds known facts about a group's ranks."""
 
     processes: Mapping[int, int]
     """Pids of those of this node, by rank."""
     numbers: Sequence[int]
-    """Their ranks in the launched job."""
+    """The group's ranks as the launched job numbers them."""
     names: Sequence[str] = ()
-    """What people call them, in a mesh."""
+    """Names of the ranks in a mesh, for people."""
     axis: str = ""
-    """Of that mesh."""
+    """The axis of that mesh that the ranks are along."""
 
     def named(self, ranks: Sequence[int], form: str = "{}") -> str:
-        """Who ranks are in the mesh, so formatted; "" without one."""
+        """Return the names of the ranks in the mesh, put into `form`; "" without a mesh."""
         if not self.names or not ranks:
             return ""
         more = f"; {len(ranks) - _MOST_NAMES} more" if len(ranks) > _MOST_NAMES else ""
@@ -55,11 +55,14 @@ class Peers:
 
     @property
     def along(self) -> str:
-        """Of which axis of the mesh ranks are, for texts; "" without one."""
+        """Return a phrase for the axis of the mesh that the ranks are along; "" without one."""
         return f" of axis {self.axis}" if self.axis else ""
 
     def in_job(self, rank: int) -> tuple[str, str]:
-        """Whose rank this is, and who that is in the job: PeerLost's `group` and `name`."""
+        """Return what the rank is numbered in, and its name in the job.
+
+        They are PeerLost's `group` and `name`.
+        """
         number = self.numbers[rank] if self.numbers else rank
         is_plain = number in (rank, -1)  # of no job of ours: there is no other name
         group = f"axis {self.axis}" if self.axis else "" if is_plain else "the group"
@@ -83,7 +86,7 @@ def comm_error(
     own: tuple[Any, ...],
     other: tuple[Any, ...],
 ) -> CommError:
-    """The error for a Failure."""
+    """Return the error for a Failure."""
     facts = kind, rank, reporter, operation, sequence, seconds, missing, own, other
     error = _error(peers, *facts)
     error.members = tuple(peers.numbers)
@@ -127,7 +130,10 @@ def _error(
 
 
 def _stopped(processes: Mapping[int, int], ranks: Sequence[int]) -> str:
-    """Names those of the ranks whose process is stopped, by SIGSTOP or a debugger."""
+    """Return a phrase naming those ranks whose process is stopped by SIGSTOP or a debugger.
+
+    It is empty if there are none.
+    """
     stopped = [rank for rank in ranks if rank in processes and _is_stopped(processes[rank])]
     if not stopped:
         return ""
@@ -159,7 +165,7 @@ def _call(call: tuple[Any, ...]) -> str:
 
 
 def _of_list(dtype: str, length: int, elements: Sequence[int]) -> str:
-    """Of a list of so many arrays: how many elements the first ones have."""
+    """Describe a list of `length` arrays, given the number of elements of the first ones."""
     if len(elements) == length and len({*elements}) == 1:
         return f"{length} x {dtype}[{elements[0]}]"
     sizes = [f"{dtype}[{count}]" for count in elements]

@@ -1,4 +1,4 @@
-"""Where a group's ranks run, and which of them share a node."""
+"""Tells where a group's ranks run, and which of them share a node."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ class Terms:
     """Settings that ranks must have in common, by name."""
 
     everywhere: Mapping[str, int | str] = field(default_factory=dict)
-    """Those of all ranks."""
+    """Settings that all ranks must have in common."""
     in_node: Mapping[str, int | str] = field(default_factory=dict)
-    """Those of the ranks of a node."""
+    """Settings that the ranks of a node must have in common."""
 
     def check(self) -> None:
-        """TypeError unless these are names and settings."""
+        """Raise TypeError unless these are names and settings."""
         for name, value in (*self.everywhere.items(), *self.in_node.items()):
             if not (isinstance(name, str) and isinstance(value, int | str)):
                 raise TypeError
 
 
 class Node(NamedTuple):
-    """What processes have in common that can share memory and watch each other.
+    """Identifies processes that can share memory and watch each other.
 
     Two "hosts" in network namespaces of one machine are two nodes, and so are two containers.
     """
@@ -49,7 +49,7 @@ class Node(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HostInfo:
-    """What a rank tells the others about itself."""
+    """Describes a rank to the others."""
 
     pid: int
     """In its PID namespace."""
@@ -61,16 +61,16 @@ class HostInfo:
     offer: str
     """Name of the abstract socket where it would hand out the node's segment."""
     token: bytes
-    """What has to be known there; TOKEN_BYTES of them."""
+    """The secret to present at that socket, of TOKEN_BYTES bytes."""
     terms: Terms
     job: str = ""
-    """The launched job that it is a rank of, "" if it is none's."""
+    """The launched job that it is a rank of; "" if there is none."""
     number: int = -1
-    """Its rank in that job, which groups may count otherwise; -1 if it is none's."""
+    """The rank in that job, which groups may number differently; -1 if there is none."""
 
     @classmethod
     def here(cls, offer: str, token: bytes, terms: Terms) -> HostInfo:
-        """This process's."""
+        """Return this process's information."""
         here, (job, number) = node_here(), launched()
         return cls(
             pid=os.getpid(),
@@ -90,13 +90,13 @@ class HostInfo:
         return Node(self.machine, self.pid_namespace, self.network)
 
     def pack(self) -> bytes:
-        """As bytes, for the store."""
+        """Return the information as bytes, for the store."""
         packed: bytes = msgpack.packb(asdict(self))
         return packed
 
     @classmethod
     def unpack(cls, rank: int, data: bytes) -> HostInfo:
-        """The counterpart of pack. CommError if rank wrote something else."""
+        """Decode the output of pack. Raises CommError if the rank wrote something else."""
         try:
             facts = msgpack.unpackb(data)
             place = cls(**{**facts, "terms": Terms(**facts["terms"])})
@@ -109,7 +109,7 @@ class HostInfo:
             ) from None
 
     def _check(self) -> None:
-        """TypeError or ValueError unless each field is what it is declared to be."""
+        """Raise TypeError or ValueError unless each field is what it is declared to be."""
         texts = (self.machine, self.pid_namespace, self.network, self.host, self.offer, self.job)
         if not all(isinstance(text, str) for text in texts) or "\0" in self.offer:
             raise TypeError
@@ -128,20 +128,23 @@ def _boot_id() -> str:
 
 
 def node_here() -> Node:
-    """This process's node."""
+    """Return this process's node."""
     network, processes = (Path(f"/proc/self/ns/{kind}") for kind in ("net", "pid"))
     return Node(_boot_id(), str(processes.readlink()), str(network.readlink()))
 
 
 def launched() -> tuple[str, int]:
-    """The job that this process was launched in, and its rank there."""
+    """Return the job that this process was launched in and its rank there, or ("", -1)."""
     run, rank = os.environ.get("TORCHELASTIC_RUN_ID", ""), os.environ.get("RANK", "")
     number = int(rank) if rank.isascii() and rank.isdecimal() and len(rank) < 9 else -1
     return (f"{run}/{os.environ.get('TORSH_ROUND', '')}", number) if number >= 0 else ("", -1)
 
 
 def numbers(own: HostInfo, places: Mapping[int, HostInfo]) -> list[int]:
-    """The ranks in this rank's job of a group's ranks, in their order; -1 for who is of another."""
+    """Return the ranks of a group as this rank's job numbers them, in their order.
+
+    The number is -1 for a rank of a different job.
+    """
     return [
         place.number if place.job == own.job else -1
         for _, place in sorted(places.items(), key=itemgetter(0))
@@ -149,7 +152,7 @@ def numbers(own: HostInfo, places: Mapping[int, HostInfo]) -> list[int]:
 
 
 def layout(places: Mapping[int, HostInfo]) -> list[list[int]]:
-    """The ranks of each node, ascending; nodes in the order of their first ranks."""
+    """Return the ranks of each node, ascending, with nodes in the order of their first ranks."""
     nodes: dict[Node, list[int]] = {}
     for rank, place in sorted(places.items(), key=itemgetter(0)):
         nodes.setdefault(place.node, []).append(rank)
@@ -157,7 +160,7 @@ def layout(places: Mapping[int, HostInfo]) -> list[list[int]]:
 
 
 def check_terms(places: Mapping[int, HostInfo]) -> None:
-    """ConfigError, the same on all ranks, naming two that do not have the same settings."""
+    """Raise ConfigError, the same on all ranks, naming two ranks whose settings differ."""
     firsts: dict[Node, int] = {}
     for rank, place in sorted(places.items(), key=itemgetter(0)):
         first, of_node = min(places), firsts.setdefault(place.node, rank)

@@ -1,4 +1,4 @@
-"""What a native backend is made of, once its ranks have met."""
+"""Creates the parts of a native backend once its ranks have connected."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ class Node(NamedTuple):
     ranks: Sequence[int]
     pids: Sequence[int]
     neighbours: int
-    """How many ranks, of this group and what it was made of, share the machine's processors."""
+    """The number of ranks, of this group or those it was made from, on this machine."""
     pool: _native.SegmentPool | None
-    """Where they make further groups."""
+    """The memory in which the ranks create further groups."""
     places: Sequence[int]
-    """Their numbers there."""
+    """Numbers of the ranks in the pool."""
     peers: Peers
-    """All ranks of the group; its numbers are -1 for who is of another job."""
+    """The ranks of the whole group; the number of a rank of a different job is -1."""
     name: str
-    """The group's."""
+    """The name of the group."""
 
 
 def settings_of(store: MeetingStore, rank: int) -> Settings:
-    """This process's; the others are told if there is something wrong with them."""
+    """Return this process's settings, reporting to the other ranks if they are wrong."""
     try:
         return Settings.from_environ(os.environ)
     except ConfigError as error:
@@ -61,14 +61,16 @@ def abandon(
 
 
 def mapped(meeting: Bootstrap, file: NodeFile) -> _native.SegmentMemory:
-    """The memory of the group's collectives. Raises BackendUnavailable."""
+    """Return the memory of the group's collectives. Raises BackendUnavailable."""
     with _refusals(meeting.rank):
         return _native.map_segment(meeting.file, file.segment_bytes)
 
 
 def pool_of(meeting: Bootstrap, local: Sequence[int], file: NodeFile) -> _native.SegmentPool | None:
-    """Room for further groups. None where the system has refused so large a file, or refuses to map
-    it, and where this process may not.
+    """Return memory for further groups.
+
+    Returns None if the node has one rank, if the system has refused so large a file or refuses to
+    map it, or if this process may not map it.
     """
     has_room = os.fstat(meeting.file).st_size >= file.pool.end(len(local))
     if len(local) == 1 or not has_room or not may_map_all():
@@ -82,7 +84,7 @@ def pool_of(meeting: Bootstrap, local: Sequence[int], file: NodeFile) -> _native
 def arrays_of(
     meeting: Bootstrap, local: Sequence[int], file: NodeFile
 ) -> _native.SharedArrays | None:
-    """Where numpy's large arrays are to lie, if they can."""
+    """Return memory for numpy's large arrays, or None if they cannot be placed there."""
     return arrays.share(meeting.file, file.arrays, local, meeting.rank, meeting.pids)
 
 
@@ -95,8 +97,9 @@ def group_of(
     callbacks: Callbacks,
     peers: Peers,
 ) -> _native.Group:
-    """The compiled group, over the links and the memory that the ranks agreed on. Raises
-    BackendUnavailable.
+    """Return the compiled group, over the connections and the memory that the ranks agreed on.
+
+    Raises BackendUnavailable.
     """
     number, page, recording = number_of(name), own_page(), opened()
     note_group(name, world_size, peers.numbers)
@@ -127,14 +130,14 @@ def group_of(
 
 
 def peers_of(meeting: Bootstrap) -> Peers:
-    """The ranks that have met."""
+    """Return the ranks that have connected."""
     local = next(node for node in meeting.nodes if meeting.rank in node)
     return Peers(dict(zip(local, meeting.pids, strict=True)), meeting.numbers)
 
 
 @contextmanager
 def _refusals(rank: int) -> Iterator[None]:
-    """BackendUnavailable for no memory, no descriptors, an old kernel."""
+    """Raise BackendUnavailable if the system refuses memory or descriptors or is too old."""
     try:
         yield
     except (RuntimeError, ValueError) as error:

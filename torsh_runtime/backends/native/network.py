@@ -1,4 +1,4 @@
-"""Which of this machine's addresses peers on other nodes are to use, and how many connections."""
+"""Chooses the addresses at which peers on other nodes connect, and the number of connections."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ route. No packet is sent."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """How a rank links up with ranks of other nodes."""
+    """Describes how a rank connects to ranks of other nodes."""
 
     secret: bytes = b""
-    """The job's; peers prove that they know it. Empty: they only show what the store told them."""
+    """The job's secret, which peers prove to know; if empty, they only prove to know the store."""
     interfaces: tuple[str, ...] = ()
     """Names of network interfaces, of which the first that exists is used; none: that of the
     route to `master`."""
@@ -41,8 +41,10 @@ class Network:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Network:
-        """As the job's secret, TORSH_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, TORSH_SOCKET_STREAMS and
-        MASTER_ADDR say. Raises ConfigError naming the variable that is wrong.
+        """Read the job's secret, interfaces, number of connections and master from the environment.
+
+        The variables are those of the secret, TORSH_SOCKET_IFNAME, GLOO_SOCKET_IFNAME,
+        TORSH_SOCKET_STREAMS and MASTER_ADDR. Raises ConfigError naming the variable that is wrong.
         """
         variable = next((name for name in _INTERFACE_VARIABLES if environ.get(name)), None)
         names = environ[variable].split(",") if variable else []
@@ -55,13 +57,16 @@ class Network:
         )
 
     def towards(self, endpoint: str) -> Network:
-        """The same with the host of a store's endpoint as the master, if there is one in it."""
+        """Return the same with the host of a store's endpoint as the master, if the endpoint has
+        one.
+        """
         where = parse_endpoint(endpoint) if endpoint else None
         return replace(self, master=where.host) if isinstance(where, TcpEndpoint) else self
 
     def addresses(self) -> list[str]:
-        """This machine's, in the order in which peers should try them. ConfigError if there are
-        none.
+        """Return this machine's addresses in the order in which peers should try them.
+
+        Raises ConfigError if there are none.
         """
         return self._of_interface() if self.interfaces else self._by_route()
 
@@ -100,8 +105,10 @@ class Network:
 
 
 def secret_of(text: str) -> bytes:
-    """The job's secret from its hexadecimal text; "" is none. ConfigError when it is malformed, or
-    so short that who records one proof of it may find it by trying.
+    """Return the job's secret from its hexadecimal text; "" means none.
+
+    Raises ConfigError if it is malformed, or so short that anyone who records one proof of it could
+    find it by trying.
     """
     try:
         secret = bytes.fromhex(text)
@@ -116,12 +123,15 @@ def secret_of(text: str) -> bytes:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine can use the address."""
+    """Return whether only this machine can use the address."""
     return ip_address(address.partition("%")[0]).is_loopback
 
 
 def listen(address: str) -> socket.socket:
-    """A socket that listens at some free port of the address. ConfigError if it is not ours."""
+    """Return a socket that listens at a free port of the address.
+
+    Raises ConfigError if the address is not one of this machine.
+    """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -134,7 +144,7 @@ def listen(address: str) -> socket.socket:
 
 
 def _local_addresses(hosts: Sequence[str]) -> Iterator[str]:
-    """This machine's address on the way to each of the hosts, as far as there is a way."""
+    """Yield this machine's address on the way to each of the hosts, if there is a way."""
     for host in hosts:
         with suppress(OSError):
             for family, _, _, _, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
@@ -144,7 +154,7 @@ def _local_addresses(hosts: Sequence[str]) -> Iterator[str]:
 
 
 def _of_all_interfaces() -> list[str]:
-    """Where there is no default route: this machine's addresses that others may know."""
+    """Return this machine's addresses that others can use, for when there is no default route."""
     from psutil import net_if_addrs
 
     families = (socket.AF_INET, socket.AF_INET6)
@@ -154,7 +164,7 @@ def _of_all_interfaces() -> list[str]:
 
 
 def _is_link_local(address: str) -> bool:
-    """An address that is of no use without the name of an interface."""
+    """Return whether the address is of no use without the name of an interface."""
     return ":" in address and ip_address(address.partition("%")[0]).is_link_local
 
 

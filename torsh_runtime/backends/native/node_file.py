@@ -1,7 +1,7 @@
-"""What lies where in the file that the ranks of a node share.
+"""Lays out the file that the ranks of a node share.
 
-Their group's segment comes first. Behind it each rank has room for the segments of further groups,
-and then for arrays. Only what is used takes memory.
+The segment of their group comes first. Behind it each rank has room for the segments of further
+groups, and then for arrays. Only the used part takes memory.
 """
 
 from __future__ import annotations
@@ -29,24 +29,26 @@ class NodeFile(NamedTuple):
 
     @property
     def pool(self) -> Room:
-        """For segments."""
+        """Return the place of the segments of further groups."""
         return Room(_rounded(self.segment_bytes, mmap.PAGESIZE), _POOL_STRIDE)
 
     @property
     def arrays(self) -> Room:
-        """For arrays."""
+        """Return the place of the arrays."""
         stride = _rounded(_OVERSIZE * memory() // self.ranks, _HUGE)
         return Room(self.pool.end(self.ranks), stride)
 
     def sizes(self, with_arrays: bool, with_pool: bool) -> tuple[int, ...]:
-        """That the file may have, the best one first: systems may refuse large ones."""
+        """Return the sizes that the file may have, the best one first: systems may refuse large
+        ones.
+        """
         rooms = [self.arrays] * with_arrays + [self.pool] * with_pool
         better = [room.end(self.ranks) for room in rooms if self.ranks > 1]
         return (*better, self.segment_bytes)
 
 
 class Room(NamedTuple):
-    """Where the parts of all ranks begin, and the bytes of each."""
+    """Holds the offset where the parts of all ranks begin, and the bytes of each."""
 
     offset: int
     stride: int
@@ -56,16 +58,17 @@ class Room(NamedTuple):
 
 
 def may_map_all() -> bool:
-    """Whether this process may map the rooms of such a file, which are far larger than what it will
-    use of them: not under a limit on its address space, nor if all that is mapped is made present
-    at once (mlockall(2)).
+    """Return whether this process may map the rooms of such a file.
+
+    They are far larger than the part that it will use. It may not map them under a limit on its
+    address space, nor if all that is mapped is made present at once (mlockall(2)).
     """
     is_limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
     return not is_limited and _native.maps_lazily()
 
 
 def memory() -> int:
-    """Bytes of the machine's memory."""
+    """Return the bytes of the machine's memory."""
     return os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
 
 

@@ -1,11 +1,11 @@
-"""How the ranks of one node come to share a memory segment.
+"""Shares a memory segment between the ranks of one node.
 
-Their first rank makes an anonymous file (memfd), which has no name that could be left behind, and
-hands its descriptor to each of the others over a local socket. The store carries only who is who,
-and is not believed: the kernel tells both sides that the other is the process that the store names,
-and of the same user, and both prove that they know the token, the job's secret, and the same
-processes as the node's ranks. The file's size is sealed before anybody gets it, so nobody can take
-memory away under the others, and whoever gets it checks that.
+Their first rank creates an anonymous file (memfd), which has no name that could be left behind, and
+hands its descriptor to each of the others over a local socket. The store carries only the
+identities of the ranks, and is not trusted: the kernel tells both sides that the peer is the
+process that the store names, and of the same user, and both prove that they know the token, the
+job's secret, and the same processes as the node's ranks. The file's size is sealed before any rank
+gets it, so that nobody can take memory away from the others, and every receiver checks that.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ def share(
     timeout: float,
     secret: bytes = b"",
 ) -> int:
-    """A descriptor, now the caller's, of the memory that the ranks of one node share.
+    """Return a descriptor of the memory that the ranks of one node share. The caller owns it.
 
-    `places`: of these ranks, this one among them. `sizes`: that the memory may have, in
-    bytes, the same on all of them; it has the first rank's first one that the system allows.
-    `secret`: the job's, if it has one. Raises CommTimeout naming the ranks that did not come within
-    `timeout` seconds, PeerLost if one has ended, CommError when the memory comes from a stranger or
-    is not what it should be.
+    `places` are those of these ranks, including this one. `sizes` are those that the memory may
+    have, in bytes, the same on all ranks; it gets the first of the first rank's sizes that the
+    system allows. `secret` is the job's, if it has one. Raises CommTimeout naming the ranks that
+    did not come within `timeout` seconds, PeerLost if one has ended, CommError if the memory comes
+    from a stranger or is not what it should be.
     """
     first = min(places)
     proofs = _Proofs(secret, places)
@@ -91,7 +91,7 @@ def share(
 
 
 class _Proofs:
-    """What the ranks of a node show each other when the first hands out its memory."""
+    """Makes the proofs that the ranks of a node present when the first hands out its memory."""
 
     def __init__(self, secret: bytes, places: Mapping[int, HostInfo]) -> None:
         self.places = places
@@ -99,7 +99,9 @@ class _Proofs:
         self._key = secret + places[self.first].token
 
     def of(self, role: str, rank: int) -> bytes:
-        """What the first ("server") or the other rank ("client") shows, when `rank` fetches."""
+        """Return the proof of the first rank ("server") or the other ("client") when `rank`
+        fetches.
+        """
         roster = " ".join(f"{peer}:{place.pid}" for peer, place in sorted(self.places.items()))
         offer = self.places[self.first].offer
         return derive(self._key, "segment", role, offer, str(rank), roster)
@@ -120,7 +122,10 @@ def _create(sizes: Sequence[int]) -> int:
 
 
 def _resize(descriptor: int, sizes: Sequence[int]) -> None:
-    """To the first of the sizes that the system allows. OSError if it allows none."""
+    """Resize the file to the first of `sizes` that the system allows.
+
+    Raises OSError if it allows none.
+    """
     *better, last = sizes
     for size in better:
         with suppress(OSError):
@@ -146,7 +151,7 @@ def _hand_out(
 
 
 def _hand_over(sock: socket.socket, proofs: _Proofs, descriptor: int) -> ProtocolCoroutine:
-    """The descriptor for the right proof; the result is the peer's rank."""
+    """Send the descriptor in return for the right proof; the result is the peer's rank."""
     check_user(sock, b"")
     yield select.EPOLLIN
     greeting = sock.recv(KEY_BYTES + _RANK_BYTES + 1)
@@ -224,7 +229,7 @@ def _connect(connection: socket.socket, place: HostInfo, deadline: float) -> Non
 
 
 def _remaining(deadline: float) -> float:
-    """Seconds until the deadline. TimeoutError when it has passed."""
+    """Return the seconds until the deadline. Raises TimeoutError once it has passed."""
     seconds = deadline - time.monotonic()
     if seconds <= 0:
         raise TimeoutError
@@ -232,8 +237,9 @@ def _remaining(deadline: float) -> float:
 
 
 def _check_memory(descriptor: int, sizes: Sequence[int]) -> None:
-    """CommError unless the file has one of these sizes and keeps it: else it could vanish while in
-    use.
+    """Raise CommError unless the file has one of these sizes and is sealed.
+
+    Otherwise it could vanish while in use.
     """
     try:
         sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS == _SEALS

@@ -1,4 +1,4 @@
-"""What the environment and the tuning file say about groups of the native backend."""
+"""Reads the settings of native groups from the environment and the tuning file."""
 
 from __future__ import annotations
 
@@ -24,20 +24,23 @@ STRATEGIES = tuple(map(str, CommunicationStrategy))
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """All of them, checked as far as that is possible before the ranks have met."""
+    """Holds all settings, checked as far as that is possible before the ranks have connected."""
 
     network: Network
     heartbeat: float
     """Seconds after which a silent node counts as lost."""
     strategy: str
-    """Which algorithms groups of several nodes use: one of STRATEGIES."""
+    """The algorithms that groups of several nodes use: one of STRATEGIES."""
     tuning: TuningFile
     share_arrays: bool
-    """Whether large numpy arrays are to lie in memory that the ranks of a node have mapped."""
+    """True if large numpy arrays are to be placed in memory that a node's ranks have mapped."""
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Self:
-        """Raises ConfigError naming the variable, or the file and what is wrong in it."""
+        """Read the settings.
+
+        Raises ConfigError naming the variable, or the tuning file and the fault in it.
+        """
         return cls(
             network=Network.from_environ(environ),
             heartbeat=_heartbeat(environ),
@@ -47,20 +50,20 @@ class Settings:
         )
 
     def with_strategy(self, strategy: str | None) -> Settings:
-        """The same, but this one of STRATEGIES if it is given."""
+        """Return the same settings with this one of STRATEGIES, if it is given."""
         return self if strategy is None else replace(self, strategy=strategy)
 
     def node_file(self, ranks: int) -> NodeFile:
-        """What so many ranks of a node share."""
+        """Return the layout of the file that `ranks` ranks of a node share."""
         return NodeFile(ranks, self.segment_bytes(ranks))
 
     def segment_bytes(self, ranks: int) -> int:
-        """What the segment of so many ranks of a node takes."""
+        """Return the bytes that the segment of `ranks` ranks of a node takes."""
         return _native.segment_bytes(ranks, self.tuning.tuning(ranks))
 
     @property
     def terms(self) -> Terms:
-        """What the ranks must agree on: with others they would not do the same steps."""
+        """Return the settings that the ranks must have in common to take the same steps."""
         return Terms(
             {STRATEGY_VARIABLE: self.strategy, **self.tuning.between_nodes()},
             {arrays.SWITCH: int(self.share_arrays), **self.tuning.in_nodes()},

@@ -24,28 +24,30 @@ from torsh_runtime.errors import BackendUnavailable, CommError, ConfigError
 _PAGE = mmap.PAGESIZE
 _LENGTH = struct.Struct("H")
 _CARD_BYTES = 1024
-"""What a rank tells the others, padded: all say as much."""
+"""Bytes that each rank sends to the others; shorter messages are padded."""
 _MADV_POPULATE_WRITE = 23  # Linux 5.14
 
 
 class _State(IntEnum):
-    """How far a rank has come; the worst is to blame."""
+    """Lists how far a rank has come; ranks in the worst state are to blame."""
 
     READY = 0
     MISSED = 1
-    """Another rank could not hand it the memory."""
+    """A different rank could not hand it the memory."""
     REFUSED = 2
     """The system did not give it the memory."""
 
 
 class SharedBuffers:
-    """One agreement of a group's ranks on memory, which takes collectives of the group."""
+    """Carries out one agreement of a group's ranks on memory, by collectives of the group."""
 
     def __init__(
         self, backend: Backend, local: Sequence[int], num_bytes: int, timeout: float
     ) -> None:
-        """`local`: the ranks of this rank's node, ascending, which get `num_bytes` bytes each;
-        all that this does takes at most `timeout` seconds.
+        """Prepare memory of `num_bytes` bytes for each rank in `local`.
+
+        `local` are the ranks of this rank's node, ascending. The whole agreement takes at most
+        `timeout` seconds.
         """
         self._backend = backend
         self._local = local
@@ -57,15 +59,15 @@ class SharedBuffers:
         """Where this rank's begins."""
 
     def remaining(self) -> float:
-        """Seconds until the deadline, more than 0."""
+        """Return the seconds until the deadline, always more than 0."""
         return max(self._deadline - time.monotonic(), 0.001)
 
     def map(self) -> mmap.mmap:
-        """`stride` bytes for each of the node's ranks, in their order.
+        """Map `stride` bytes for each of the node's ranks, in their order.
 
-        This rank's own part is touched here first, so that it lies on this rank's NUMA node.
-        Raises on all ranks of the group, if on any: CommError, BackendUnavailable naming ranks
-        without enough memory, ConfigError if they do not want the same number of bytes.
+        This rank's own part is touched here first, so that it is placed on this rank's NUMA node.
+        Raises an error on all ranks of the group if on any: CommError, BackendUnavailable naming
+        ranks without enough memory, ConfigError if they do not want the same number of bytes.
         """
         try:
             with segment.Offer() as offer:
@@ -125,15 +127,18 @@ class SharedBuffers:
             )
 
     def _gather(self, own: bytes) -> list[bytes]:
-        """What each rank of the group has to say: equally many bytes."""
+        """Return the bytes of each rank of the group; all pass equally many."""
         said = np.empty(len(own) * self._backend.world_size, np.uint8)
         self._backend.all_gather(said, np.frombuffer(own, np.uint8), self.remaining())
         return [bytes(part) for part in np.split(said, self._backend.world_size)]
 
 
 def own_part(memory: mmap.mmap, start: int, num_bytes: int) -> NDArray[np.uint8]:
-    """This rank's bytes of what map() gave. Once they and all views of them are gone the system
-    has them back, and addresses alone stay until the group is closed."""
+    """Return this rank's bytes of the memory that map() returned.
+
+    Once they and all views of them are gone the system gets them back, and only the addresses stay
+    reserved until the group is closed.
+    """
     part = np.ndarray(num_bytes, np.uint8, memory, start)
     weakref.finalize(part, _give_back, memory, start, num_bytes, os.getpid()).atexit = False
     return part

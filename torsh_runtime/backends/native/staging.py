@@ -17,8 +17,10 @@ _UINT8 = DTYPES.index("uint8")
 
 
 def stage_native(array: object, writable: bool) -> tuple[Any, Callable[[], None] | None]:
-    """arrays.stage() for the bindings, which cannot see bfloat16 in a buffer, and of a dtype that
-    is only moved see the bytes and its name.
+    """Stage an array for the bindings, as arrays.stage() does.
+
+    The bindings cannot see bfloat16 in a buffer. Of a dtype that is only moved they see the bytes
+    and its name.
     """
     copy, finish = stage(array, writable)
     if not is_known(copy.dtype):
@@ -29,5 +31,5 @@ def stage_native(array: object, writable: bool) -> tuple[Any, Callable[[], None]
 
 
 def _as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
-    """A contiguous array's memory, with one more dimension: the bytes of an element."""
+    """Return a contiguous array's memory with one more dimension: the bytes of an element."""
     return array.reshape((*array.shape, 1)).view(np.uint8)

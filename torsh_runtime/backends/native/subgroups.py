@@ -1,4 +1,4 @@
-"""How ranks of one node meet for a further group: in the memory of the group that they are in."""
+"""Connects ranks of one node for a further group, in the memory of a group they already have."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torsh_runtime.errors import BackendUnavailable, PeerLost, StoreError
 
 _DIGEST_BYTES = 16
 _TOPICS = ("backend", "member")
-"""What a rank that meets the others in the store begins with."""
+"""First parts of the keys that a rank writes when it connects to the others over the store."""
 
 
 def meet_in_memory(
@@ -25,12 +25,12 @@ def meet_in_memory(
     num_bytes: int,
     timeout: float,
 ) -> _native.SegmentMemory | None:
-    """The new group's segment of `num_bytes` bytes; None, on all its ranks, if it has to be made
-    over the store, whose keys are the group's.
+    """Return the new group's segment of `num_bytes` bytes.
 
-    rank: this one's in the group. members: the ranks of the pool, in the order of the group.
-    Raises CommTimeout naming the ranks that did not come within `timeout` seconds, PeerLost, and
-    what another rank gave up for.
+    Returns None, on all its ranks, if the group has to be made over the store, whose keys are the
+    group's. `rank` is this one's in the group, and `members` are the ranks of the pool, in the
+    order of the group. Raises CommTimeout naming the ranks that did not come within `timeout`
+    seconds, PeerLost, and the error for which a rank gave up.
     """
     board = BootstrapStore(store, rank, timeout, BackendType.NATIVE)
     digest = hashlib.blake2b(name.encode(), digest_size=_DIGEST_BYTES).digest()

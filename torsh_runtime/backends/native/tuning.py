@@ -1,5 +1,6 @@
-"""Where one algorithm of the native backend gives way to the next: built-in values, or what
-`benchmarks/tune.py` measured on this machine.
+"""Supplies the sizes at which one algorithm of the native backend gives way to the next.
+
+The values are built in, or measured on this machine by `benchmarks/tune.py`.
 
 The file is JSON:
 
@@ -44,7 +45,7 @@ class TuningFile:
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> TuningFile:
-        """Raises ConfigError naming the file and what is wrong in it."""
+        """Read the tuning file. Raises ConfigError naming the file and the fault in it."""
         named = environ.get(VARIABLE)
         path = Path(named or _DEFAULT_PATH)
         with suppress(RuntimeError):  # without HOME and without an entry in passwd "~" is nowhere
@@ -76,7 +77,10 @@ class TuningFile:
         return cls(shm, _sizes(content.get("tcp", {})))
 
     def tuning(self, ranks: int) -> _native.Tuning:
-        """For so many ranks of one node."""
+        """Return the values for `ranks` ranks of a node.
+
+        Raises ConfigError if its block size does not fit.
+        """
         tuning = _native.Tuning(ranks)
         measured = max((known for known in self._shm if known <= ranks), default=None)
         values = self._shm[measured] if measured is not None else {}
@@ -92,7 +96,7 @@ class TuningFile:
         return tuning
 
     def limits(self) -> _native.Limits:
-        """Between nodes."""
+        """Return the limits between nodes. Raises ConfigError if one is misaligned or too small."""
         limits = _native.Limits()
         _apply(limits, self._tcp)
         for name, smallest in _LEAST_LIMITS.items():
@@ -105,12 +109,12 @@ class TuningFile:
         return limits
 
     def between_nodes(self) -> dict[str, int]:
-        """What limits() gives, by name."""
+        """Return the values of limits() by name."""
         limits = self.limits()
         return {f"tcp.{name}": getattr(limits, name) for name in _LEAST_LIMITS}
 
     def in_nodes(self) -> dict[str, int]:
-        """What tuning() draws on, by name."""
+        """Return the values that tuning() uses, by name."""
         return {
             f"shm.{ranks}.{name}": value
             for ranks, values in self._shm.items()
@@ -119,7 +123,7 @@ class TuningFile:
 
 
 def _content(path: Path) -> bytes:
-    """What it begins with. Never waits, as a pipe that nobody writes to would have it."""
+    """Return the beginning of the file without blocking, even if it is a pipe without a writer."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         return file.read(_LARGEST_FILE)

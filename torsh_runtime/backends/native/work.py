@@ -33,7 +33,7 @@ class NativeWork(Work):
     def __init__(
         self, pending: _native.Pending, callbacks: Callbacks, caught: Caught | None = None
     ) -> None:
-        """`caught`: what the operation is a call of, if it is."""
+        """Wrap a pending operation. `caught` is the call that the operation is part of, if any."""
         self._pending = pending
         self._callbacks = callbacks
         self._caught = caught
@@ -90,11 +90,11 @@ class NativeWork(Work):
 
     @property
     def envelope(self) -> Envelope | None:
-        """Of the message that came, or was found; None before."""
+        """Return the envelope of the message that came or was found; None before that."""
         message = self._pending.message()
         return Envelope(message[0], _signed(message[1]), message[2]) if message else None
 
 
 def _signed(tag: int) -> int:
-    """The tag as its sender gave it: messages have 64 bits of it."""
+    """Return the tag as its sender gave it: messages carry 64 bits of it."""
     return tag - (1 << 64) if tag >> 63 else tag

@@ -35,7 +35,7 @@ _LOOK_AROUND = 0.05
 _LOOK_AT_COMPANION = 1.0
 """Seconds between two looks whether another backend of the group has failed, at other times."""
 _PAUSE = 0.002
-"""Seconds between two of who closes the group."""
+"""Seconds between two looks of a thread that closes the group."""
 _FAREWELL = 5.0
 """Seconds that closing waits for operations to end and for peers on the node to close, too."""
 _ABORT = 0.25
@@ -53,25 +53,25 @@ class _Beginning:
     timeout: float
     deadline: float
     next_look: float
-    """When to look at the other ranks' notes again, in time.monotonic()'s seconds."""
+    """The time to look at the other ranks' notes again, in seconds of time.monotonic()."""
 
 
 class Companion(Protocol):
-    """Another backend that is one group with this one."""
+    """Represents a different backend that forms one group with this one."""
 
     def cause(self) -> FailureCause | None:
-        """Why it has failed, if it has."""
+        """Return why it has failed, or None if it has not."""
 
     def end(self, cause: FailureCause) -> None:
         """End it, because this one has failed."""
 
 
 class NcclBackend(NcclOperations):
-    """One rank's end of an NCCL communicator on the device that was current when it connected.
+    """Carries out the operations of one rank on the device that was current when it connected.
 
-    NCCL has no tags and no receiving from anyone, no bitwise operations and no products of complex
-    numbers: ValueError and TypeError. Narrow floats are rounded at every addition, and MIN and MAX
-    may lose NaN. What a rank sends is not copied: the stream waits until it is received.
+    NCCL has no tags, no receiving from any rank, no bitwise operations and no products of complex
+    numbers; these raise ValueError and TypeError. Narrow floats are rounded at every addition, and
+    MIN and MAX may lose NaN. Sent arrays are not copied: the stream waits until they are received.
     """
 
     type = BackendType.NCCL
@@ -110,7 +110,7 @@ class NcclBackend(NcclOperations):
         return cls(nccl, cuda, communicator, news)
 
     def accompany(self, companion: Companion) -> None:
-        """Be one group with another backend: when one of both has failed, the other ends, too."""
+        """Join a different backend in one group: when either has failed, the other ends, too."""
         self._companion = companion
         self._busy.set()
 
@@ -178,8 +178,11 @@ class NcclBackend(NcclOperations):
                 self.get_on()
 
     def _check_beginning(self) -> None:
-        """NCCL connects to a peer when it is first needed, and blocks meanwhile: nobody but this
-        thread notices then that the time is over, or that the peer has gone."""
+        """End the group if an operation that is connecting to a peer is late or the peer has gone.
+
+        NCCL connects to a peer when it is first needed, and blocks meanwhile, so that only this
+        thread can notice that.
+        """
         beginning, now = self._beginning, time.monotonic()
         if beginning is None or self.ended() is not None:
             return
@@ -220,7 +223,10 @@ class NcclBackend(NcclOperations):
 
 
 def _load() -> tuple[Nccl, Cuda, Device]:
-    """nccl4py, CUDA's own bindings, and the current device, which is made ready."""
+    """Return nccl4py, CUDA's own bindings, and the current device, which is made ready.
+
+    Raises BackendUnavailable.
+    """
     try:
         nccl: Nccl = cast(Nccl, import_module("nccl.core"))
         cuda: Cuda = cast(Cuda, import_module("cuda.core"))
@@ -232,7 +238,10 @@ def _load() -> tuple[Nccl, Cuda, Device]:
 
 
 def _library_call(call: Callable[[], T]) -> T:
-    """Its result; BackendUnavailable if it fails, as it does without a driver or a GPU."""
+    """Return the result of a call. Raises BackendUnavailable if it fails.
+
+    It fails without a driver or a GPU.
+    """
     try:
         return call()
     except Exception as error:
@@ -248,7 +257,10 @@ def _unavailable(why: str) -> BackendUnavailable:
 
 
 def _within(work: Callable[[], T], seconds: float, timeout: float) -> T:
-    """The result of work that blocks; CommTimeout when it takes longer than it may."""
+    """Return the result of work that blocks.
+
+    Raises CommTimeout after `seconds`, and CommError if the work fails.
+    """
     outcome: list[T | Exception] = []
 
     def run() -> None:

@@ -26,52 +26,57 @@ if TYPE_CHECKING:
 
 
 class Framework(Protocol):
-    """What a library can do with its arrays. Flat ones are contiguous, of one dimension."""
+    """Lists what a library can do with its arrays. Flat ones are contiguous, of one dimension."""
 
     def flat(self, array: Any) -> Any:
-        """The elements: in the array's own memory where that is contiguous, else a copy."""
+        """Return the elements: the array's own memory if it is contiguous, else a copy."""
 
     def dtype(self, array: Any) -> str:
-        """The dtype's name."""
+        """Return the dtype's name."""
 
     def device(self, array: Any) -> int:
-        """The number of the device the array is on."""
+        """Return the number of the device that the array is on."""
 
     def stream(self, device: int) -> int:
-        """The handle of the calling thread's current stream of the device, its current one."""
+        """Return the handle of the calling thread's current stream of `device`, the current one."""
 
     def on_device(self, device: int) -> AbstractContextManager[object]:
-        """A block in which the device is the calling thread's current one."""
+        """Return a context manager that makes the device the calling thread's current one."""
 
     def on_stream(self, device: int, handle: int) -> AbstractContextManager[object]:
-        """A block in which this is the library's current stream of the device."""
+        """Return a context manager that makes this the library's current stream of the device."""
 
     def uploaded(self, numbers: NDArray[Any], device: int) -> Any:
-        """A copy of a numpy array on the device."""
+        """Return a copy of a numpy array on the device."""
 
     def downloaded(self, array: Any) -> NDArray[Any]:
-        """A copy as a numpy array, after what the current stream of its device has been given."""
+        """Return a copy as a numpy array, after all work on the current stream of the array's
+        device.
+        """
 
     def address(self, array: Any) -> int:
-        """Where its memory begins."""
+        """Return the address of the array's memory."""
 
     def viewed(self, flat: Any, dtype: str) -> Any:
-        """The same memory as elements of another dtype."""
+        """Return the same memory as elements of a different dtype."""
 
     def converted(self, flat: Any, dtype: str) -> Any:
-        """A copy in another dtype."""
+        """Return a copy in a different dtype."""
 
     def assign(self, array: Any, flat: Any) -> None:
         """Copy the elements into an array of any shape and dtype."""
 
 
 def is_on_gpu(array: object) -> bool:
-    """Whether it is an array in a GPU's memory; False also of what is no array."""
+    """Return whether it is an array in a GPU's memory; False for other objects, too."""
     return not isinstance(array, np.ndarray) and _framework(array) is not None
 
 
 def framework_of(array: object) -> Framework:
-    """Whose array it is. TypeError if it is none on a CUDA device, or of no dtype of ours."""
+    """Return the framework of an array.
+
+    Raises TypeError if it is not an array on a CUDA device or its dtype is not supported.
+    """
     framework = _framework(array)
     if framework is None:
         kind = f"{type(array).__module__}.{type(array).__name__}"
@@ -200,7 +205,7 @@ class Operand:
     """An array of a call, contiguous."""
 
     def __init__(self, array: object) -> None:
-        """TypeError for an array that collectives do not take."""
+        """Wrap an array. Raises TypeError if collectives do not take it."""
         self.framework = framework_of(array)
         self.array = array
         self.dtype = Dtype(self.framework.dtype(array))
@@ -209,12 +214,12 @@ class Operand:
 
     @property
     def bytes(self) -> Any:
-        """The flat array's memory."""
+        """Return the flat array's memory as bytes."""
         return self.framework.viewed(self.flat, "uint8")
 
     @property
     def is_copied(self) -> bool:
-        """Whether the flat array is not in the array's own memory."""
+        """Return whether the flat array is a copy rather than the array's own memory."""
         return self.framework.address(self.flat) != self.framework.address(self.array)
 
     def finish(self) -> None:
@@ -223,7 +228,7 @@ class Operand:
             self.framework.assign(self.array, self.flat)
 
     def check_device(self, device: int) -> None:
-        """ValueError unless the array is on that device."""
+        """Raise ValueError unless the array is on that device."""
         own = self.framework.device(self.array)
         if own != device:
             raise ValueError(
@@ -232,7 +237,7 @@ class Operand:
 
 
 def memories(parts: Parts[Operand]) -> Iterator[tuple[int, Any]]:
-    """The ranks whose part has elements, with its memory."""
+    """Yield the ranks whose part has elements, with its memory."""
     if len(parts.arrays) != 1:
         yield from ((rank, each.bytes) for rank, each in enumerate(parts.arrays) if each.size)
         return
@@ -252,20 +257,23 @@ class Dtype(NamedTuple):
 
 
 def callers_streams(operands: Sequence[Operand], device: int) -> set[int]:
-    """The handles of the streams that the calling thread puts its work with these arrays on; the
-    device is its current one."""
+    """Return the handles of the streams on which the calling thread puts its work with these
+    arrays.
+
+    `device` is its current device.
+    """
     return {framework.stream(device) for framework in _frameworks(operands)}
 
 
 def on_device(operands: Sequence[Operand], device: int) -> AbstractContextManager[object]:
-    """A block in which the device is the calling thread's current one."""
+    """Return a context manager that makes the device the calling thread's current one."""
     return _within([framework.on_device(device) for framework in _frameworks(operands)])
 
 
 def on_stream(
     operands: Sequence[Operand], device: int, handle: int
 ) -> AbstractContextManager[object]:
-    """A block in which the arrays' libraries put their work on this stream of the device."""
+    """Return a context manager in which the arrays' libraries put their work on this stream."""
     return _within([framework.on_stream(device, handle) for framework in _frameworks(operands)])
 
 
@@ -283,7 +291,9 @@ def _frameworks(operands: Sequence[Operand]) -> set[Framework]:
 
 
 def loaded_framework() -> Framework:
-    """Of an array library that uses CUDA and is loaded. ConfigError without one."""
+    """Return the framework of a loaded array library that uses CUDA. Raises ConfigError without
+    one.
+    """
     cupy, torch = sys.modules.get("cupy"), sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         return _Torch(torch)

@@ -1,6 +1,7 @@
-"""What the backend uses of nccl4py and cuda-core, neither of which comes with types for all of it.
+"""Declares the used parts of nccl4py and cuda-core, neither of which is fully typed.
 
-Arrays on a GPU are whatever `device.Framework` makes of them: both libraries take them as they are.
+Arrays on a GPU are passed in the form in which `device.Framework` returns them: both libraries
+accept them unchanged.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ class Event(Protocol):
 
     @property
     def is_done(self) -> bool:
-        """Whether the stream has got there."""
+        """Return whether the stream has reached this point."""
 
 
 class Stream(Protocol):
-    """A CUDA stream."""
+    """Represents a CUDA stream."""
 
     @property
     def handle(self) -> SupportsInt:
-        """Its number in the driver."""
+        """Return the stream's handle in the driver."""
 
     def wait(self, event: Event) -> object:
         """Hold back what comes next until the event."""
@@ -35,15 +36,15 @@ class Stream(Protocol):
         """Make an event behind all that it has been given so far."""
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release the stream."""
 
 
 class Device(Protocol):
-    """A GPU."""
+    """Represents a GPU of this machine."""
 
     @property
     def device_id(self) -> int:
-        """Its number."""
+        """Return the number of the device."""
 
     def set_current(self) -> object:
         """Make it the calling thread's current one."""
@@ -60,25 +61,25 @@ class Streams(Protocol):
 
 
 class Cuda(Protocol):
-    """The module cuda.core."""
+    """Describes the module cuda.core."""
 
     @property
     def Stream(self) -> Streams:  # noqa: N802  (cuda-core's name)
-        """The class of streams."""
+        """Return the class of streams."""
 
     def Device(self, number: int = ...) -> Device:  # noqa: N802
         """Give the device of this number, or the current one."""
 
 
 class Communicator(Protocol):
-    """One rank's end of a group of NCCL's."""
+    """Represents one rank in an NCCL communicator."""
 
     rank: int
     nranks: int
 
     @property
     def device(self) -> Device:
-        """The device that it is on."""
+        """Return the device of the communicator."""
 
     def broadcast(self, source: Any, target: Any, root: int, *, stream: Stream) -> object: ...
     def allreduce(self, source: Any, target: Any, op: Any, *, stream: Stream) -> object: ...
@@ -98,41 +99,41 @@ class Communicators(Protocol):
     """The class of communicators."""
 
     def init(self, world_size: int, rank: int, meeting: object) -> Communicator:
-        """Make one with the other ranks of the meeting."""
+        """Create a communicator with the other ranks of the rendezvous."""
 
 
 class Meetings(Protocol):
-    """The class of what ranks meet by."""
+    """The class of the ids by which ranks rendezvous."""
 
     def from_bytes(self, content: bytes) -> object:
-        """Give the meeting that another rank has made."""
+        """Return the id that a different rank has created."""
 
 
 class Nccl(Protocol):
-    """The module nccl.core."""
+    """Describes the module nccl.core."""
 
     SUM: object
 
     @property
     def NcclDataType(self) -> Mapping[str, object]:  # noqa: N802  (nccl4py's names)
-        """The dtypes by name."""
+        """Return the dtypes by name."""
 
     @property
     def Communicator(self) -> Communicators:  # noqa: N802
-        """The class of communicators."""
+        """Return the class of communicators."""
 
     @property
     def UniqueId(self) -> Meetings:  # noqa: N802
-        """The class of what ranks meet by."""
+        """Return the class of the ids by which ranks rendezvous."""
 
     def get_unique_id(self) -> SupportsBytes:
-        """Make what ranks meet by."""
+        """Create an id by which ranks rendezvous."""
 
     def get_error_string(self, state: SupportsInt) -> str:
-        """Say what an error is."""
+        """Describe an error code of NCCL."""
 
     def group(self) -> AbstractContextManager[object]:
-        """A block of calls that are launched together."""
+        """Return a context manager whose calls are launched together."""
 
     def group_start(self) -> object: ...
     def group_end(self) -> object: ...

@@ -34,8 +34,10 @@ class NcclOperations(StepwiseBackend):
     def __init__(
         self, nccl: Nccl, cuda: Cuda, communicator: Communicator, news: FailureNotifications
     ) -> None:
-        """`nccl` and `cuda` are nccl4py's and cuda-core's modules; the communicator's device is
-        the current one."""
+        """Take over a communicator, whose device is the current one.
+
+        `nccl` and `cuda` are nccl4py's and cuda-core's modules.
+        """
         super().__init__(communicator.rank, communicator.nranks, news)
         self._nccl = nccl
         self._cuda = cuda
@@ -191,7 +193,7 @@ class NcclOperations(StepwiseBackend):
 
     @contextmanager
     def _library_errors(self) -> Iterator[None]:
-        """NCCL's errors are no arguments' fault: those have been checked."""
+        """Turn errors of NCCL into RuntimeError: the arguments have been checked before."""
         try:
             yield
         except (CommError, TypeError, ValueError, RuntimeError):
@@ -204,12 +206,12 @@ class NcclOperations(StepwiseBackend):
 
 
 def _finishing(reduction: Reduction, values: Operand, wire: Any) -> Callable[[], None] | None:
-    """What puts a result where it belongs; None where NCCL does that."""
+    """Return a function that moves a result to its array; None if NCCL does that."""
     return partial(reduction.finish, values, wire) if reduction.has_to_finish(values) else None
 
 
 def _copying(operands: Sequence[Operand]) -> Callable[[], None] | None:
-    """What copies results to arrays that are not contiguous; None where there is none."""
+    """Return a function that copies results to arrays that are not contiguous; None if none are."""
     copied = [operand for operand in operands if operand.is_copied]
 
     def finish() -> None:

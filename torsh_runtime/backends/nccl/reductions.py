@@ -26,11 +26,14 @@ _CONVERTED = {"int16": "int32", "uint16": "int32"}
 
 
 class Reduction:
-    """One reduction of one dtype."""
+    """Prepares and finishes one reduction of one dtype."""
 
     def __init__(self, nccl: Nccl, dtype: str, op: Reduce, ranks: int) -> None:
-        """TypeError for what is not defined, or NCCL has not; ValueError for a factor that is no
-        number."""
+        """Choose the steps of the reduction.
+
+        Raises TypeError if it is not defined, NCCL lacks it, or a factor is not a number;
+        ValueError for no reduction or for PREMUL_SUM without a factor.
+        """
         kind = check_reducible(dtype, op)
         if (kind in _BITWISE and dtype != "bool") or (
             kind is ReduceOp.PRODUCT and dtype.startswith("complex")
@@ -49,7 +52,7 @@ class Reduction:
 
     @contextmanager
     def op(self, communicator: Communicator) -> Iterator[Any]:
-        """NCCL's own name of the operation, for the calls made within the block."""
+        """Yield NCCL's own name of the operation, for the calls made within the block."""
         if self._factor is None:
             yield getattr(self._nccl, _NAMES.get(self._kind, self._kind.name))
             return
@@ -62,7 +65,7 @@ class Reduction:
             communicator.close_all_resources()
 
     def wire(self, values: Operand) -> Any:
-        """The flat array that NCCL gets: the same memory, or a copy in a wider dtype."""
+        """Return the flat array for NCCL: the same memory, or a copy in a wider dtype."""
         if self._dtype in _CONVERTED:
             return values.framework.converted(values.flat, _CONVERTED[self._dtype])
         if self._dtype in _AS:
@@ -70,7 +73,7 @@ class Reduction:
         return values.flat
 
     def has_to_finish(self, values: Operand) -> bool:
-        """Whether the result is not where it belongs when NCCL is done."""
+        """Return whether the result must still be moved or converted when NCCL is done."""
         return self._is_parity or self._is_mean or self._dtype in _CONVERTED or values.is_copied
 
     def finish(self, values: Operand, wire: Any) -> None:
@@ -87,7 +90,7 @@ class Reduction:
 
 
 def _scalar(factor: float, dtype: str) -> NDArray[Any]:
-    """The factor in host memory as elements of this dtype lie there, an array of one."""
+    """Return the factor in host memory as an array of one element of this dtype."""
     if not isinstance(factor, (int, float, np.integer, np.floating)):
         raise TypeError(f"the factor of PremulSum must be a number, not {factor!r}")
     with np.errstate(over="ignore"):

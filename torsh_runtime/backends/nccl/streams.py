@@ -12,12 +12,13 @@ from torsh_runtime.backends.nccl.device import Operand, callers_streams, on_devi
 from torsh_runtime.backends.nccl.library import Cuda, Event, Stream
 
 _PAUSE = 0.0005
-"""Seconds between two tests of an event by who waits for it on the processor."""
+"""Seconds between two tests of an event by a thread that waits for it."""
 
 
 class Launch:
-    """Whether what has been handed to NCCL is on its stream: not before the end of the block of
-    operations that go together.
+    """Tells whether the work handed to NCCL is on its stream.
+
+    It is not before the end of the block of operations that are launched together.
     """
 
     def __init__(self, launched: bool) -> None:
@@ -31,25 +32,30 @@ class Launch:
 
 
 class OwnStream:
-    """A group's stream: what is put on it waits for what the callers' streams had been given by
-    then, and these wait for it only when they are told to.
+    """Orders a group's stream after the callers' streams.
+
+    Work put on it waits for the work that the callers' streams had by then. These wait for it
+    only on request.
     """
 
     def __init__(self, cuda: Cuda, device: int) -> None:
-        """`cuda` is cuda-core's module; `device`, the number of the current one."""
+        """Create a stream on the current device, whose number is `device`.
+
+        `cuda` is cuda-core's module.
+        """
         self._cuda = cuda
         self._device = device
         self._callers: dict[int, Stream] = {}
         self.stream = cuda.Device(device).create_stream()
 
     def follow(self, operands: Sequence[Operand]) -> None:
-        """What comes next waits for all that the current streams of the arrays' libraries have."""
+        """Make further work wait for all work on the current streams of the arrays' libraries."""
         with self.current(operands):
             for handle in callers_streams(operands, self._device):
                 self.stream.wait(self._caller(handle).record())
 
     def lead(self, operands: Sequence[Operand], event: Event) -> None:
-        """What those current streams get next waits for the event."""
+        """Make further work on those current streams wait for the event."""
         with self.current(operands):
             for handle in callers_streams(operands, self._device):
                 self._caller(handle).wait(event)
@@ -60,20 +66,22 @@ class OwnStream:
         return self._callers[handle]
 
     def record(self, operands: Sequence[Operand]) -> Event:
-        """An event behind everything that the stream has been given so far."""
+        """Return an event behind everything that the stream has been given so far."""
         with self.current(operands):
             return self.stream.record()
 
     @contextmanager
     def current(self, operands: Sequence[Operand]) -> Iterator[None]:
-        """A block in which the device and its context are current, as events need it: one is made
-        in whatever context is."""
+        """Make the device and its context current within the block.
+
+        Events need that: they are created in the current context.
+        """
         with on_device(operands, self._device):
             self._cuda.Device(self._device).set_current()
             yield
 
     def taken(self, operands: Sequence[Operand]) -> AbstractContextManager[object]:
-        """A block in which the arrays' libraries copy and convert on this stream."""
+        """Return a context manager: in it the arrays' libraries work on this stream."""
         return on_stream(operands, self._device, int(self.stream.handle))
 
 
@@ -97,7 +105,7 @@ class Recorded:
         time.sleep(min(seconds, _PAUSE))
 
     def hold_back_current_stream(self) -> None:
-        """What the current stream gets from now on waits for the event."""
+        """Make further work on the current stream wait for the event."""
         self._own.lead(self._operands, self._event)
 
 
