@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     _checked_torch: FrameworkOf[torch.Tensor, torch.Tensor, torch.nn.Module] = TorchFramework()
     _checked_nn: FrameworkOf[nn.Tensor, Any, nn.Module] = NnFramework()
 
-__all__ = ["Framework", "Module", "Tensor", "Values", "framework_of"]
+__all__ = ["Framework", "Module", "Tensor", "Values", "framework_of", "framework_of_model"]
 
 Framework: TypeAlias = FrameworkOf[Tensor, Values, Module]
 """Any framework."""
@@ -46,3 +46,14 @@ def framework_of(value: object) -> Framework:
     raise TypeError(
         f"a {kind} is no tensor and no model of torch or of torsh_runtime.nn: pass one of those"
     )
+
+
+def framework_of_model(model: object) -> Framework:
+    """Find the framework of a module. TypeError for anything else, a tensor included."""
+    framework = framework_of(model)
+    if not isinstance(model, framework.module_type):
+        raise TypeError(
+            f"a {type(model).__qualname__} is a tensor and no model: pass a torch.nn.Module or a "
+            f"torsh_runtime.nn.Module"
+        )
+    return framework

@@ -11,7 +11,7 @@ import numpy as np
 
 from torsh_runtime.comm.agreement import texts_of_all
 from torsh_runtime.comm.group import ProcessGroup
-from torsh_runtime.framework import Module, framework_of
+from torsh_runtime.framework import Module, framework_of_model
 from torsh_runtime.framework.models import trained_parameters
 from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.parallel.fsdp.wrapper import wrappers_of
@@ -66,7 +66,7 @@ def clip_grad_norm_(
 
     Raises TypeError for what is no model, ConfigError for layouts that do not fit the mesh.
     """
-    framework_of(model)  # TypeError for what is none
+    framework_of_model(model)  # TypeError for what is none
     stages, earlier = _stages(model, mesh)
     sums = _own_sums(model, mesh, earlier, norm_type)
     total = _total(sums, _reductions(sums, mesh, stages), mesh, norm_type)

@@ -8,7 +8,7 @@ from typing import Any
 from torsh_runtime.arrays import raw
 from torsh_runtime.arrays.raw import empty
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.framework import Module, framework_of
+from torsh_runtime.framework import Module, framework_of, framework_of_model
 from torsh_runtime.framework.models import all_parameters, is_meta, kind_of, own_initialiser
 from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.parallel.layouts import cut, layouts_by_id, piece_of
@@ -37,7 +37,7 @@ def init_parameters(
     Before the model is wrapped. ConfigError for a parameter that is not of its layout's shape, and
     for buffers on the meta device that nothing gives values.
     """
-    framework, layouts = framework_of(model), layouts_by_id(model)
+    framework, layouts = framework_of_model(model), layouts_by_id(model)
     _materialise(model)
     for name, parameter in all_parameters(model):
         shape = tuple(parameter.shape)

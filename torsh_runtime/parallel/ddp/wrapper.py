@@ -12,7 +12,7 @@ from typing import Any
 from torsh_runtime.comm.agreement import Attempt, agree
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.framework import Module, framework_of
+from torsh_runtime.framework import Module, framework_of, framework_of_model
 from torsh_runtime.framework.models import all_parameters, kind_of, trained_parameters
 from torsh_runtime.parallel.agreement import SAME_MODEL, send_from
 from torsh_runtime.parallel.ddp.bucket import Hook
@@ -43,7 +43,7 @@ class DistributedDataParallel:
 
     def __new__(cls, module: Any, *arguments: Any, **named: Any) -> DistributedDataParallel:
         if cls is DistributedDataParallel:
-            cls = _class_around(framework_of(module).module_type)
+            cls = _class_around(framework_of_model(module).module_type)
         return super().__new__(cls)
 
     def __init__(

@@ -11,7 +11,7 @@ from typing import Any
 from torsh_runtime.comm.agreement import Attempt, agree_in_turn
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.framework import Framework, Module, framework_of
+from torsh_runtime.framework import Framework, Module, framework_of, framework_of_model
 from torsh_runtime.framework.models import (
     around_forward,
     cast_buffers,
@@ -68,7 +68,7 @@ class FullyShardedDataParallel(NoCopies):
 
     def __new__(cls, module: Any, *arguments: Any, **named: Any) -> FullyShardedDataParallel:
         if cls is FullyShardedDataParallel:
-            cls = _class_around(framework_of(module).module_type)
+            cls = _class_around(framework_of_model(module).module_type)
         return super().__new__(cls)
 
     def __init__(

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from torsh_runtime.comm.agreement import Attempt, agree, compared, complaint, texts_of_all
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.framework import Module, framework_of
+from torsh_runtime.framework import Module, framework_of_model
 from torsh_runtime.framework.models import kind_of, trained_parameters
 from torsh_runtime.parallel.agreement import SAME_MODEL
 from torsh_runtime.parallel.layouts import layouts_by_id
@@ -250,7 +250,7 @@ def _text(plan: Plan, num_microbatches: int) -> str:
     table = "auto" if plan.table is None else plan.table.name
     rows = "" if plan.table is None else str(plan.table.rows)
     models = [line for module in plan.modules for line in _parameters(module)]
-    frameworks = {framework_of(module).name for module in plan.modules}
+    frameworks = {framework_of_model(module).name for module in plan.modules}
     return (
         f"{num_microbatches} microbatches, {len(plan.modules)} stages of {', '.join(frameworks)} "
         f"on ranks {plan.placement}, schedule {table} ({batches.digest(rows):x}), "

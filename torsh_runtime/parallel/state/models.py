@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from torsh_runtime.errors import CheckpointError, ConfigError
-from torsh_runtime.framework import framework_of
+from torsh_runtime.framework import framework_of, framework_of_model
 from torsh_runtime.layout import Piece, ShardedTensor
 from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.parallel.ddp.wrapper import DistributedDataParallel
@@ -101,7 +101,7 @@ class ModelState:
 def is_model(thing: object) -> bool:
     """Whether it is one, wrapped or not."""
     try:
-        framework_of(thing)
+        framework_of_model(thing)
     except TypeError:
         return False
     return True

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from torsh_runtime.comm.agreement import Attempt, agree_in_turn
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.framework import Module, Tensor, framework_of
+from torsh_runtime.framework import Module, Tensor, framework_of, framework_of_model
 from torsh_runtime.framework.models import all_parameters
 from torsh_runtime.framework.parts import Same
 from torsh_runtime.parallel import automatic
@@ -64,7 +64,7 @@ def parallelize(model: Model, mesh: Any, plan: Mapping[str, Entry] | Literal["au
     heads and features that cannot be cut; weights of several layers that are cut in one only; and
     where plans, models or values differ between ranks. TypeError for what is no model.
     """
-    framework_of(model)  # TypeError for what is none
+    framework_of_model(model)  # TypeError for what is none
     axes, tasks = _Axes(mesh), list[_Task]()
     with Attempt() as attempt:
         tasks = [*_tasks(model, axes.resolved(plan, model), axes)]
