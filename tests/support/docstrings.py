@@ -29,6 +29,8 @@ DONE = (
     "torsh_runtime/layout",
     "torsh_runtime/mesh",
     "torsh_runtime/optim",
+    "torsh_runtime/parallel/ddp",
+    "torsh_runtime/parallel/fsdp",
     "torshrun/clusters",
     "torshrun/ctl",
     "torshrun/functions",
@@ -85,8 +87,10 @@ VERBS = _words("""
     name narrow negate negotiate nest normalize note notify number
     observe obtain offer offload omit open operate order orthogonalize overlap override
     overwrite own
-    pack pad page pair park parse part partition pass patch pause peek perform permute pick pin
-    ping place plan plant play plot point poll pop populate post postpone predict prefer prefix
+    pack pad page pair park parse part partition pass patch pause peek perform permute pick
+    pickle pin
+    ping place plan plant play plot point poll pop populate post postpone predict prefer
+    prefetch prefix
     preload prepare prepend present preserve press pretend prevent print probe process produce
     program project promise promote propagate propose protect prove provide prune publish pull
     purge push put

@@ -19,7 +19,7 @@ from torsh_runtime.parallel.replicas import Replicas
 
 
 class Buckets:
-    """All buckets of a model, in flat memory of one piece for each kind of gradients."""
+    """Holds all buckets of a model, in one flat piece of memory for each kind of gradients."""
 
     def __init__(self, model: Module, replicas: Replicas, config: BucketConfig) -> None:
         self._framework = framework_of(model)
@@ -39,8 +39,8 @@ class Buckets:
         self._buckets: list[Bucket] = []
 
     def open(self) -> None:
-        """A pass begins whose gradients are to be averaged. The first time all ranks make the
-        memory."""
+        """Begin a pass whose gradients are averaged. The first call allocates the memory, on all
+        ranks."""
         if not self._flat:
             self._flat = self._memory()
             self._lay()
@@ -74,13 +74,13 @@ class Buckets:
         return ""
 
     def put_zeros(self, number: int) -> str:
-        """The same, as if it had none."""
+        """Put zeros into a parameter's bucket, as if it had no gradient. Return ""."""
         self._bucket_of[number].missing -= 1
         self._views[number][...] = 0
         return ""
 
     def complete(self, start: int) -> Iterator[Bucket]:
-        """The buckets from this one on up to the first that misses a gradient."""
+        """Yield the buckets from number `start` up to the first that misses a gradient."""
         for bucket in self._buckets[start:]:
             if bucket.missing:
                 return

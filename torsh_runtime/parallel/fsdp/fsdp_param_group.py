@@ -33,8 +33,8 @@ class FSDPParamGroup:
         is_replicated: bool,
         keeps_whole: bool,
     ) -> None:
-        """is_replicated: every rank has it whole. keeps_whole: so does it stay from a forward pass
-        to the end of the backward pass."""
+        """Create the group. is_replicated: every rank has it whole. keeps_whole: it also stays
+        whole from a forward pass to the end of the backward pass."""
         self.name, self.module, self.laid, self.is_replicated = name, module, laid, is_replicated
         self._framework = framework
         self.keeps_whole = keeps_whole
@@ -61,7 +61,8 @@ class FSDPParamGroup:
             memory.reshard()
 
     def be_within(self, path: str, ledger: MemoryAccounting) -> None:
-        """Be a unit of a larger model, in which its own has this name and that counts for it."""
+        """Become a unit of a larger model, in which the unit's own model is at `path`, and whose
+        memory `ledger` counts."""
         self.name = f"{path}.{self.name}".rstrip(".")
         for flat, memory in self.laid:
             flat.names = [f"{path}.{name}" for name in flat.names]
@@ -69,15 +70,15 @@ class FSDPParamGroup:
 
     @property
     def parameters(self) -> list[Any]:
-        """All of it."""
+        """Return all parameters of the unit."""
         return [slot.parameter for slot in self._slots]
 
     def names(self) -> list[str]:
-        """Of the parameters that want gradients, by their numbers."""
+        """Return the names of the parameters that want gradients, by their numbers."""
         return [name for flat, _ in self.laid if flat.is_trained for name in flat.names]
 
     def gradients(self) -> list[Any]:
-        """Those that its parameters have now."""
+        """Return the gradients that its parameters have now."""
         given = [slot.parameter.grad for slot in self._trained]
         return [gradient for gradient in given if gradient is not None]
 
@@ -88,7 +89,7 @@ class FSDPParamGroup:
             slot.follow(partial(call, number))
 
     def publish(self) -> None:
-        """A program may have changed this rank's part."""
+        """Take over what a program may have changed in this rank's part."""
         for slot in self._slots:
             slot.take_over()
         for _, memory in self.laid:
@@ -105,7 +106,7 @@ class FSDPParamGroup:
         self.on_gradients(self._call)
 
     def prepare(self) -> None:
-        """Gradients may come: have memory for them."""
+        """Allocate memory for gradients, which may come from now on."""
         self._came.clear()
         for flat, memory in self.laid:
             if flat.is_trained:
@@ -159,12 +160,12 @@ class FSDPParamGroup:
             self._framework.watch(slot.parameter, None)
 
     def met(self) -> None:
-        """All ranks have met."""
+        """Note that all ranks have met."""
         for _, memory in self.laid:
             memory.met()
 
     def take(self, number: int, averages: bool) -> bool:
-        """A gradient has come; whether it was the last one of the unit."""
+        """Take a gradient that has come. Return whether it was the last one of the unit."""
         slot = self._trained[number]
         if not averages:
             slot.keep()
@@ -175,7 +176,7 @@ class FSDPParamGroup:
 
     @property
     def has_kept(self) -> bool:
-        """Whether gradients are to be averaged later."""
+        """Return whether gradients are kept to be averaged later."""
         return any(slot.has_kept for slot in self._trained)
 
     def keep(self) -> None:
@@ -184,7 +185,8 @@ class FSDPParamGroup:
             slot.keep()
 
     def there(self) -> list[int]:
-        """The numbers of parameters whose gradients are kept, or have come while it is whole."""
+        """Return the numbers of parameters whose gradients are kept, or have come while it is
+        whole."""
         slots = enumerate(self._trained)
         return [number for number, slot in slots if slot.has_kept or slot.has_come]
 
@@ -217,7 +219,7 @@ class FSDPParamGroup:
         self._reduced.clear()
 
     def settle(self) -> None:
-        """All ranks have waited: let gradients be the averages."""
+        """Let gradients be the averages, after all ranks have waited."""
         for _, memory in self.laid:
             memory.settle()
 

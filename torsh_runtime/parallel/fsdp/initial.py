@@ -18,7 +18,7 @@ class Initialiser:
         self._left = [each for each in model.named_modules() if is_meta(each[1])]
 
     def check(self) -> None:
-        """ConfigError for modules that nobody can initialise."""
+        """Raise ConfigError for modules on the meta device that nothing can initialise."""
         if self._initialise is not None:
             return
         without = [repr(name) for name, m in self._left if own_initialiser(m) is None]

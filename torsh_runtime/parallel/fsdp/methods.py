@@ -33,7 +33,7 @@ def register_fsdp_forward_method(model: FullyShardedDataParallel, method_name: s
 
     @functools.wraps(method)
     def call(*inputs: Any, **named: Any) -> Any:
-        """As the method."""
+        """Call the method as a forward pass of the wrapper's model, if the wrapper still exists."""
         wrapper = here()
         if wrapper is None:
             return method(*inputs, **named)
