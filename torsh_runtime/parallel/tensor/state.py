@@ -65,8 +65,8 @@ def _whole(name: str, parameter: Tensor, layout: TensorLayout, axis: Axis) -> Te
 
 
 def own_parts(layer: Any, state: dict[str, Any], prefix: str, is_assigned: bool) -> dict[str, Any]:
-    """A state with this rank's parts in the place of a layer's whole tensors. ConfigError where
-    these would become its parameters, or are elsewhere."""
+    """Return a state with this rank's parts in place of a layer's whole tensors. Raises
+    ConfigError if they would be assigned as its parameters."""
     found = dict(state)
     for name, layout in layer.parameter_layouts.items():
         given = state.get(prefix + name)
