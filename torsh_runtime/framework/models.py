@@ -1,4 +1,4 @@
-"""What is asked of models of any framework, written once."""
+"""Answers questions about models of any framework."""
 
 from __future__ import annotations
 

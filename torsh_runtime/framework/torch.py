@@ -27,7 +27,7 @@ _C: Any = torch._C
 
 
 class TorchFramework:
-    """torch, as Framework."""
+    """Implements Framework for torch."""
 
     name = "torch"
     tensor_type = Tensor
