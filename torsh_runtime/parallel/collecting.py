@@ -20,9 +20,9 @@ _NUMBERS = 7
 
 
 def meet(group: ProcessGroup, what: str, where: str = "") -> None:
-    """Return when all ranks of the group are about to collect the same. ConfigError if they call
-    something else, or come too late, that says to call `what` on every rank; `where` must be the
-    same too."""
+    """Return when all ranks of the group are about to collect the same. Raises ConfigError if
+    they call something else, or come too late, that says to call `what` on every rank; `where`
+    must be the same too."""
     own = np.full(_NUMBERS, zlib.crc32(f"{what} {where}".encode()), np.int64)
     text = (
         f"{what} collects what all ranks have, and some called something else, or nothing: call it "

@@ -15,7 +15,7 @@ def group_of(given: Any) -> ProcessGroup:
     """Return the group itself; for a DeviceMesh the group of all its ranks, as of mesh["dp", "cp"];
     for None the default group, or torch.distributed's if only torch has one.
 
-    ConfigError for a group of torch's on another backend than "torsh", and if there is none.
+    Raises ConfigError for a group of torch's on another backend than "torsh", and if there is none.
     """
     if isinstance(given, ProcessGroup):
         return given

@@ -143,7 +143,7 @@ def coordinate_on(
     difference.
 
     name: of what has the layout. known: where it stands along axes that no mesh has to tell of.
-    ConfigError if it takes axes that the mesh has not, or with other sizes.
+    Raises ConfigError if it takes axes that the mesh has not, or with other sizes.
     """
     coordinate = dict.fromkeys((axis for axis, _, _ in layout.axes), 0) | dict(known or {})
     sharded = {*layout.sharded()} - {*(known or ())}

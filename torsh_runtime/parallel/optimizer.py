@@ -106,8 +106,9 @@ class DistributedOptimizer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take what state_dict() gave on this rank of as many, or gather_state_dict() on one of any
-        number. ConfigError if it was another number of ranks, or of other parameters or parts."""
+        """Take what state_dict() gave on this rank of as many, or gather_state_dict() on one of
+        any number. Raises ConfigError if it was another number of ranks, or of other parameters
+        or parts."""
         if "local" in state:
             self._load_own(state)
         else:

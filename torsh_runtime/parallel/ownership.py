@@ -69,8 +69,9 @@ class Ownership:
         return any(self.group_of(each) is not self.group for each in self._parameters)
 
     def add(self, parameters: Sequence[Any], asked_by: str) -> None:
-        """Choose owners: the largest first, each to who has least. ConfigError on all ranks, where
-        the model is known, if they have other parameters than each other or than the model."""
+        """Choose owners: the largest first, each to who has least. Raises ConfigError on all
+        ranks, where the model is known, if they have other parameters than each other or than
+        the model."""
         if self._replicas is not None:
             self._check_known(self._replicas, parameters, asked_by)
         largest_first = sorted(parameters, key=_size, reverse=True)

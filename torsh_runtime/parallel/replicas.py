@@ -30,8 +30,8 @@ class Replicas:
         """Find the replicas. given: a part of a mesh, as mesh["dp", "cp"], or what group_of()
         takes.
 
-        ConfigError for a model of which these ranks have different parts and the same batches, and
-        for one that is sharded along axes which `given` does not tell of.
+        Raises ConfigError for a model of which these ranks have different parts and the same
+        batches, and for one that is sharded along axes which `given` does not tell of.
         """
         self.given, self.group = given, group_of(given)
         self._model = model
@@ -50,8 +50,8 @@ class Replicas:
         return self._fewer.get(id(parameter), self.group)
 
     def size_of(self, parameter: Any) -> int:
-        """Number of its elements, the same on all ranks of the mesh: of what is sharded, which may
-        be unevenly, an equal part rounded up."""
+        """Return the number of the parameter's elements, equal on all ranks of the mesh: for
+        what is sharded, maybe unevenly, an equal part rounded up."""
         layout = self._layouts.get(id(parameter))
         if layout is None:
             return prod(tuple(parameter.shape))

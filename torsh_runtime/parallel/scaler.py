@@ -68,8 +68,8 @@ class ShardedGradScaler:
 
     def unscale_(self, optimizer: Any) -> None:
         """Divide the gradients of the optimizer's parameters by the scale, such as to clip them
-        before step(). All ranks call it. RuntimeError if that was done since update(), ConfigError
-        on all ranks if they have different scales."""
+        before step(). All ranks call it. Raises RuntimeError if that was done since update(),
+        ConfigError on all ranks if they have different scales."""
         if not self._enabled:
             return
         if id(optimizer) in self._is_finite:
@@ -90,7 +90,7 @@ class ShardedGradScaler:
         return optimizer.step(*arguments, **named) if self._is_finite[id(optimizer)] else None
 
     def update(self) -> None:
-        """Find the scale of the next step. RuntimeError if there was none."""
+        """Find the scale of the next step. Raises RuntimeError if there was none."""
         if not self._enabled:
             return
         if not self._is_finite:

@@ -46,7 +46,7 @@ def dropout_region(layout: TensorLayout, mesh: DeviceMesh) -> Iterator[None]:
     In models of nn the mask is this rank's piece of that of one process, if generators are alike on
     all ranks as they are after nn.manual_seed(); the tensors must be of the piece's shape. In
     models of torch each place along the sharded axes has a stream of its own, which is the same on
-    replicas if torch's generators are. ConfigError for a layout that does not fit the mesh.
+    replicas if torch's generators are. Raises ConfigError for a layout that does not fit the mesh.
     """
     coordinate = coordinate_on(mesh, "the region", layout)
     sharded = layout.sharded()

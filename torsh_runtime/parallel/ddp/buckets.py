@@ -1,4 +1,4 @@
-"""The memory that gradients are averaged in, and what lies where."""
+"""Allocates the memory that gradients are averaged in, and places them there."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Buckets:
             yield bucket
 
     def give_back(self, used: set[int]) -> None:
-        """Let these parameters have the averages; the others keep what they had."""
+        """Give these parameters the averages. The others keep their gradients."""
         for number in used:
             view, parameter = self._views[number], self._parameters[number][1]
             gradient = parameter.grad
@@ -102,12 +102,13 @@ class Buckets:
                 self._framework.set_gradient(parameter, copied(own))
 
     def rearrange(self, order: Sequence[int]) -> None:
-        """Lay gradients that become ready in this order so, from the next pass on."""
+        """Arrange the buckets for gradients that become ready in this order, from the next pass
+        on."""
         if list(order) != self._order:
             self._next_order = list(order)
 
     def _move(self) -> None:
-        """Lay them anew, and keep the gradients that are views."""
+        """Rearrange the buckets, and keep the gradients that are views."""
         kept = {
             number: copied(view)
             for number, view in enumerate(self._views)

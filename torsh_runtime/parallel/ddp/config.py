@@ -10,8 +10,9 @@ from torsh_runtime.parallel.ddp.bucket import Hook
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketConfig:
-    """Frozen. ConfigError for values that make no sense, and from the wrapper on all ranks if they
-    differ, but each rank may have its own gradient_as_bucket_view and check_nan."""
+    """Configures data parallelism. Instances are frozen. Raises ConfigError for invalid values,
+    and from the wrapper on all ranks if they differ, except that each rank may have its own
+    gradient_as_bucket_view and check_nan."""
 
     bucket_size_mb: float = 25.0
     """The most that a bucket holds, in MiB; a larger gradient has one by itself. Smaller ones are

@@ -98,7 +98,7 @@ class Reducer:
         weakref.finalize(self, _call_all, removes).atexit = False
 
     def register_hook(self, state: Any, hook: Hook) -> None:
-        """Average by it from now on. ConfigError if one is there already."""
+        """Average by it from now on. Raises ConfigError if one is there already."""
         if self._hook is not None:
             raise ConfigError(
                 f"gradients are averaged by a hook already, {self._hook[1]!r}: register one, or "

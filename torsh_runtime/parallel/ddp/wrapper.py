@@ -129,7 +129,7 @@ class DistributedDataParallel:
         """Average each bucket of gradients by `hook(state, bucket)`, which starts that and returns
         Work, or a future, torch's included. All ranks register the same. See Bucket, and
         torsh_runtime.compression for hooks that are there. What fewer ranks have, as experts, is
-        averaged without it. ConfigError if one is there already.
+        averaged without it. Raises ConfigError if one is there already.
         """
         if self._reducer is None:  # one rank alone compresses, too
             self._reducer = Reducer(self.module, self._replicas, self._config)

@@ -169,8 +169,8 @@ class Ranks:
         """Return the rows that each rank sends to each expert, (ranks, experts), in one exchange.
         own: those of this rank. chosen: (tokens, top_k), the experts of all its tokens.
 
-        ConfigError on all ranks of the experts' axis if ranks that ought to have the same tokens
-        have chosen different experts for them."""
+        Raises ConfigError on all ranks of the experts' axis if ranks that ought to have the same
+        tokens have chosen different experts for them."""
         if self.copies is None:
             return self.experts.all_gather_numbers(own)
         note = self.copies.ranks[0], len(chosen), zlib.crc32(np.ascontiguousarray(chosen).data)

@@ -38,8 +38,8 @@ def mixed(
     outputs.
 
     cuts: of the experts, for the ranks that have them. chosen, weights: (tokens, top_k); for what
-    is no expert there are zeros. All ranks of the experts' axis call it. ConfigError on all of them
-    where those that ought to have the same tokens have others.
+    is no expert there are zeros. All ranks of the experts' axis call it. Raises ConfigError on all
+    of them where those that ought to have the same tokens have others.
     """
     share = ranks.share_of(len(chosen))
     own = chosen[share.start : share.end]

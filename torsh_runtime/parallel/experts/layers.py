@@ -110,7 +110,7 @@ class MixtureOfExperts:
         dtype: float32 unless given. framework: "torch" or "nn"; None: torch if it is loaded.
 
         The ranks' generators are seeded alike, and draw for all experts one after the other, so
-        they have the values of one process. ConfigError on all ranks for what does not fit.
+        they have the values of one process. Raises ConfigError on all ranks for what does not fit.
         """
         super().__init__()
         self.embed_dim, self.num_experts, self.top_k = embed_dim, num_experts, top_k

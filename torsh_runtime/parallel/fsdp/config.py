@@ -88,14 +88,14 @@ class MemoryConfig:
 
 @dataclass(frozen=True, slots=True)
 class MixedPrecision:
-    """In which dtypes a model computes and communicates, as torch's class of this name. Each is one
-    of torch's, one of numpy's or its name, and holds for floating point tensors; None is the
-    parameters' own. Optimizers change parameters in their own dtype."""
+    """Selects the dtypes in which a model computes and communicates, like torch's class of this
+    name. Each is one of torch's, one of numpy's or its name, and holds for floating point
+    tensors; None is the parameters' own. Optimizers change parameters in their own dtype."""
 
     param_dtype: Any = None
     """Dtype of parameters in forward and backward passes."""
     reduce_dtype: Any = None
-    """In which gradients are averaged; None: param_dtype."""
+    """Dtype in which gradients are averaged; None: param_dtype."""
     buffer_dtype: Any = None
     """Dtype of buffers, which are cast when the model is wrapped."""
     keep_low_precision_grads: bool = False
@@ -114,8 +114,8 @@ class MixedPrecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FsdpConfig:
-    """Frozen. ConfigError for values that make no sense, and from the wrapper on all ranks if they
-    differ."""
+    """Configures how a model is sharded. Instances are frozen. Raises ConfigError for invalid
+    values, and from the wrapper on all ranks if they differ."""
 
     min_num_params: int = 1000
     """A unit of fewer parameters is replicated."""
@@ -127,7 +127,7 @@ class FsdpConfig:
     backward_prefetch: BackwardPrefetch | str = BackwardPrefetch.BACKWARD_PRE
     """Prefetching, or its value, such as "pre"."""
     mixed_precision: MixedPrecision = field(default_factory=MixedPrecision)
-    """In which dtypes it computes and communicates."""
+    """Dtypes in which the model computes and communicates."""
     cpu_offload: bool = False
     """Keep parts, their gradients and therefore the optimizer's state in the memory of the CPU,
     as a model on the CPU does anyway. Raises ConfigError with a model that is elsewhere."""

@@ -69,7 +69,7 @@ class FSDPParam:
 
     def take_over(self) -> None:
         """Have the values that a program has given the parameter as memory of its own, as by
-        `parameter.data = values`. ConfigError for those of another shape or dtype."""
+        `parameter.data = values`. Raises ConfigError for those of another shape or dtype."""
         parameter, own = self.parameter, self._own
         if self._framework.is_at(parameter.data, own):
             return
@@ -136,7 +136,7 @@ class FSDPParam:
         self._kept = None
 
     def void(self) -> None:
-        """Have no gradient."""
+        """Remove the gradient of the parameter."""
         self._gradient = self.parameter.grad = None
 
     def _show(self, values: Any) -> None:

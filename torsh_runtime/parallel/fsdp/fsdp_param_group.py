@@ -1,4 +1,4 @@
-"""A unit: parameters that are made whole and let go together."""
+"""A unit: parameters that are unsharded and resharded together."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class FSDPParamGroup:
                 memory.prepare()
 
     def begin_unshard(self) -> None:
-        """Begin to make it whole."""
+        """Begin to unshard all parameters of the unit."""
         if not self._is_here:
             for _, memory in self.laid:
                 memory.begin_unshard()
@@ -141,7 +141,7 @@ class FSDPParamGroup:
         self.is_whole = False
 
     def reshard(self) -> None:
-        """Let go of what is not this rank's."""
+        """Free everything that is not this rank's."""
         self.show_own()
         for _, memory in self.laid:  # it may have been asked for, and not used
             memory.reshard()
@@ -191,7 +191,7 @@ class FSDPParamGroup:
         return [number for number, slot in slots if slot.has_kept or slot.has_come]
 
     def finish(self) -> list[int]:
-        """Begin to reduce what has come: these."""
+        """Begin to reduce the gradients that have come. Return the numbers of their parameters."""
         numbers = sorted(self._came)
         self._came.clear()
         came = [self._trained[number] for number in numbers]

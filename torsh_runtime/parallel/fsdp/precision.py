@@ -1,4 +1,4 @@
-"""In which dtypes parameters of one kind are kept, computed with and averaged."""
+"""Chooses the dtypes in which parameters of one kind are kept, computed with and averaged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Precision:
     """Names the dtypes of a parameter's computations."""
 
     own: str
-    """In which an optimizer changes them."""
+    """Dtype in which an optimizer changes the parameters."""
     computed: str
     """In forward and backward passes."""
     reduced: str

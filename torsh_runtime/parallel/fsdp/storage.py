@@ -57,7 +57,7 @@ class StorageStrategy(ABC):
 
     @abstractmethod
     def begin_unshard(self) -> None:
-        """Begin to make it whole; all ranks call it in the same order."""
+        """Begin to make the flat parameter whole. All ranks call it in the same order."""
 
     @abstractmethod
     def unshard(self) -> None:
@@ -65,11 +65,11 @@ class StorageStrategy(ABC):
 
     @abstractmethod
     def reshard(self) -> None:
-        """Let go of what is not this rank's."""
+        """Free everything that is not this rank's."""
 
     @abstractmethod
     def prepare(self) -> None:
-        """Have memory for gradients; all ranks call it in the same order."""
+        """Allocate memory for gradients. All ranks call it in the same order."""
 
     @abstractmethod
     def take(self, number: int, gradient: Any, adds: bool) -> None:
@@ -294,11 +294,11 @@ class GatheredStorage(StorageStrategy):
         self._framework.release(self.whole)
 
     def _gather(self, own: Any) -> Any:
-        """Begin to make it whole of everyone's part, of which this rank's is `own`."""
+        """Begin to make it whole from all ranks' parts, of which this rank's is `own`."""
         return self._group.all_gather(self._parts, own, async_op=True)
 
     def _reduce(self, target: Any, parts: Sequence[Any]) -> Any:
-        """Begin to average this rank's of the parts."""
+        """Begin to average this rank's part of the gradients."""
         return self._group.reduce_scatter(target, parts, ReduceOp.AVG, async_op=True)
 
     def _taken(self, missing: Sequence[int], fresh: Sequence[int]) -> Any:

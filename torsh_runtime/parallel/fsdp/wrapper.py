@@ -195,8 +195,9 @@ class FullyShardedDataParallel(NoCopies):
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> float:
         """Scale all gradients so that their norm, as of one vector over all ranks, is at most
-        max_norm. Returns what it was. All ranks call it. ConfigError for a model that is sharded
-        over a mesh as well, of which tr.clip_grad_norm_(model, max_norm, mesh) knows the norm."""
+        max_norm. Returns what it was. All ranks call it. Raises ConfigError for a model that is
+        sharded over a mesh as well, of which tr.clip_grad_norm_(model, max_norm, mesh) knows the
+        norm."""
         self._check_no_mesh()
         units = self._passes.units
         sharded = [each for unit in units if not unit.is_replicated for each in unit.gradients()]
@@ -252,7 +253,7 @@ class FullyShardedDataParallel(NoCopies):
 
     def load_state_dict(self, state_dict: Any, *arguments: Any, **named: Any) -> Any:
         """Take over what state_dict() gave, or the model's own unwrapped. All ranks call it.
-        ConfigError for assign=True, which would leave nothing that is sharded."""
+        Raises ConfigError for assign=True, which would leave nothing that is sharded."""
         if named.get("assign") or (len(arguments) > 1 and arguments[1]):
             raise ConfigError(
                 "load_state_dict(assign=True) would put whole parameters in the place of those "

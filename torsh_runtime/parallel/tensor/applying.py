@@ -62,7 +62,7 @@ def parallelize(model: Model, mesh: Any, plan: Mapping[str, Entry] | Literal["au
     Returns the model. Raises ConfigError on all ranks, with nothing changed: for patterns that
     match no module, or one that another one matches; entries that are not for a layer of that kind;
     heads and features that cannot be cut; weights of several layers that are cut in one only; and
-    where plans, models or values differ between ranks. TypeError for what is no model.
+    where plans, models or values differ between ranks. Raises TypeError for what is no model.
     """
     framework_of(model)  # TypeError for what is none
     axes, tasks = _Axes(mesh), list[_Task]()

@@ -148,7 +148,7 @@ class Layer:
         return found
 
     def _put_whole(self, state: Any, *arguments: Any, **named: Any) -> None:
-        """Have whole parameters in a state. ConfigError where that cannot be."""
+        """Have whole parameters in a state. Raises ConfigError where that cannot be."""
         raise ConfigError(_STATE_OF_PARTS.format(self.where))
 
     @property
@@ -254,8 +254,8 @@ class ColumnParallelLinear(Layer):
         the default group. unit, sequence_dim, query_heads, key_value_heads: see Column. framework:
         "torch" or "nn"; None: torch if it is loaded.
 
-        All ranks make the whole first and keep their parts, so they are seeded alike; ConfigError
-        on all of them if they were not, and for features that cannot be cut.
+        All ranks make the whole first and keep their parts, so they are seeded alike. Raises
+        ConfigError on all of them if they were not, and for features that cannot be cut.
         """
         super().__init__(in_features, out_features, bias, dtype=dtype)  # type: ignore[call-arg]
         entry = Column(gather_output, unit, (), sequence_dim, query_heads, key_value_heads)

@@ -47,11 +47,11 @@ class ParallelAttention(_OfNn, attention.ParallelAttention, nn.Module):
 
 
 class LayerNormOnPart(_OfNn, on_part.LayerNormOnPart, nn.LayerNorm):
-    """Normalizes a part of a sequence like tr.nn's LayerNorm."""
+    """Normalizes this rank's part like tr.nn's LayerNorm."""
 
 
 class RMSNormOnPart(_OfNn, on_part.RMSNormOnPart, nn.RMSNorm):
-    """Normalizes a part of a sequence like tr.nn's RMSNorm."""
+    """Normalizes this rank's part like tr.nn's RMSNorm."""
 
 
 class EmbeddingOnPart(_OfNn, on_part.EmbeddingOnPart, nn.Embedding):

@@ -1,4 +1,4 @@
-"""Layers that are given a part of what they are for, without a framework."""
+"""Layers that compute on a part of their input, without a framework."""
 
 from __future__ import annotations
 

@@ -29,14 +29,15 @@ def layouts(module: Any, shards: Mapping[str, Shard], axis: Axis) -> Layouts:
 
 
 def keep_part(parameter: Tensor, layout: TensorLayout, axis: Axis, name: str) -> None:
-    """Let the parameter of this name have the values of this rank alone, in memory of their own."""
+    """Replace the values of the parameter of this name by this rank's part, in memory of its
+    own."""
     own = cut(parameter.data, layout.piece({axis.name: axis.index}))
     parameter.data = copied(own)
     mark_part(parameter, layout, axis, name)
 
 
 def mark_part(parameter: Tensor, layout: TensorLayout, axis: Axis, name: str) -> None:
-    """Let the framework's functions know that it is a part."""
+    """Tell the framework's functions that the parameter is a part."""
     shard = layout.axes[0][2]
     if axis.size > 1 and isinstance(shard, Shard):
         framework_of(parameter).mark(parameter, Part(name, axis.group, shard.dim, CLIPPING))

@@ -124,7 +124,7 @@ class ColumnParallelEmbedding(_OfTorch, embeddings.ColumnParallelEmbedding, nn.E
 
 
 class OfAny(_OfTorch, anyone.AnyLayer):
-    """Shares parameters of any module of torch."""
+    """Keeps the forward() of any module of torch, whose parameters are cut or shared."""
 
 
 class PartOfAny(_OfTorch, anyone.PartOfAny):
@@ -156,11 +156,11 @@ class ParallelAttention(_OfTorch, attention.ParallelAttention, nn.Module):
 
 
 class LayerNormOnPart(_OfTorch, on_part.LayerNormOnPart, nn.LayerNorm):
-    """Normalizes a part of a sequence like torch's LayerNorm."""
+    """Normalizes this rank's part like torch's LayerNorm."""
 
 
 class RMSNormOnPart(_OfTorch, on_part.RMSNormOnPart, nn.RMSNorm):
-    """Normalizes a part of a sequence like torch's RMSNorm."""
+    """Normalizes this rank's part like torch's RMSNorm."""
 
 
 class EmbeddingOnPart(_OfTorch, on_part.EmbeddingOnPart, nn.Embedding):
