@@ -212,8 +212,8 @@ class Framework(Protocol[T, V, M]):
         """Return whether the values of a gradient are what set_gradient() makes of this view."""
 
     def mark(self, parameter: T, mark: Part | Same) -> None:
-        """Let the framework's own functions know who has other parts of a parameter, or the same:
-        what would go wrong is refused there."""
+        """Tell the framework's own functions which ranks have other parts of a parameter, or the
+        same: they refuse what would go wrong."""
 
     def watched(self, use: Callable[[Any], None]) -> type | None:
         """Return a type for watch(), with which an operation with a parameter calls

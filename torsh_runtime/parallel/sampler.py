@@ -93,8 +93,8 @@ class DistributedSampler:
         return {**where, "is_over": is_over, "num_replicas": self.num_replicas, **self._order()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next iteration go on there: behind an epoch that is over with the next one, which
-        set_epoch() may have named before.
+        """Resume there with the next iteration: after an epoch that is over with the next one,
+        which set_epoch() may have named before.
 
         ConfigError within an epoch of another number of ranks, whose shares were others, or of a
         dataset of another length or order.

@@ -331,7 +331,7 @@ class Reducer:
             bucket.flat *= self._group.world_size / self.divisor
 
     def _learn(self, order: Sequence[int]) -> None:
-        """Have buckets filled in rank 0's order from the next pass on."""
+        """Fill buckets in rank 0's order from the next pass on."""
         firsts = self._group.all_gather_numbers(np.array(order, np.int64))[0]
         self._buckets.rearrange(firsts.tolist())
 

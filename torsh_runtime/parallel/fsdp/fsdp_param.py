@@ -68,7 +68,7 @@ class FSDPParam:
             self._stop_following = on_gradient(self.parameter, call)
 
     def take_over(self) -> None:
-        """Have the values that a program has given the parameter as memory of its own, as by
+        """Take the values that a program has given the parameter as memory of its own, as by
         `parameter.data = values`. Raises ConfigError for those of another shape or dtype."""
         parameter, own = self.parameter, self._own
         if self._framework.is_at(parameter.data, own):

@@ -132,8 +132,8 @@ class FSDPParamGroup:
         self._seen.become("unsharded", unit=self.name)
 
     def show_own(self) -> None:
-        """Let its parameters be this rank's, as optimizers and zero_grad() know them, and keep what
-        is not this rank's for later."""
+        """Show this rank's parts as the parameters, as optimizers and zero_grad() know them, and
+        keep the rest for later."""
         if self.is_whole:
             for slot in self._slots:
                 slot.be_own()
@@ -149,13 +149,13 @@ class FSDPParamGroup:
         self._seen.become("sharded", unit=self.name)
 
     def watch(self, kind: Any) -> None:
-        """Have operations tell before they take values of its parameters, unless it is whole."""
+        """Watch for operations that take values of its parameters, unless it is whole."""
         if kind is not None and not self.is_whole:
             for slot in self._slots:
                 self._framework.watch(slot.parameter, kind)
 
     def unwatch(self) -> None:
-        """End that."""
+        """End the watch over its parameters."""
         for slot in self._slots:
             self._framework.watch(slot.parameter, None)
 

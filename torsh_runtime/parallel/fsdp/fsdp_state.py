@@ -70,7 +70,7 @@ class FSDPState:
             self._hook(unit)
 
     def adopt(self, inner: FSDPState) -> None:
-        """Have the units of another one, whose model is within this one's."""
+        """Take over the units of a state whose model is within this one's."""
         self._inner.append(inner)
         inner._outer = self
         self.units += inner.units
@@ -111,7 +111,7 @@ class FSDPState:
         self.is_held = True
 
     def let_go(self) -> None:
-        """Let no unit be whole any more, and keep the gradients that have come for reduce()."""
+        """Reshard all units, and keep the gradients that have come for reduce()."""
         if not self.is_held:
             return
         self.is_held = False
@@ -181,7 +181,7 @@ class FSDPState:
                 return
 
     def rest(self) -> None:
-        """Let no unit be whole, and nothing go on, such as what an exception left behind."""
+        """Reshard all units, and end what an exception has left behind."""
         if self._is_ending:
             self._void()
         for unit in self.units:

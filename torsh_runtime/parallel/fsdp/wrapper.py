@@ -162,8 +162,8 @@ class FullyShardedDataParallel(NoCopies):
         self._passes.hold()
 
     def reshard(self) -> None:
-        """Let each rank have its part again, and keep the gradients that have come, as no_sync()
-        does. All ranks call it."""
+        """Reduce each rank to its part again, and keep the gradients that have come, as
+        no_sync() does. All ranks call it."""
         self._passes.let_go()
 
     def reduce_gradients(self) -> None:
@@ -320,7 +320,7 @@ class FullyShardedDataParallel(NoCopies):
         return None if strategy is ShardingStrategy.NO_SHARD else nodes_of(self._group)
 
     def _adopt(self, path: str, wrapper: FullyShardedDataParallel) -> None:
-        """Have the units of a wrapper that was around the module of this name."""
+        """Take over the units of a wrapper that was around the module of this name."""
         self._ledger.absorb(wrapper._ledger)
         for unit in wrapper._passes.units:
             unit.be_within(path, self._ledger)
@@ -370,7 +370,7 @@ class FullyShardedDataParallel(NoCopies):
         return flat, GatheredStorage(framework, flat, group, self._ledger)
 
     def _change_forward(self, units: list[FSDPParamGroup]) -> None:
-        """Have units cast what they are called with, and compute again, if it was asked for."""
+        """Make units cast their inputs, and compute again in backward, if the config says so."""
         framework, mixed = self._framework, self._config.mixed_precision
         dtype = mixed.param_dtype if mixed.cast_forward_inputs else None
         repeated = outermost(units) if self._config.activation_checkpointing else []

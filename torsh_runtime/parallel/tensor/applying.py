@@ -275,7 +275,7 @@ def _carry_out(tasks: list[_Task], axis: Axis, same: Sequence[tuple[str, Tensor]
 
 
 def _adapt_modules(model: Module, tasks: list[_Task], axes: _Axes) -> None:
-    """Let modules above and beside the layers know that ranks have parts."""
+    """Adapt modules above and beside the layers to ranks that have parts."""
     modules: list[Any] = [module for _, module in model.named_modules()]
     if axes.tensor.size > 1:
         refuse_parts(modules, [task.entry for task in tasks])

@@ -148,7 +148,7 @@ class Layer:
         return found
 
     def _put_whole(self, state: Any, *arguments: Any, **named: Any) -> None:
-        """Have whole parameters in a state. Raises ConfigError where that cannot be."""
+        """Raise ConfigError, unless a framework's layers put whole parameters into the state."""
         raise ConfigError(_STATE_OF_PARTS.format(self.where))
 
     @property

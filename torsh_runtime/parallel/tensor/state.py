@@ -32,9 +32,9 @@ _ASSIGN = (
 
 
 def put_whole(layer: Any, destination: dict[str, Any], prefix: str, keeps_vars: bool) -> None:
-    """Have whole tensors in a state in the place of a layer's own parts: on rank 0 of the axis,
-    and Elsewhere on the others. Several names of a parameter have one tensor. All ranks of the
-    axis call it. Raises ConfigError if others do not."""
+    """Put whole tensors into a state in place of a layer's own parts: on rank 0 of the axis, and
+    Elsewhere on the others. Several names of a parameter have one tensor. All ranks of the axis
+    call it. Raises ConfigError if others do not."""
     axis: Axis = layer.axis
     own = dict(layer.named_parameters(recurse=False))
     names = [name for name in layer.parameter_layouts if prefix + name in destination]

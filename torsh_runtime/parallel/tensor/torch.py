@@ -370,8 +370,8 @@ BLOCKS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 
 
 def watch_adapters(model: Any) -> None:
-    """Have the model's first call be a ConfigError if layers have been given adapters since they
-    were cut, which would know nothing of parts."""
+    """Make the model's first call raise ConfigError if layers have been given adapters since
+    they were cut, because those would know nothing of parts."""
 
     def check(module: Any, inputs: Any) -> None:
         if torch.compiler.is_compiling():
