@@ -27,11 +27,18 @@ DONE = (
     "torsh_runtime/checkpoint",
     "torsh_runtime/compression",
     "torsh_runtime/elastic",
+    "torsh_runtime/framework",
     "torsh_runtime/layout",
     "torsh_runtime/mesh",
     "torsh_runtime/monitoring",
     "torsh_runtime/nn",
     "torsh_runtime/optim",
+    "torsh_runtime/parallel/ddp",
+    "torsh_runtime/parallel/dispatch",
+    "torsh_runtime/parallel/experts",
+    "torsh_runtime/parallel/fsdp",
+    "torsh_runtime/parallel/regions",
+    "torsh_runtime/parallel/tensor",
     "torsh_runtime/rpc",
     "torshrun/__init__.py",
     "torshrun/__main__.py",
@@ -109,8 +116,10 @@ VERBS = _words("""
     name narrow negate negotiate nest normalize note notify number
     observe obtain offer offload omit open operate order orthogonalize overlap override
     overwrite own
-    pack pad page pair park parse part partition pass patch pause peek perform permute pick pin
-    ping place plan plant play plot point poll pop populate post postpone predict prefer prefix
+    pack pad page pair park parse part partition pass patch pause peek perform permute pick
+    pickle pin
+    ping place plan plant play plot point poll pop populate post postpone predict prefer
+    prefetch prefix
     preload prepare prepend present preserve press pretend prevent print probe process produce
     program project promise promote propagate propose protect prove provide prune publish pull
     purge push put

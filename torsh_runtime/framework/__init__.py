@@ -25,7 +25,7 @@ Framework: TypeAlias = FrameworkOf[Tensor, Values, Module]
 
 
 def framework_of(value: object) -> Framework:
-    """Find the framework of a module or a tensor. TypeError for what is none of the two.
+    """Find the framework of a module or a tensor. Raises TypeError for what is none of the two.
 
     A framework that the program has not loaded is not loaded here either.
     """

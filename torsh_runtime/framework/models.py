@@ -1,4 +1,4 @@
-"""What is asked of models of any framework, written once."""
+"""Answers questions about models of any framework."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ def on_forward(
 
 
 def around_forward(module: Module, around: Callable[[Any, Any, Any], Any]) -> None:
-    """Let what a module computes be around(forward, inputs, named inputs), within what on_forward()
-    calls."""
+    """Replace what a module computes by around(forward, inputs, named inputs), within what
+    on_forward() calls."""
     forward = module.forward
     changed: Any = module
     changed.forward = lambda *inputs, **named: around(forward, inputs, named)

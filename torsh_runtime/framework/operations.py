@@ -11,45 +11,44 @@ Array: TypeAlias = Any
 
 
 class Operation(ABC):
-    """What can be done to an array within a graph."""
+    """Describes an operation on an array within a graph."""
 
     is_traceable: ClassVar[bool] = False
-    """Whether torch.compile can have traced() in its graphs."""
+    """Tells that torch.compile can have traced() in its graphs."""
 
     @abstractmethod
     def __call__(self, array: Array) -> Array:
-        """What this rank gets. ConfigError for an array that does not fit."""
+        """Return what this rank gets. Raises ConfigError for an array that does not fit."""
 
     @property
     @abstractmethod
     def adjoint(self) -> Operation:
-        """What makes of the gradient of what this rank got that of what it had."""
+        """Return the operation that turns the gradient of the result into that of the input."""
 
     @property
     def is_in_place(self) -> bool:
-        """Whether what this rank gets takes the place of what it has, of which nobody needs that.
-        Only where gradients stay as they are."""
+        """Return whether the result takes the memory of the input, whose values nothing else
+        needs. This is only possible if gradients stay as they are."""
         return False
 
     @property
     def is_identity(self) -> bool:
-        """Whether this rank gets what it has itself."""
+        """Return whether this rank gets its own input."""
         return False
 
     def traced(self, tensor: Any) -> Any:
-        """The result in a graph of torch.compile."""
+        """Return the result in a graph of torch.compile."""
         raise NotImplementedError(f"torch.compile knows no {type(self).__name__}")
 
 
 class JointOperation(ABC):
-    """What makes an array of several, and their gradients of its gradient. Arrays are numpy's,
-    cupy's or torch's, and stay as they are.
-    """
+    """Describes an operation that makes one array of several, and their gradients of its
+    gradient. Arrays are numpy's, cupy's or torch's, and are not changed."""
 
     @abstractmethod
     def forward(self, *arrays: Array) -> tuple[Array, Sequence[Array]]:
-        """The result, and what backward needs."""
+        """Return the result, and what backward needs."""
 
     @abstractmethod
     def backward(self, gradient: Array, *saved: Array) -> tuple[Array | None, ...]:
-        """For each array of forward its gradient."""
+        """Return the gradient of each array of forward."""

@@ -1,4 +1,4 @@
-"""What parameters tell of the ranks that have other parts of them, or the same."""
+"""Marks parameters with the ranks that have other parts of them, or the same."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Part:
 
     name: str
     group: ProcessGroup
-    """Who has the others."""
+    """Ranks that have the other parts."""
     dim: int | None
     """Along which it is cut; None: in order of its elements."""
     clipping: str
@@ -30,7 +30,8 @@ class Same:
 
 
 class Marks:
-    """Of one parameter, in the order in which it was marked. What is pickled has none."""
+    """Holds the marks of one parameter, in the order in which they were made. Pickling drops
+    them."""
 
     def __init__(self, ndim: int) -> None:
         self.ndim = ndim

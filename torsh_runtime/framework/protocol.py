@@ -1,4 +1,4 @@
-"""What parallel code needs of a framework, under torch's names where torch has one.
+"""Declares what parallel code needs of a framework, under torch's names if torch has one.
 
 torch has the tensors and modules as they are; torsh_runtime.nn has the same names. `Framework` is
 what remains: functions in which the frameworks differ.
@@ -22,29 +22,31 @@ class DType(Protocol):
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element."""
+        """Return the number of bytes of an element."""
 
 
 class Values(Protocol):
-    """What collectives take: an array of numpy or cupy, or a tensor of torch outside of graphs.
+    """The arguments of collectives: an array of numpy or cupy, or a tensor of torch outside of
+    graphs.
 
     They have Python's operators in common, with which parallel code computes in place.
     """
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The sizes of the dimensions."""
+        """Return the sizes of the dimensions."""
 
     @property
     def dtype(self) -> DType:
-        """The type of the elements."""
+        """Return the type of the elements."""
 
     @property
     def nbytes(self) -> int:
-        """The size of all elements."""
+        """Return the size of all elements in bytes."""
 
     def reshape(self, *shape: int) -> Self:
-        """The same elements in another shape, of the same memory if they lie so there."""
+        """Return the same elements in a different shape, in the same memory if their order
+        allows it."""
 
     def __getitem__(self, key: Any) -> Self: ...
 
@@ -60,7 +62,7 @@ class Values(Protocol):
 
 
 class Handle(Protocol):
-    """What registering a hook returns."""
+    """Removes a hook that was registered."""
 
     def remove(self) -> None:
         """Do not call the hook any more."""
@@ -70,31 +72,31 @@ class Tensor(Protocol):
     """A tensor that gradients flow through, such as a parameter."""
 
     data: Any
-    """Its `Values`, which share its memory."""
+    """Values of the tensor, which share its memory."""
     grad: Any
     """The tensor of its accumulated gradient, or None."""
     requires_grad: bool
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The sizes of the dimensions."""
+        """Return the sizes of the dimensions."""
 
     @property
     def dtype(self) -> DType:
-        """The type of the elements."""
+        """Return the type of the elements."""
 
     @property
     def device(self) -> object:
-        """Where it is."""
+        """Return the device that it is on."""
 
     def numel(self) -> int:
-        """The number of elements."""
+        """Return the number of elements."""
 
     def is_floating_point(self) -> bool:
-        """Whether gradients can be of its type."""
+        """Return whether its type can have gradients."""
 
     def to(self, dtype: Any) -> Self:
-        """The same values in another type; gradients flow back."""
+        """Return the same values in a different type; gradients flow back."""
 
     def register_hook(self, hook: Callable[[Any], Any]) -> Handle:
         """Call hook(gradient) in backward passes."""
@@ -112,12 +114,12 @@ class Module(Protocol):
 
     @property
     def forward(self) -> Callable[..., Any]:
-        """What it computes."""
+        """Return the function that it computes."""
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Tensor]]:
-        """Its parameters with their names, each once."""
+        """Return its parameters with their names, each once."""
 
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
@@ -125,10 +127,10 @@ class Module(Protocol):
         """State that is no parameter, with its names."""
 
     def named_modules(self) -> Iterator[tuple[str, Module]]:
-        """The module itself, as "", and all modules below it, each once."""
+        """Return the module itself, as "", and all modules below it, each once."""
 
     def named_children(self) -> Iterator[tuple[str, Module]]:
-        """The modules directly below it."""
+        """Return the modules directly below it."""
 
     def register_forward_pre_hook(
         self, hook: Callable[..., Any], *, prepend: bool = False
@@ -145,36 +147,36 @@ M = TypeVar("M", contravariant=True)
 
 
 class Framework(Protocol[T, V, M]):
-    """One framework. `T` are its tensors, `V` their values, and `M` its modules."""
+    """Describes one framework. `T` are its tensors, `V` their values, and `M` its modules."""
 
     @property
     def name(self) -> str:
-        """How messages and ranks call it: "torch" or "nn"."""
+        """Return its name in messages and between ranks: "torch" or "nn"."""
 
     @property
     def tensor_type(self) -> type[T]:
-        """What tensors are instances of."""
+        """Return the class that tensors are instances of."""
 
     @property
     def module_type(self) -> type:
-        """What models are instances of, and so are wrappers around them."""
+        """Return the class that models are instances of, and wrappers around them too."""
 
     # Values and their memory
 
     def dtype(self, name: str) -> DType:
-        """The type of this name. ConfigError for a name that is none."""
+        """Return the type of this name. Raises ConfigError if there is none."""
 
     def cast(self, values: V, dtype: str) -> V:
-        """Values of this type: themselves, or a copy."""
+        """Return values of this type: themselves, or a copy."""
 
     def empty(self, size: int, dtype: str, like: T) -> V:
-        """Uninitialised values where `like` is."""
+        """Return uninitialised values on the device of `like`."""
 
     def from_numpy(self, memory: Any, dtype: str) -> V:
-        """Values of this type in the memory of a numpy array of bytes."""
+        """Return values of this type in the memory of a numpy array of bytes."""
 
     def releasable(self, size: int, dtype: str, like: T) -> V:
-        """Uninitialised private values, of which release() gives the memory back."""
+        """Return uninitialised private values, whose memory release() gives back."""
 
     def release(self, values: V) -> None:
         """Give their memory to the system until allocate(). Views of them stay."""
@@ -183,14 +185,14 @@ class Framework(Protocol[T, V, M]):
         """Give them memory again, with any contents."""
 
     def part(self, flat: V, start: int, like: T) -> V:
-        """A view of the elements from `start` on, in the shape of `like` and as it lies in memory
-        where that can be."""
+        """Return a view of the elements from `start` on, in the shape of `like`, and with its
+        order in memory if that is possible."""
 
     def array(self, flat: V) -> Any:
-        """The memory of flat values as an array of numpy, or of cupy."""
+        """Return the memory of flat values as an array of numpy, or of cupy."""
 
     def dense(self, values: V) -> V:
-        """Values with all their zeros: themselves unless they are sparse."""
+        """Return values with all their zeros: themselves unless they are sparse."""
 
     def let_go_of_freed(self) -> None:
         """Give the system memory that the framework has freed and keeps for later."""
@@ -198,7 +200,7 @@ class Framework(Protocol[T, V, M]):
     # Tensors
 
     def tensor(self, values: V) -> T:
-        """A tensor of the same memory."""
+        """Return a tensor of the same memory."""
 
     def set_gradient(self, parameter: T, gradient: V) -> None:
         """Let a parameter's gradient be a tensor of these values' memory, also of another type."""
@@ -207,15 +209,15 @@ class Framework(Protocol[T, V, M]):
         """Copy values into a gradient, which may be sparse and stays so."""
 
     def is_at(self, gradient: V, view: V) -> bool:
-        """Whether the values of a gradient are what set_gradient() makes of this view."""
+        """Return whether the values of a gradient are what set_gradient() makes of this view."""
 
     def mark(self, parameter: T, mark: Part | Same) -> None:
-        """Let the framework's own functions know who has other parts of a parameter, or the same:
-        what would go wrong is refused there."""
+        """Tell the framework's own functions which ranks have other parts of a parameter, or the
+        same: they refuse what would go wrong."""
 
     def watched(self, use: Callable[[Any], None]) -> type | None:
-        """A type for watch(), by which an operation with a parameter calls use(parameter) before it
-        takes the values; None if the framework has no such."""
+        """Return a type for watch(), with which an operation with a parameter calls
+        use(parameter) before it takes the values. Return None if the framework has no such type."""
 
     def watch(self, parameter: T, kind: type | None) -> None:
         """Give a parameter this type; None gives it its own back."""
@@ -223,14 +225,14 @@ class Framework(Protocol[T, V, M]):
     # Modules
 
     def is_called(self, module: M) -> bool:
-        """Whether a module is called when its parameters are used, which containers without a
+        """Return whether a module is called when its parameters are used. Containers without a
         forward() are not."""
 
     def gives_sparse_gradients(self, module: M) -> bool:
-        """Whether a module gives its parameters gradients without their zeros."""
+        """Return whether a module gives its parameters gradients without their zeros."""
 
     def communicates_in_backward(self, module: M) -> bool:
-        """Whether a module of the framework itself has collectives in its backward pass."""
+        """Return whether a module of the framework itself has collectives in its backward pass."""
 
     def materialise(self, module: M, initialise: Initialise) -> None:
         """Give a module's tensors that have no memory some on the CPU, and then call
@@ -240,33 +242,33 @@ class Framework(Protocol[T, V, M]):
         """Call before() whenever the state of a module is asked for."""
 
     def untraced(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The same, but a compiler of models does not look into it."""
+        """Return the same function, hidden from a compiler of models."""
 
     def checkpoint(self, call: Callable[..., Any], inputs: Any, named: Any) -> Any:
-        """call(*inputs, **named), which is computed once more in the backward pass."""
+        """Return call(*inputs, **named), which is computed once more in the backward pass."""
 
     # Graphs
 
     def apply(self, operation: Operation, tensor: T) -> T:
-        """The result of an operation, through which gradients flow by way of its adjoint."""
+        """Return the result of an operation. Gradients flow back by its adjoint."""
 
     def apply_jointly(self, operation: JointOperation, *tensors: T) -> T:
-        """The result of an operation with several tensors, through which gradients flow."""
+        """Return the result of an operation with several tensors, through which gradients flow."""
 
     def cat(self, tensors: Sequence[T], dim: int = 0) -> T:
-        """Tensors one behind the other along a dimension."""
+        """Return the tensors concatenated along a dimension."""
 
     def is_grad_enabled(self) -> bool:
-        """Whether what is computed now can be differentiated."""
+        """Return whether present computations can be differentiated."""
 
     def set_grad_enabled(self, mode: bool) -> AbstractContextManager[object]:
-        """A block in which what is computed can be differentiated, or not."""
+        """Return a block whose computations can be differentiated, or cannot."""
 
     def in_backward(self) -> bool:
-        """Whether this thread is inside a backward pass."""
+        """Return whether this thread is inside a backward pass."""
 
     def is_nested(self) -> bool:
-        """Whether at the end of a backward pass it was one within another."""
+        """Return whether a backward pass that ends was one within another."""
 
     def at_end_of_backward(self, call: Call) -> None:
         """Call it once when the present backward pass has ended; what it raises ends the pass.
@@ -279,4 +281,4 @@ class Framework(Protocol[T, V, M]):
         tensors, the model's parameters and inputs among them left out."""
 
     def reached(self, outputs: Sequence[T]) -> set[int]:
-        """The id() of the parameters that these tensors depend on."""
+        """Return the id() of the parameters that these tensors depend on."""

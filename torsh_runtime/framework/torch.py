@@ -27,7 +27,7 @@ _C: Any = torch._C
 
 
 class TorchFramework:
-    """torch, as Framework."""
+    """Implements Framework for torch."""
 
     name = "torch"
     tensor_type = Tensor
@@ -136,8 +136,8 @@ class TorchFramework:
         initialise(module)
 
     def give_memory(self, tensor: Tensor, values: Tensor) -> None:
-        """Let what is on the meta device have these values; the object stays, of which others may
-        know, and what is noted at it."""
+        """Give a tensor on the meta device these values. The object stays, because others may
+        know it, and so does what is noted at it."""
         memory: Any = values
         if isinstance(tensor, torch.nn.Parameter):
             memory = torch.nn.Parameter(values, tensor.requires_grad)

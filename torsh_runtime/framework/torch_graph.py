@@ -29,15 +29,17 @@ class _Applied(torch.autograd.Function):
 
 
 def _differentiated(place: int, adjoint: Operation, gradients: Any) -> Any:
-    """A gradient that will be differentiated itself takes part in the operation after all."""
+    """Return gradients with the adjoint as a part of the graph, if they will be differentiated
+    themselves."""
     if not torch.is_grad_enabled() or gradients[place] is None:
         return None
     return *gradients[:place], applied(adjoint, gradients[place]), *gradients[place + 1 :]
 
 
 def _computed(operation: Operation, tensor: torch.Tensor) -> torch.Tensor:
-    """Apart from modes of torch's dispatcher: selective checkpointing's would keep memory that the
-    operation then writes to, and have it written to once more when it goes forward again."""
+    """Compute apart from modes of torch's dispatcher: selective checkpointing's mode would keep
+    memory that the operation then writes to, and would have it written to again when it goes
+    forward once more."""
     if not has_modes():
         return operation(tensor)  # type: ignore[no-any-return]
     with _disable_current_modes():
@@ -45,9 +47,10 @@ def _computed(operation: Operation, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _passed(tensor: torch.Tensor, adjoint: Operation) -> torch.Tensor:
-    """The tensor, of whose gradient the adjoint is to be made. A function of ours would cost
-    several times as much. Writing in place to the result, or to what it is a view of, would have
-    the gradient pass by: torch refuses that as it does for the function's result."""
+    """Return the tensor, with the adjoint applied to its gradient. A custom autograd function
+    would cost several times as much. Writing in place to the result, or to what it is a view of,
+    would let the gradient bypass the adjoint, so torch refuses that as it does for a function's
+    result."""
     result = tensor.view_as(tensor)
     _set_creation_meta(result, CreationMeta.IN_CUSTOM_FUNCTION)
     node: Any = result.grad_fn
@@ -59,7 +62,7 @@ def _passed(tensor: torch.Tensor, adjoint: Operation) -> torch.Tensor:
 def _returned(
     adjoint: Operation, shape: torch.Size, dtype: torch.dtype, device: torch.device, gradients: Any
 ) -> tuple[torch.Tensor | None]:
-    """Where this rank has no gradient it takes part all the same."""
+    """Apply the adjoint to a gradient. A rank without a gradient takes part all the same."""
     (gradient,) = gradients
     if gradient is not None:
         return (applied(adjoint, gradient),)

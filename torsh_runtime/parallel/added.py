@@ -8,7 +8,7 @@ from torsh_runtime.framework.models import all_parameters, tables, trained_param
 
 
 class Added:
-    """Of one model, whose wrapper keeps its parameters alive."""
+    """Finds parameters added to one model, whose wrapper keeps its parameters alive."""
 
     def __init__(self, model: Module) -> None:
         self._model = model
@@ -17,7 +17,8 @@ class Added:
         self._remember()
 
     def names(self) -> list[str]:
-        """Those that want gradients. A walk through the model only where it has changed."""
+        """Return the added parameters that want gradients. The model is only walked if it has
+        changed."""
         if self._seen == [[*map(id, table.values())] for table in self._tables]:
             return []
         named = trained_parameters(self._model)
@@ -27,7 +28,7 @@ class Added:
         return found
 
     def problem(self) -> str:
-        """What is to be said of them; "" if there are none."""
+        """Return the message about added parameters, or "" if there are none."""
         if not (found := self.names()):
             return ""
         names, more = ", ".join(map(repr, found[:5])), len(found) - 5
@@ -39,7 +40,7 @@ class Added:
         )
 
     def check(self) -> None:
-        """ConfigError if there are such."""
+        """Raise ConfigError if parameters were added."""
         if problem := self.problem():
             raise ConfigError(problem)
 

@@ -1,4 +1,4 @@
-"""What ranks tell each other about a model and its wrapper, over any backend."""
+"""Lets ranks compare a model and its wrapper, over any backend."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from torsh_runtime.framework.models import constant_parameters, kind_of, trained
 from torsh_runtime.layout import TensorLayout
 
 SAME_MODEL = "Build the same model on every rank, and give it the same options"
-"""What is to be done where wrappers differ between ranks."""
+"""Advice if wrappers differ between ranks."""
 SAME_VALUES = (
     "Build the same model on every rank, give it the same options, and seed all ranks alike or "
     "load the same checkpoint"
 )
-"""The same, where values are compared too."""
+"""Advice if wrappers differ between ranks and values are compared too."""
 
 
 def model_told(
@@ -29,10 +29,10 @@ def model_told(
     without: Set[int] = frozenset(),
     whole: Mapping[int, TensorLayout] | None = None,
 ) -> dict[str, object]:
-    """What agree() compares of a model: its framework, and names, order, shapes and dtypes of its
-    parameters. with_all: of constants and buffers, too. without: id() of tensors that may differ.
-    whole: by id(), how those lie on a mesh of which ranks have different parts.
-    """
+    """Return what agree() compares of a model: its framework, and names, order, shapes and
+    dtypes of its parameters. with_all: of constants and buffers, too. without: id() of tensors
+    that may differ. whole: by id(), the layouts of parameters of which ranks have different
+    parts."""
     kinds = {"parameter": trained_parameters(model)}
     if with_all:
         kinds |= {
@@ -55,7 +55,7 @@ def _shape(tensor: Tensor, whole: Mapping[int, TensorLayout]) -> str:
 
 
 def values_told(named: Sequence[tuple[str, Tensor]]) -> list[str]:
-    """What agree() compares of the values of parameters."""
+    """Return what agree() compares of the values of parameters."""
     return [
         f"parameter {name!r} with values of checksum {digest(each.data):08x}"
         for name, each in named
@@ -71,7 +71,7 @@ def send_from(rank: int, tensors: Sequence[Tensor], group: ProcessGroup) -> None
 
 
 def digest(values: Any) -> int:
-    """Of an array's or a tensor's elements; 0 without memory."""
+    """Return a checksum of an array's or a tensor's elements, or 0 if it has no memory."""
     if getattr(values, "is_meta", False):
         return 0
     if (memory := raw.memory_of(values)) is None:

@@ -26,7 +26,7 @@ from torsh_runtime.parallel.norms import (
 
 _log = logging.getLogger("torsh_runtime")
 _ROUNDED = 1e-4
-"""By which part of them norms may differ where kernels add up in any order."""
+"""Relative difference that norms may have because kernels add up in any order."""
 STAGES = "pp"
 """The axis along which ranks have different parameters."""
 
@@ -36,14 +36,14 @@ class _Spread(NamedTuple):
 
     axes: tuple[str, ...]
     group: ProcessGroup | None
-    """That a FullyShardedDataParallel has sharded it over."""
+    """Group that a FullyShardedDataParallel has sharded it over."""
 
 
 _Sums = dict[_Spread, float]
 
 
 class _Reduction(NamedTuple):
-    """What is added up over whom."""
+    """Describes which sums are added up over which group."""
 
     group: ProcessGroup
     over: list[_Spread] | None
@@ -82,7 +82,7 @@ def clip_grad_norm_(
 def _reductions(
     sums: _Sums, mesh: DeviceMesh | None, stages: ProcessGroup | None
 ) -> list[_Reduction]:
-    """In the order that all ranks have."""
+    """Return the reductions in the order that all ranks have."""
     groups = dict.fromkeys(spread.group for spread in sums if spread.group is not None)
     found = [_Reduction(group, [each for each in sums if each.group is group]) for group in groups]
     for axis in () if mesh is None else mesh.coordinate:
@@ -96,8 +96,8 @@ def _reductions(
 def _total(
     sums: _Sums, reductions: list[_Reduction], mesh: DeviceMesh | None, norm_type: float
 ) -> float:
-    """The norm. With a mesh all its ranks tell each other theirs; where the last reduction is over
-    some of these, as along its axes, in the same exchange."""
+    """Return the norm. With a mesh all its ranks exchange their norms. If the last reduction is
+    over some of these ranks, such as along an axis, it shares that exchange."""
     everyone = None if mesh is None else mesh.flatten().get_group()
     last: _Reduction | None = None
     if everyone is not None and reductions and {*reductions[-1].group.ranks} <= {*everyone.ranks}:
@@ -120,8 +120,9 @@ def _total(
 
 
 def _agreed(norms: list[float], everyone: ProcessGroup) -> float:
-    """The same on all ranks, whose gradients of what they all have may differ by rounding; else
-    this rank's, and a warning. What is no finite number on one rank is none on any."""
+    """Return one norm for all ranks, whose gradients of common parameters may differ by
+    rounding. If they differ by more, return this rank's and log a warning. A norm that is not
+    finite on one rank is not finite on any."""
     lowest, highest = min(norms), max(norms)
     if not all(map(math.isfinite, norms)):
         return float(np.max(norms))
@@ -139,7 +140,8 @@ def _agreed(norms: list[float], everyone: ProcessGroup) -> float:
 
 
 def _own_sums(model: Module, mesh: DeviceMesh | None, earlier: Set[int], norm_type: float) -> _Sums:
-    """This rank's power sums, with 0 for what others count: all ranks have the same keys."""
+    """Return this rank's power sums, with 0 for what other ranks count: all ranks have the same
+    keys."""
     layouts, groups = layouts_by_id(model), _groups(model)
     gradients: dict[_Spread, list[Any]] = {}
     for name, parameter in trained_parameters(model):
@@ -154,14 +156,14 @@ def _own_sums(model: Module, mesh: DeviceMesh | None, earlier: Set[int], norm_ty
 
 
 def _groups(model: Module) -> dict[int, ProcessGroup]:
-    """Over whom wrappers have sharded parameters, by id()."""
+    """Return the groups over which wrappers have sharded parameters, by id()."""
     wrappers = wrappers_of(model)
     return {key: group for each in wrappers for key, group in each.sharded().items()}
 
 
 def _stages(model: Module, mesh: DeviceMesh | None) -> tuple[ProcessGroup | None, Set[int]]:
-    """The ranks with the other parts of the model, if there are any, and by id() the parameters
-    that earlier ones of them have as well: of tied ones each has a copy."""
+    """Return the ranks with the other parts of the model, if there are any, and the id() of
+    parameters that earlier ones of them have as well: each has a copy of a tied parameter."""
     found = stages_in(model)
     if found is not None:
         stage, told_by = found

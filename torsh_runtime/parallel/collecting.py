@@ -16,13 +16,13 @@ from torsh_runtime.layout import Piece
 from torsh_runtime.numpy_or_cupy import array_module
 
 _NUMBERS = 7
-"""Of which ranks that meet send so many: few other calls do."""
+"""Number of numbers that ranks send when they meet: few other calls send as many."""
 
 
 def meet(group: ProcessGroup, what: str, where: str = "") -> None:
-    """Return when all ranks of the group are about to collect the same. ConfigError if they call
-    something else, or come too late, that says to call `what` on every rank; `where` must be the
-    same too."""
+    """Return when all ranks of the group are about to collect the same. Raises ConfigError if
+    they call something else, or come too late, that says to call `what` on every rank; `where`
+    must be the same too."""
     own = np.full(_NUMBERS, zlib.crc32(f"{what} {where}".encode()), np.int64)
     text = (
         f"{what} collects what all ranks have, and some called something else, or nothing: call it "
@@ -44,8 +44,8 @@ def meet(group: ProcessGroup, what: str, where: str = "") -> None:
 def collected(
     own: Any, pieces: Mapping[int, Piece], dtype: str, group: ProcessGroup | None, like: Any
 ) -> Any:
-    """The whole tensor on rank 0 of the group, in the host's memory; None elsewhere. Without a
-    group this process has all pieces.
+    """Return the whole tensor on rank 0 of the group, in the host's memory, and None elsewhere.
+    Without a group this process has all pieces.
 
     own: this rank's values, where it gives some. pieces: of those who give some, by rank, together
     all of the tensor; the same on all ranks. dtype: by its name. like: what rank 0 has on the
@@ -84,7 +84,7 @@ def place(whole: Any, piece: Piece, values: Any) -> None:
 
 
 def _placed(spans: Any) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Of each span the indices in the whole, and in the piece."""
+    """Return the indices of each span in the whole, and in the piece."""
     found, at = [], 0
     for first, last in spans:
         found.append(((first, last), (at, at + last - first)))
@@ -108,7 +108,7 @@ def _bytes_of(values: Any) -> Any:
 
 
 def _received(rank: int, piece: Piece, whole: Any, group: ProcessGroup, like: Any) -> Any:
-    """A piece's values, of the whole's dtype."""
+    """Receive a piece's values, of the whole's dtype."""
     if framework_of(whole) == "torch":
         import torch
 

@@ -1,4 +1,4 @@
-"""Which ranks a wrapper is for."""
+"""Finds the ranks that a wrapper is for."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torsh_runtime.mesh.mesh import DeviceMesh
 
 
 def group_of(given: Any) -> ProcessGroup:
-    """The group itself; of a DeviceMesh that of all its ranks, as of mesh["dp", "cp"]; for None the
-    default one, or torch.distributed's if only torch has one.
+    """Return the group itself; for a DeviceMesh the group of all its ranks, as of mesh["dp", "cp"];
+    for None the default group, or torch.distributed's if only torch has one.
 
-    ConfigError for a group of torch's on another backend than "torsh", and if there is none.
+    Raises ConfigError for a group of torch's on another backend than "torsh", and if there is none.
     """
     if isinstance(given, ProcessGroup):
         return given

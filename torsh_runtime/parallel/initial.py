@@ -34,8 +34,8 @@ def init_parameters(
     What is on torch's meta device gets memory on the CPU: parameters, which stay the objects that
     they are, and buffers of modules that have a reset_parameters(), which is called.
 
-    Before the model is wrapped. ConfigError for a parameter that is not of its layout's shape, and
-    for buffers on the meta device that nothing gives values.
+    Before the model is wrapped. Raises ConfigError for a parameter that is not of its layout's
+    shape, and for buffers on the meta device that nothing gives values.
     """
     framework, layouts = framework_of_model(model), layouts_by_id(model)
     _materialise(model)

@@ -1,4 +1,4 @@
-"""How a model's parameters lie on the axes of a mesh.
+"""Describes how a model's parameters are placed on the axes of a mesh.
 
 The module that owns a parameter tells it: `module.parameter_layouts` has, by the parameter's own
 name, a TensorLayout whose axes are named as the mesh's. Along axes that it does not name, and of
@@ -29,18 +29,18 @@ OF_ONE_MODULE = frozenset(
         "use_nested_tensor",
     }
 )
-"""What a module tells of itself, and not of those around it."""
+"""Attributes by which a module describes itself, and not those around it."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageRanks:
-    """What a module has as `stage_ranks` that is a stage of a model, or all stages of a rank.
-    Copies have the same; what was pickled knows of none."""
+    """Describes the ranks of a pipeline's stages, as `stage_ranks` of a module that is a stage
+    of a model, or all stages of a rank. Copies share it; a pickled one has lost its group."""
 
     group: ProcessGroup | None
-    """Who has the other stages."""
+    """Ranks that have the other stages."""
     is_all: bool
-    """Whether this rank has no further ones."""
+    """Tells that this rank has no further stages."""
     earlier: frozenset[str] = frozenset()
     """Names of its parameters that earlier ranks have as well."""
 
@@ -52,8 +52,9 @@ class StageRanks:
 
 
 def stages_in(model: Any) -> tuple[Any, StageRanks] | None:
-    """The module in a model that is a rank's part of a pipeline, and who has the other stages; None
-    if that is not known. ConfigError for one of several that the rank has."""
+    """Return the module in a model that is a rank's part of a pipeline, and the ranks with the
+    other stages; None if that is unknown. Raises ConfigError for one of several that the rank
+    has."""
     modules = (module for _, module in model.named_modules())
     stage = next((each for each in modules if hasattr(each, "stage_ranks")), None)
     if stage is None:
@@ -68,17 +69,17 @@ def stages_in(model: Any) -> tuple[Any, StageRanks] | None:
 
 
 def layouts_of(model: Any) -> dict[str, TensorLayout]:
-    """Those that the model's modules tell of, by the parameters' full names in it.
+    """Return the layouts that the model's modules tell of, by the parameters' full names in it.
 
-    ConfigError if a module tells of a parameter that it has not.
-    """
+    Raises ConfigError if a module tells of a parameter that it lacks."""
     own = layouts_by_id(model)
     named = model.named_parameters()
     return {name: own[id(parameter)] for name, parameter in named if id(parameter) in own}
 
 
 def layouts_by_id(model: Any) -> dict[int, TensorLayout]:
-    """The same by the id() of each parameter, whatever wraps the modules."""
+    """Return the layouts by the id() of each parameter, whatever wraps the modules. Raises
+    ConfigError like layouts_of()."""
     found = {}
     for path, module in model.named_modules():
         told = getattr(module, "parameter_layouts", None) or {}
@@ -94,8 +95,8 @@ def layouts_by_id(model: Any) -> dict[int, TensorLayout]:
 
 
 def coordinates_by_id(model: Any) -> dict[int, dict[str, int]]:
-    """Where this rank stands along the axes of those layouts whose modules know it, as their
-    `mesh_coordinate`, by the id() of each parameter."""
+    """Return this rank's coordinate along the axes of those layouts whose modules know it as
+    their `mesh_coordinate`, by the id() of each parameter."""
     return {
         id(parameter): dict(module.mesh_coordinate)
         for _, module in model.named_modules()
@@ -106,13 +107,14 @@ def coordinates_by_id(model: Any) -> dict[int, dict[str, int]]:
 
 
 def sharded_by_id(model: Any) -> dict[int, TensorLayout]:
-    """Of these the layouts of parameters of which ranks along some axis have different parts."""
+    """Return the layouts by id() of parameters of which ranks along some axis have different
+    parts."""
     return {key: each for key, each in layouts_by_id(model).items() if each.sharded()}
 
 
 def check_replicas(model: Any, group: ProcessGroup) -> set[int]:
-    """ConfigError if ranks of the group have other parts of the model than this one, as its modules
-    tell: what is averaged over them would be of different elements.
+    """Raise ConfigError if ranks of the group have other parts of the model than this one, as its
+    modules tell: different elements would be averaged over them.
 
     Such a module has `parts_group`, the ranks that have the other parts of its parameters, and the
     same batches. Returns the id() of the parameters of all these modules.
@@ -137,10 +139,11 @@ def check_replicas(model: Any, group: ProcessGroup) -> set[int]:
 def coordinate_on(
     mesh: DeviceMesh | None, name: str, layout: TensorLayout, known: Mapping[str, int] | None = None
 ) -> dict[str, int]:
-    """Where this rank stands along the layout's axes; 0 along those where that makes no difference.
+    """Return this rank's coordinate along the layout's axes, with 0 along those that make no
+    difference.
 
     name: of what has the layout. known: where it stands along axes that no mesh has to tell of.
-    ConfigError if it takes axes that the mesh has not, or with other sizes.
+    Raises ConfigError if it takes axes that the mesh has not, or with other sizes.
     """
     coordinate = dict.fromkeys((axis for axis, _, _ in layout.axes), 0) | dict(known or {})
     sharded = {*layout.sharded()} - {*(known or ())}
@@ -160,7 +163,8 @@ def coordinate_on(
 def piece_of(
     name: str, layout: TensorLayout, mesh: DeviceMesh | None, known: Mapping[str, int] | None = None
 ) -> Piece:
-    """What this rank has of the parameter of this name. ConfigError as coordinate_on()."""
+    """Return this rank's piece of the parameter of this name. Raises ConfigError like
+    coordinate_on()."""
     return layout.piece(coordinate_on(mesh, name, layout, known))
 
 
@@ -171,8 +175,8 @@ def part_of(
     part: Piece,
     known: Mapping[str, int] | None = None,
 ) -> Piece:
-    """The same where a wrapper has left this part of what the rank has. ConfigError also for a part
-    of something of another shape."""
+    """Return this rank's piece of a parameter of which a wrapper has left this part. Raises
+    ConfigError like coordinate_on(), and for a part of something of a different shape."""
     held = piece_of(name, layout, mesh, known)
     if part.global_shape != held.shape:
         raise ConfigError(
@@ -183,8 +187,9 @@ def part_of(
 
 
 def cut(whole: Any, piece: Piece) -> Any:
-    """The piece's elements of a whole array or tensor, in the piece's shape: a view where it is one
-    box, else a copy. ConfigError for a whole of another shape, or a part of a box."""
+    """Return the piece's elements of a whole array or tensor, in the piece's shape: a view if it
+    is one box, else a copy. Raises ConfigError for a whole of a different shape, or a part of a
+    box."""
     if tuple(whole.shape) != piece.global_shape or not piece.is_box:
         raise ConfigError(f"{piece} cannot be cut out of a tensor of shape {tuple(whole.shape)}")
     for dim in range(len(piece.shape)):

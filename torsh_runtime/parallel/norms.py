@@ -14,9 +14,10 @@ _BLOCK = 1 << 20
 
 
 def power_sum(gradients: Sequence[Tensor], norm_type: float) -> float:
-    """What several ranks can add up to a norm: the sum of |x| ** norm_type; of infinity, the
-    largest |x|. Formed in float64, in blocks, by numpy's sum: that of a BLAS depends on processors
-    and threads, and ranks with the same gradients would get different bits."""
+    """Return what several ranks can add up to a norm: the sum of |x| ** norm_type, or for
+    infinity the largest |x|. It is computed in float64, in blocks, by numpy's sum: that of a
+    BLAS depends on processors and threads, and ranks with the same gradients would get different
+    bits."""
     total = 0.0
     for gradient in gradients:
         array = framework_of(gradient).array(gradient.data.reshape(-1))
@@ -33,7 +34,8 @@ def power_sum(gradients: Sequence[Tensor], norm_type: float) -> float:
 
 
 def together(group: ProcessGroup, sums: Sequence[float], norm_type: float) -> list[float]:
-    """Everyone's power sums, each put together in order of rank, so that all get the same bits."""
+    """Return all ranks' power sums, each combined in order of rank, so that all get the same
+    bits."""
     told = group.all_gather_numbers(np.array(sums, np.float64).view(np.int64)).view(np.float64)
     return [joined(column, norm_type) for column in told.T.tolist()]
 
@@ -41,9 +43,9 @@ def together(group: ProcessGroup, sums: Sequence[float], norm_type: float) -> li
 def together_in_lines(
     everyone: ProcessGroup, line: ProcessGroup | None, own: float, rest: float, norm_type: float
 ) -> list[float]:
-    """By rank of `everyone` its total: `rest`, and what all ranks of its line have as `own`; in one
-    exchange. line: the one that this rank is in, of the lines along which `everyone` is divided;
-    None: each rank is one by itself."""
+    """Return the total of each rank of `everyone`, by rank: its `rest`, and what all ranks of
+    its line have as `own`. It takes one exchange. line: this rank's line, of those along which
+    `everyone` is divided; None: each rank is alone."""
     sums = np.array([own, rest], np.float64).view(np.int64)
     number = everyone.global_rank(everyone.rank) if line is None else line.ranks[0]
     told = everyone.all_gather_numbers(np.array([*sums, number], np.int64))
@@ -57,11 +59,11 @@ def together_in_lines(
 
 
 def norm_of(sums: Sequence[float], norm_type: float) -> float:
-    """The norm of all elements that these are the power sums of."""
+    """Return the norm of all elements that these are the power sums of."""
     total = joined(sums, norm_type)
     return total if math.isinf(norm_type) else float(total ** (1 / norm_type))
 
 
 def joined(sums: Sequence[float], norm_type: float) -> float:
-    """Power sums of different elements as one."""
+    """Return power sums of different elements as one."""
     return max(sums, default=0.0) if math.isinf(norm_type) else sum(sums, 0.0)

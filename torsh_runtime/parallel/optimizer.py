@@ -47,16 +47,17 @@ class DistributedOptimizer:
         model: Any = None,
         **defaults: Any,
     ) -> None:
-        """All ranks pass the same parameters, or groups of them, in the same order.
+        """Create the optimizer. All ranks pass the same parameters, or groups of them, in the same
+        order.
 
-        process_group: the ranks, as DistributedDataParallel takes them. model: whose parameters
-            they are, wrapped or not, of which the layouts (parallel/layouts.py) say who has the
-            same of each: these share the state of that one. All ranks make it at the same time
-            then. None: all ranks have the same.
+        process_group: the ranks, as DistributedDataParallel takes them. model: the model of the
+        parameters, wrapped or not. Its layouts (parallel/layouts.py) say which ranks have the same
+        of each parameter, and these share the state of that one. All ranks create the optimizer at
+        the same time then. None: all ranks have the same.
 
-        ConfigError on all ranks for models or parameters that differ, a process_group that does not
-        tell who has the same, and a model that a FullyShardedDataParallel has sharded.
-        """
+        Raises ConfigError on all ranks for models or parameters that differ, a process_group
+        that does not tell which ranks have the same, and a model that a FullyShardedDataParallel
+        has sharded."""
         whole = optimizer_class(params, **defaults)
         super().__init__(whole.param_groups, whole.defaults)  # type: ignore[call-arg]
         self._owners = Ownership(process_group, model)
@@ -95,7 +96,8 @@ class DistributedOptimizer:
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's part of the state, and the options. For all of it see gather_state_dict()."""
+        """Return this rank's part of the state, and the options. gather_state_dict() returns all
+        of it."""
         self._pass_options_on()
         return {
             "local": self.local.state_dict(),
@@ -104,18 +106,19 @@ class DistributedOptimizer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take what state_dict() gave on this rank of as many, or gather_state_dict() on one of any
-        number. ConfigError if it was another number of ranks, or of other parameters or parts."""
+        """Take what state_dict() gave on this rank of as many, or gather_state_dict() on one of
+        any number. Raises ConfigError if it was another number of ranks, or of other parameters
+        or parts."""
         if "local" in state:
             self._load_own(state)
         else:
             self._load_whole(state)
 
     def gather_state_dict(self, dst: int = 0) -> dict[str, Any] | None:
-        """On rank dst the state of all parameters, as the optimizer alone would have it; None on
-        the others. All ranks call it. ConfigError for a group of torch's, which moves no objects
-        of ours: pass process_group one of torsh_runtime's; and where ranks have parts, as of
-        experts."""
+        """Return on rank dst the state of all parameters, as the optimizer alone would have it,
+        and None on the others. All ranks call it. Raises ConfigError for a group of torch's,
+        which cannot move objects of this library (pass process_group one of torsh_runtime's),
+        and if ranks have parts, as of experts."""
         self._check_whole("gather_state_dict()")
         parts: list[Any] | None = [None] * self._group.world_size
         own = self.local.state_dict()
@@ -149,7 +152,8 @@ class DistributedOptimizer:
         self._take_options_back()
 
     def _own_parameters(self) -> list[str]:
-        """What there is state of, and who has the same of it."""
+        """Return the parameters that this rank has state of, and the ranks that have the same of
+        each."""
         owners, found = self._owners, []
         for number, each in enumerate(self._everything()):
             if owners.is_own(each):
@@ -180,17 +184,17 @@ class DistributedOptimizer:
         self.local.load_state_dict({"state": mine, "param_groups": packed})
 
     def _pass_options_on(self) -> None:
-        """What schedules and users have changed."""
+        """Pass on the options that schedules and users have changed."""
         for own, group in zip(self.local.param_groups, self.param_groups, strict=True):
             own.update({key: value for key, value in group.items() if key != "params"})
 
     def _take_options_back(self) -> None:
-        """What the optimizer itself has changed."""
+        """Take back the options that the optimizer itself has changed."""
         for own, group in zip(self.local.param_groups, self.param_groups, strict=True):
             group.update({key: value for key, value in own.items() if key != "params"})
 
     def _numbers(self) -> list[dict[int, int]]:
-        """For each rank: its own numbering of its parameters, and that of all."""
+        """Return for each rank a map from its own numbers of its parameters to those among all."""
         found: list[dict[int, int]] = [{} for _ in range(self._group.world_size)]
         for whole, parameter in enumerate(self._everything()):
             own = found[self._owners.of(parameter)]
@@ -210,12 +214,12 @@ class DistributedOptimizer:
         return groups
 
     def _part(self, group: dict[str, Any]) -> dict[str, Any]:
-        """The same with this rank's own parameters alone."""
+        """Return the group with only this rank's own parameters."""
         return {**group, "params": [*filter(self._owners.is_own, group["params"])]}
 
 
 def _base_of(optimizer_class: type) -> type:
-    """The framework's class of optimizers. TypeError for what is no such class."""
+    """Return the framework's class of optimizers. Raises TypeError for other classes."""
     for base in getattr(optimizer_class, "__mro__", ()):
         if base.__name__ == "Optimizer":
             found: type = base

@@ -1,4 +1,4 @@
-"""Which rank steps a parameter for all that have the same of it."""
+"""Assigns each parameter the rank that steps it for all that have the same of it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ _UNLIKE = (
 
 
 class Ownership:
-    """Of an optimizer's parameters. Owners are numbered within the group that has the same.
+    """Assigns owners to an optimizer's parameters. Owners are numbered within the group that has
+    the same.
 
     Attributes: group (all these ranks).
     """
 
     def __init__(self, process_group: Any, model: Any) -> None:
-        """See DistributedOptimizer."""
+        """Create an ownership without parameters. See DistributedOptimizer for the arguments."""
         self._names: dict[int, str] = {}
         self._replicas = None if model is None else self._told_by(model, process_group)
         self.group = self._replicas.group if self._replicas else group_of(process_group)
@@ -51,25 +52,26 @@ class Ownership:
         return Replicas(model, process_group)
 
     def group_of(self, parameter: Any) -> ProcessGroup:
-        """Who has the same of it."""
+        """Return the ranks that have the same of the parameter."""
         return self.group if self._replicas is None else self._replicas.of(parameter)
 
     def of(self, parameter: Any) -> int:
-        """Who steps it."""
+        """Return the rank that steps the parameter."""
         return self._owners[id(parameter)]
 
     def is_own(self, parameter: Any) -> bool:
-        """Whether this rank does."""
+        """Return whether this rank steps the parameter."""
         return self.of(parameter) == self.group_of(parameter).rank
 
     @property
     def has_parts(self) -> bool:
-        """Whether some parameters are the same on fewer ranks than the group has."""
+        """Return whether some parameters are the same on fewer ranks than the group has."""
         return any(self.group_of(each) is not self.group for each in self._parameters)
 
     def add(self, parameters: Sequence[Any], asked_by: str) -> None:
-        """Choose owners: the largest first, each to who has least. ConfigError on all ranks, where
-        the model is known, if they have other parameters than each other or than the model."""
+        """Choose owners: the largest first, each to who has least. Raises ConfigError on all
+        ranks, where the model is known, if they have other parameters than each other or than
+        the model."""
         if self._replicas is not None:
             self._check_known(self._replicas, parameters, asked_by)
         largest_first = sorted(parameters, key=_size, reverse=True)
@@ -110,8 +112,9 @@ class Ownership:
             work.wait()
 
     def check_same(self) -> None:
-        """ConfigError on all ranks of the group unless all that have a parameter have the same of
-        it, and the same gradient. It asks once, until there are more parameters."""
+        """Raise ConfigError on all ranks of the group unless all that have a parameter have the
+        same of it, and the same gradient. Only the first call compares, until there are more
+        parameters."""
         if self._has_compared or self.group.world_size == 1:
             return
         self._has_compared = True
@@ -125,7 +128,7 @@ class Ownership:
             raise attempt.error
 
     def _lines(self, group: ProcessGroup) -> list[str]:
-        """What the ranks of a group have to have alike."""
+        """Return the lines that must be equal on the ranks of a group."""
         named = [(n, p) for n, p in enumerate(self._parameters) if self.group_of(p) is group]
         return [f"{len(named)} parameters", *(line for each in named for line in _marks(*each))]
 
@@ -136,7 +139,7 @@ def _size(parameter: Any) -> int:
 
 
 def _marks(number: int, parameter: Any) -> list[str]:
-    """What ranks may have differently of a parameter."""
+    """Return the lines about a parameter in which ranks may differ."""
     gradient, name = parameter.grad, f"parameter {number}"
     is_dense = gradient is not None and not getattr(gradient, "is_sparse", False)
     return [

@@ -13,7 +13,7 @@ _are_meant = ContextVar("parts_are_meant", default=False)
 
 @contextmanager
 def parts_are_meant() -> Iterator[None]:
-    """A block in which a module's state may have parts."""
+    """Allow a module's state to have parts in this block."""
     before = _are_meant.set(True)
     try:
         yield
@@ -22,13 +22,13 @@ def parts_are_meant() -> Iterator[None]:
 
 
 def are_meant() -> bool:
-    """Whether this is such a block."""
+    """Return whether parts are allowed, by a block of parts_are_meant()."""
     return _are_meant.get()
 
 
 def refusing(text: str, is_whole: Callable[[], bool]) -> Callable[[], None]:
-    """What raises ConfigError with this text where parts would be taken for whole parameters.
-    is_whole: whether there are no parts now."""
+    """Return a function that raises ConfigError with this text if parts would be taken for whole
+    parameters. is_whole: returns whether there are no parts now."""
 
     def refuse() -> None:
         if not (_are_meant.get() or is_whole()):

@@ -1,4 +1,4 @@
-"""Who has the same of each parameter: over these ranks its gradient is averaged."""
+"""Finds the ranks that have the same of each parameter, over which its gradient is averaged."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ from torsh_runtime.parallel.layouts import check_replicas, sharded_by_id
 
 
 class Replicas:
-    """Of one model, among the ranks that data parallelism is over. Of what is sharded along an axis
-    of the mesh, as experts are, only those have the same who stand at one place along it.
+    """Finds the replicas of one model's parameters, among the ranks that data parallelism is over.
+    If something is sharded along an axis of the mesh, as experts are, only ranks at the same place
+    along it have the same.
 
     Attributes: given (what it was made of), group (all these ranks), groups (that one, and those
     of parameters that fewer of them have).
     """
 
     def __init__(self, model: Module, given: Any) -> None:
-        """given: a part of a mesh, as mesh["dp", "cp"], or what group_of() takes.
+        """Find the replicas. given: a part of a mesh, as mesh["dp", "cp"], or what group_of()
+        takes.
 
-        ConfigError for a model of which these ranks have different parts and the same batches, and
-        for one that is sharded along axes which `given` does not tell of.
+        Raises ConfigError for a model of which these ranks have different parts and the same
+        batches, and for one that is sharded along axes which `given` does not tell of.
         """
         self.given, self.group = given, group_of(given)
         self._model = model
@@ -44,12 +46,12 @@ class Replicas:
         self.groups = [*dict.fromkeys((self.group, *self._fewer.values()))]
 
     def of(self, parameter: Any) -> ProcessGroup:
-        """This rank, and the others that have the same of a parameter."""
+        """Return the group of this rank and the others that have the same of a parameter."""
         return self._fewer.get(id(parameter), self.group)
 
     def size_of(self, parameter: Any) -> int:
-        """Number of its elements, the same on all ranks of the mesh: of what is sharded, which may
-        be unevenly, an equal part rounded up."""
+        """Return the number of the parameter's elements, equal on all ranks of the mesh: for
+        what is sharded, maybe unevenly, an equal part rounded up."""
         layout = self._layouts.get(id(parameter))
         if layout is None:
             return prod(tuple(parameter.shape))
@@ -57,7 +59,7 @@ class Replicas:
         return -(-prod(layout.shape) // prod(n for axis, n, _ in layout.axes if axis in sharded))
 
     def told(self, with_all: bool, without: Set[int] = frozenset()) -> dict[str, object]:
-        """What agree() compares of the model in `group`: see model_told()."""
+        """Return what agree() compares of the model in `group`: see model_told()."""
         whole = {key: self._layouts[key] for key in self._fewer}
         named = all_parameters(self._model)
         fewer = [name for name, parameter in named if id(parameter) in whole]
@@ -73,7 +75,8 @@ class Replicas:
 
 
 def _replicas(name: str, layout: TensorLayout, given: Any, group: ProcessGroup) -> ProcessGroup:
-    """Who has the same of this parameter. ConfigError if that is not known."""
+    """Return the ranks that have the same of this parameter. Raises ConfigError if that is
+    unknown."""
     axes = layout.sharded()
     sizes = {axis: size for axis, size, _ in layout.axes if axis in axes}
     if group.world_size == 1:

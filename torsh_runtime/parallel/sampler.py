@@ -1,4 +1,4 @@
-"""Which samples of a dataset are this rank's."""
+"""Selects the samples of a dataset that are this rank's."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class DistributedSampler:
         seed: int = 0,
         drop_last: bool = False,
     ) -> None:
-        """dataset: its length is taken, or is this number. num_replicas, rank: the default group's.
-        seed: the same on all ranks. ConfigError for a rank that is none of them.
-        """
+        """Create the sampler. dataset: its length, or an object that has one. num_replicas,
+        rank: by default those of the default group. seed: equal on all ranks. Raises ConfigError
+        for a rank that is not below num_replicas."""
         self._length = dataset if isinstance(dataset, int) else len(dataset)
         self.num_replicas = get_world_size() if num_replicas is None else num_replicas
         self.rank = get_rank() if rank is None else rank
@@ -55,7 +55,7 @@ class DistributedSampler:
             self._stand(epoch, len(self))
 
     def __len__(self) -> int:
-        """How many samples this rank has in an epoch."""
+        """Return the number of samples that this rank has in an epoch."""
         whole, rest = divmod(self._length, self.num_replicas)
         return whole + (rest > 0 and not self.drop_last)
 
@@ -66,7 +66,7 @@ class DistributedSampler:
         return self._counted(self._own().tolist(), start)
 
     def _stand(self, epoch: int, taken: int) -> None:
-        """The next iteration begins there."""
+        """Let the next iteration begin there."""
         self.epoch, self._start, self._taken = epoch, taken, taken
         self._is_over = self._was_over = self._is_ahead = False
 
@@ -78,11 +78,10 @@ class DistributedSampler:
         self._is_over = True
 
     def state_dict(self, taken: int | None = None) -> dict[str, Any]:
-        """Where it stands when the program has taken so many samples of the epoch, on each rank;
+        """Return the state after the program has taken this many samples of the epoch on each rank.
         None: those that were given out.
 
-        ConfigError for None within an epoch that a DataLoader with workers asks for.
-        """
+        Raises ConfigError for None within an epoch that a DataLoader with workers asks for."""
         if taken is None and self._is_ahead and not self._is_over:
             raise ConfigError(
                 "the sampler gives samples to a DataLoader with workers, which asks ahead, and "
@@ -94,8 +93,8 @@ class DistributedSampler:
         return {**where, "is_over": is_over, "num_replicas": self.num_replicas, **self._order()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next iteration go on there: behind an epoch that is over with the next one, which
-        set_epoch() may have named before.
+        """Resume there with the next iteration: after an epoch that is over with the next one,
+        which set_epoch() may have named before.
 
         ConfigError within an epoch of another number of ranks, whose shares were others, or of a
         dataset of another length or order.
@@ -110,7 +109,7 @@ class DistributedSampler:
             self._taken, self._is_over, self._was_over = taken, is_over, is_over
 
     def _order(self) -> dict[str, Any]:
-        """What the shares follow from, beside the number of ranks."""
+        """Return what the shares follow from, besides the number of ranks."""
         own = {"length": self._length, "shuffle": self.shuffle, "drop_last": self.drop_last}
         return {"seed": self.seed, **own}
 
@@ -138,7 +137,7 @@ class DistributedSampler:
 
 
 def _is_asked_ahead() -> bool:
-    """Whether a DataLoader with workers asks, which tells nobody how much of that is taken."""
+    """Return whether a DataLoader with workers asks, so that it is unknown how much was taken."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         frame = frame.f_back

@@ -15,9 +15,9 @@ from torsh_runtime.parallel.groups import group_of
 
 
 class ShardedGradScaler:
-    """As torch.amp.GradScaler (Micikevicius et al., Mixed Precision Training, ICLR 2018), for
-    gradients of which each rank has a part, by whatever kind of parallelism: if those of one rank
-    are not finite, no rank steps, and all have the same scale next.
+    """Scales losses like torch.amp.GradScaler (Micikevicius et al., Mixed Precision Training, ICLR
+    2018), for gradients of which each rank has a part, by whatever kind of parallelism: if those of
+    one rank are not finite, no rank steps, and all have the same scale next.
 
         scaler.scale(loss).backward()  # or pipeline.step(batch, target, scaler=scaler)
         scaler.step(optimizer)
@@ -37,15 +37,15 @@ class ShardedGradScaler:
         enabled: bool = True,
         process_group: Any = None,
     ) -> None:
-        """init_scale: what losses are multiplied with at first: by growth_factor more after
-            growth_interval updates without infinite gradients, by backoff_factor after one with
-            such.
-        enabled: False does nothing. process_group: a group, or a DeviceMesh, of all ranks that have
-            parts or replicas of the model, the whole mesh and not some of its axes: who is left out
-            would step where others do not. None is the default group.
+        """Create the scaler.
 
-        ConfigError for numbers that cannot be.
-        """
+        init_scale: what losses are multiplied with at first. It is multiplied by growth_factor
+        after growth_interval updates without infinite gradients, and by backoff_factor after one
+        with such. enabled: False does nothing. process_group: a group, or a DeviceMesh, of all
+        ranks that have parts or replicas of the model, the whole mesh and not some of its axes: a
+        rank that is left out would step when others do not. None is the default group.
+
+        Raises ConfigError for numbers out of range."""
         if not (growth_factor > 1.0 and 0.0 < backoff_factor < 1.0 and growth_interval >= 1):
             raise ConfigError(
                 f"growth_factor={growth_factor} must be more than 1, backoff_factor="
@@ -61,15 +61,15 @@ class ShardedGradScaler:
         """Of optimizers, by id(), whose gradients were divided since the last update."""
 
     def scale(self, outputs: Any) -> Any:
-        """A loss times the scale; or each of several in a list or tuple."""
+        """Return a loss times the scale, or each of several in a list or tuple."""
         if isinstance(outputs, list | tuple):
             return type(outputs)(map(self.scale, outputs))
         return outputs * self._scale if self._enabled else outputs
 
     def unscale_(self, optimizer: Any) -> None:
         """Divide the gradients of the optimizer's parameters by the scale, such as to clip them
-        before step(). All ranks call it. RuntimeError if that was done since update(), ConfigError
-        on all ranks if they have different scales."""
+        before step(). All ranks call it. Raises RuntimeError if that was done since update(),
+        ConfigError on all ranks if they have different scales."""
         if not self._enabled:
             return
         if id(optimizer) in self._is_finite:
@@ -78,8 +78,8 @@ class ShardedGradScaler:
         self._is_finite[id(optimizer)] = self._is_so_everywhere(all(map(math.isfinite, extremes)))
 
     def step(self, optimizer: Any, *arguments: Any, **named: Any) -> Any:
-        """optimizer.step(), if all gradients are finite on all ranks; what it returned. All ranks
-        call it. RuntimeError if that was done since update()."""
+        """Call optimizer.step() if all gradients are finite on all ranks, and return its result
+        or None. All ranks call it. Raises RuntimeError if that was done since update()."""
         if not self._enabled:
             return optimizer.step(*arguments, **named)
         if id(optimizer) in self._stepped:
@@ -90,7 +90,7 @@ class ShardedGradScaler:
         return optimizer.step(*arguments, **named) if self._is_finite[id(optimizer)] else None
 
     def update(self) -> None:
-        """Find the scale of the next step. RuntimeError if there was none."""
+        """Find the scale of the next step. Raises RuntimeError if there was none."""
         if not self._enabled:
             return
         if not self._is_finite:
@@ -107,15 +107,16 @@ class ShardedGradScaler:
         self._stepped.clear()
 
     def get_scale(self) -> float:
-        """What losses are multiplied with; 1 if not enabled."""
+        """Return the factor of losses; 1 if not enabled."""
         return self._scale if self._enabled else 1.0
 
     def is_enabled(self) -> bool:
-        """Whether it does anything."""
+        """Return whether it does anything."""
         return self._enabled
 
     def state_dict(self) -> dict[str, Any]:
-        """What load_state_dict() takes, with the names and meanings of torch.amp.GradScaler's."""
+        """Return what load_state_dict() takes, with the names and meanings of
+        torch.amp.GradScaler's."""
         if not self._enabled:
             return {}
         return {
@@ -137,7 +138,8 @@ class ShardedGradScaler:
         self._growth_tracker = int(state_dict["_growth_tracker"])
 
     def _is_so_everywhere(self, is_so: bool) -> bool:
-        """In one exchange with the scales, which differ where a rank has left out calls."""
+        """Return whether it is so on all ranks. The same exchange compares the scales, which
+        differ if a rank has left out calls. Raises ConfigError then."""
         assert self.process_group is not None, "it is enabled"
         own = np.array([is_so, np.float64(self._scale).view(np.int64)], np.int64)
         everyone = self.process_group.all_gather_numbers(own)
@@ -152,8 +154,8 @@ class ShardedGradScaler:
 
 
 def scale_of(scaler: Any, ranks: ProcessGroup) -> tuple[float, str]:
-    """What these ranks scale losses by, 1 without a scaler, and why they would not step alike; ""
-    if they do."""
+    """Return the factor of losses on these ranks, 1 without a scaler, and why they would not
+    step alike, or "" if they do."""
     if scaler is None:
         return 1.0, ""
     if not isinstance(scaler, ShardedGradScaler):
@@ -174,7 +176,7 @@ def scale_of(scaler: Any, ranks: ProcessGroup) -> tuple[float, str]:
 
 
 def _gradients(optimizer: Any) -> Iterator[Any]:
-    """Tensors of torch, or arrays."""
+    """Yield the gradients as torch's tensors, or as arrays."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if getattr(parameter.grad, "is_sparse", False):

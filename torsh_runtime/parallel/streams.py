@@ -38,7 +38,7 @@ def random_stream(*key: object) -> Iterator[None]:
 
 @contextmanager
 def dropout_region(layout: TensorLayout, mesh: DeviceMesh) -> Iterator[None]:
-    """A block in which dropout is of tensors that lie on the mesh like this.
+    """Treat dropout in this block as that of tensors with this layout on the mesh.
 
         with tr.dropout_region(TensorLayout((batch, heads, n, n), (("tp", 2, Shard(1)),)), mesh):
             weights = dropout(weights)  # of this rank's heads
@@ -46,7 +46,7 @@ def dropout_region(layout: TensorLayout, mesh: DeviceMesh) -> Iterator[None]:
     In models of nn the mask is this rank's piece of that of one process, if generators are alike on
     all ranks as they are after nn.manual_seed(); the tensors must be of the piece's shape. In
     models of torch each place along the sharded axes has a stream of its own, which is the same on
-    replicas if torch's generators are. ConfigError for a layout that does not fit the mesh.
+    replicas if torch's generators are. Raises ConfigError for a layout that does not fit the mesh.
     """
     coordinate = coordinate_on(mesh, "the region", layout)
     sharded = layout.sharded()
@@ -84,15 +84,15 @@ def _by_name(name: str, calls: _Calls, call: Any, inputs: Any, named: Any) -> An
 
 
 class _Calls:
-    """Which of a module's calls in a stream each one is, from 0; of what activation checkpointing
-    computes again it is what it was.
+    """Numbers a module's calls in a stream, from 0. A call that activation checkpointing computes
+    again keeps its number.
 
     A number that each call draws from the surrounding generator, whose state checkpointing puts
     back, tells whether it is such a one.
     """
 
     MOST = 1 << 12
-    """So many calls are known again, as of microbatches whose backward pass is due."""
+    """Number of calls that are recognised again, as of microbatches whose backward pass is due."""
 
     def __init__(self, framework: str) -> None:
         self._is_torch = framework == "torch"
@@ -101,7 +101,7 @@ class _Calls:
         self._next = 0
 
     def number(self) -> int:
-        """That of the present call."""
+        """Return the number of the present call."""
         seed, drawn = self._drawn()
         found = self._known.get((seed, drawn))
         if found is not None:
@@ -115,7 +115,7 @@ class _Calls:
         return found
 
     def _drawn(self) -> tuple[int, int]:
-        """The generator's seed, and a number."""
+        """Return the generator's seed, and a random number."""
         if self._is_torch:
             torch = sys.modules["torch"]
             return torch.initial_seed(), int(torch.randint(1 << 62, ()))
@@ -123,8 +123,8 @@ class _Calls:
 
 
 def draws(module: Any) -> bool:
-    """Whether a module drops something: it has a probability above 0 under one of the names that
-    layers of both frameworks give it."""
+    """Return whether a module drops something: it has a probability above 0 under one of the
+    names that layers of both frameworks give it."""
     told = [getattr(module, name, None) for name in ("dropout", "dropout_p", "p")]
     return any(
         isinstance(each, float | int) and not isinstance(each, bool) and each > 0 for each in told
@@ -132,7 +132,8 @@ def draws(module: Any) -> bool:
 
 
 def _drawn(layout: TensorLayout, piece: Piece, source: Any, shape: tuple[int, ...]) -> Any:
-    """This rank's of the numbers that one process draws for the whole tensor, row by row."""
+    """Return this rank's part of the numbers that one process draws for the whole tensor, row by
+    row."""
     if shape != piece.shape:
         raise ConfigError(
             f"dropout of a tensor of shape {shape} in a region of which this rank has {piece.shape}"

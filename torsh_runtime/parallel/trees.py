@@ -14,9 +14,9 @@ from torsh_runtime.parallel.groups import group_of
 
 
 def average_gradients(tree: Any, group: ProcessGroup | None = None) -> Any:
-    """A tree like this one, of the means over all ranks: nested dicts, lists and tuples of numbers
-    and of arrays of numpy, JAX or torch; any pytree where JAX is loaded. All ranks pass the same
-    structure, and None where there is nothing.
+    """Return a tree like this one, of the means over all ranks: nested dicts, lists and tuples of
+    numbers and of arrays of numpy, JAX or torch; any pytree if JAX is loaded. All ranks pass the
+    same structure, and None for missing values.
 
     Nothing is changed in place, and what comes back is of the kind that was given, but the mean of
     ints is a float; in arrays of integers it is rounded down. Raises CommError as ProcessGroup,

@@ -10,7 +10,7 @@ from torsh_runtime.framework import Framework
 
 
 class Pending(Protocol):
-    """What a hook returns: Work, or a future, torch's included."""
+    """Describes what a hook returns: Work, or a future, torch's included."""
 
     def wait(self) -> Any:
         """Wait until it is over; raises what it ended with."""
@@ -39,37 +39,37 @@ class Bucket:
 
     @property
     def array(self) -> Any:
-        """Its memory as a flat array of numpy, or of cupy."""
+        """Return the bucket's memory as a flat array of numpy, or of cupy."""
         return self._framework.array(self.flat)
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
-        """Of the gradients, in order."""
+        """Return the shapes of the gradients, in order."""
         return [tuple(view.shape) for view in self.views]
 
     def index(self) -> int:
-        """Its number, from 0: the order in which buckets are averaged."""
+        """Return the bucket's number, from 0: buckets are averaged in this order."""
         return self._index
 
     def is_last(self) -> bool:
-        """Whether it is the last one of a backward pass."""
+        """Return whether the bucket is the last one of a backward pass."""
         return self._is_last
 
     def buffer(self) -> Any:
-        """This rank's gradients in one flat tensor, which a hook may overwrite."""
+        """Return this rank's gradients in one flat tensor, which a hook may overwrite."""
         return self.flat
 
     def set_buffer(self, tensor: Any) -> None:
-        """Copy other contents into it."""
+        """Copy the elements of `tensor` into the buffer."""
         if tensor is not self.flat:
             self.flat[...] = tensor.reshape(-1)
 
     def gradients(self) -> list[Any]:
-        """Views of the buffer, in the parameters' shapes."""
+        """Return views of the buffer, in the parameters' shapes."""
         return list(self.views)
 
     def parameters(self) -> list[Any]:
-        """The parameters that the gradients are of."""
+        """Return the parameters whose gradients are in the bucket."""
         return list(self._parameters)
 
 

@@ -1,4 +1,4 @@
-"""The memory that gradients are averaged in, and what lies where."""
+"""Allocates the memory that gradients are averaged in, and places them there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torsh_runtime.parallel.replicas import Replicas
 
 
 class Buckets:
-    """All buckets of a model, in flat memory of one piece for each kind of gradients."""
+    """Holds all buckets of a model, in one flat piece of memory for each kind of gradients."""
 
     def __init__(self, model: Module, replicas: Replicas, config: BucketConfig) -> None:
         self._framework = framework_of(model)
@@ -39,8 +39,8 @@ class Buckets:
         self._buckets: list[Bucket] = []
 
     def open(self) -> None:
-        """A pass begins whose gradients are to be averaged. The first time all ranks make the
-        memory."""
+        """Begin a pass whose gradients are averaged. The first call allocates the memory, on all
+        ranks."""
         if not self._flat:
             self._flat = self._memory()
             self._lay()
@@ -74,20 +74,20 @@ class Buckets:
         return ""
 
     def put_zeros(self, number: int) -> str:
-        """The same, as if it had none."""
+        """Put zeros into a parameter's bucket, as if it had no gradient. Return ""."""
         self._bucket_of[number].missing -= 1
         self._views[number][...] = 0
         return ""
 
     def complete(self, start: int) -> Iterator[Bucket]:
-        """The buckets from this one on up to the first that misses a gradient."""
+        """Yield the buckets from number `start` up to the first that misses a gradient."""
         for bucket in self._buckets[start:]:
             if bucket.missing:
                 return
             yield bucket
 
     def give_back(self, used: set[int]) -> None:
-        """Let these parameters have the averages; the others keep what they had."""
+        """Give these parameters the averages. The others keep their gradients."""
         for number in used:
             view, parameter = self._views[number], self._parameters[number][1]
             gradient = parameter.grad
@@ -102,12 +102,13 @@ class Buckets:
                 self._framework.set_gradient(parameter, copied(own))
 
     def rearrange(self, order: Sequence[int]) -> None:
-        """Lay gradients that become ready in this order so, from the next pass on."""
+        """Arrange the buckets for gradients that become ready in this order, from the next pass
+        on."""
         if list(order) != self._order:
             self._next_order = list(order)
 
     def _move(self) -> None:
-        """Lay them anew, and keep the gradients that are views."""
+        """Rearrange the buckets, and keep the gradients that are views."""
         kept = {
             number: copied(view)
             for number, view in enumerate(self._views)

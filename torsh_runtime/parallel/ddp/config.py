@@ -1,4 +1,4 @@
-"""How data parallelism treats gradients."""
+"""Options for how data parallelism treats gradients."""
 
 from __future__ import annotations
 
@@ -10,29 +10,30 @@ from torsh_runtime.parallel.ddp.bucket import Hook
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketConfig:
-    """Frozen. ConfigError for values that make no sense, and from the wrapper on all ranks if they
-    differ, but each rank may have its own gradient_as_bucket_view and check_nan."""
+    """Configures data parallelism. Instances are frozen. Raises ConfigError for invalid values,
+    and from the wrapper on all ranks if they differ, except that each rank may have its own
+    gradient_as_bucket_view and check_nan."""
 
     bucket_size_mb: float = 25.0
     """The most that a bucket holds, in MiB; a larger gradient has one by itself. Smaller ones are
     made where a model has few bytes and communication runs beside the backward pass."""
     gradient_accumulation_steps: int = 1
-    """So many backward passes add up gradients on each rank before they are averaged. Gradients
-    are not divided by it: divide the loss."""
+    """Number of backward passes that add up gradients on each rank before they are averaged.
+    Gradients are not divided by it: divide the loss."""
     backward_passes_per_step: int = 1
-    """So many calls of backward() make one pass, such as for two losses of which each reaches a
-    part of the parameters."""
+    """Number of calls of backward() that make one pass, such as 2 for two losses if each reaches
+    only some of the parameters."""
     overlap_communication: bool | None = None
-    """Whether averaging runs beside the backward pass. None: between nodes it does; on one node,
-    where both want the same processors, only while other ranks are late."""
+    """Average while the backward pass runs. None: between nodes it does; on one node, where both
+    want the same processors, only while other ranks are late."""
     gradient_compression: str | Hook | None = None
     """A compressor, or its name, such as "powersgd:4" (torsh_runtime.compression); None: none."""
     find_unused_parameters: bool = False
-    """Whether a backward pass may leave parameters without gradients. One that no rank has used
-    keeps its gradient as it was."""
+    """Allow a backward pass to leave parameters without gradients. A parameter that no rank has
+    used keeps its gradient as it was."""
     static_graph: bool = False
-    """Every backward pass does what the first one did: uses the same parameters, in reentrant
-    checkpoints too, which accumulate a gradient several times."""
+    """Promise that every backward pass does what the first one did: it uses the same parameters,
+    in reentrant checkpoints too, which accumulate a gradient several times."""
     gradient_as_bucket_view: bool = True
     """Parameters' gradients are views of the buckets, which saves a copy of them in memory and
     time. What was kept of them changes with the next pass. torch's default is False."""
@@ -40,7 +41,7 @@ class BucketConfig:
     """The dtype that gradients are averaged in, such as "bfloat16", or "float32" for a model in
     bfloat16; None: their own. Another one than theirs rules views out."""
     check_nan: bool = False
-    """Whether a gradient that is not finite is an error, on all ranks, that names it."""
+    """Raise an error on all ranks if a gradient is not finite. The error names the gradient."""
 
     def __post_init__(self) -> None:
         if not self.bucket_size_mb > 0:
@@ -50,7 +51,7 @@ class BucketConfig:
                 raise ConfigError(f"{name}={getattr(self, name)} has to be at least 1")
 
     def agreed(self) -> dict[str, object]:
-        """The fields that have to be the same on all ranks."""
+        """Return the fields that must be equal on all ranks."""
         own = ("gradient_as_bucket_view", "check_nan")
         return {
             **{name: getattr(self, name) for name in self.__slots__ if name not in own},
@@ -60,13 +61,13 @@ class BucketConfig:
 
     @property
     def passes(self) -> int:
-        """Calls of backward() from one averaging to the next."""
+        """Return the number of calls of backward() from one averaging to the next."""
         return self.gradient_accumulation_steps * self.backward_passes_per_step
 
 
 def name_of(hook: str | Hook | None) -> str | None:
-    """Its name without what only this rank has, such as its address. What options compressors have
-    they compare themselves."""
+    """Return the hook's name without anything specific to this rank, such as its address.
+    Compressors compare their options themselves."""
     if hook is None or isinstance(hook, str):
         return hook
     name: str = getattr(hook, "__qualname__", type(hook).__qualname__)

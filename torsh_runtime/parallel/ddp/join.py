@@ -20,8 +20,8 @@ _LEFT = (
 
 @dataclass(frozen=True, slots=True)
 class Company:
-    """Who has a batch at this step, by rank, and whether they send buffers before it and average
-    gradients after it."""
+    """Tells which ranks have a batch at this step, and whether they send buffers before it and
+    average gradients after it."""
 
     active: list[int]
     averages: bool
@@ -29,7 +29,7 @@ class Company:
 
 
 class Joining:
-    """What ranks tell each other at each step of a join() block."""
+    """Exchanges among the ranks what each does at each step of a join() block."""
 
     def __init__(
         self, group: ProcessGroup, model: Sequence[str], divides_by_initial: bool, throws: bool
@@ -59,12 +59,12 @@ class Joining:
         return Company(active, averages, sends)
 
     def divisor(self, company: Company) -> int | None:
-        """What sums of gradients are divided by; None: the number of ranks."""
+        """Return the divisor of sums of gradients, or None for the number of ranks."""
         return None if self._divides_by_initial else len(company.active)
 
 
 def _check_model(models: NDArray[np.int64]) -> None:
-    """One for each rank."""
+    """Raise ConfigError if the ranks, which have one entry each, join different models."""
     others = np.flatnonzero(models != models[0]).tolist()
     if others:
         raise ConfigError(
@@ -74,7 +74,7 @@ def _check_model(models: NDArray[np.int64]) -> None:
 
 
 def _check_options(rows: NDArray[np.int64]) -> None:
-    """A row for each rank."""
+    """Raise ConfigError if the ranks, which have one row each, gave join() different options."""
     names = ("divide_by_initial_world_size", "throw_on_early_termination")
     for name, values in zip(names, rows.T.astype(bool), strict=True):
         others = np.flatnonzero(values != values[0]).tolist()

@@ -1,4 +1,4 @@
-"""Which gradients lie in which bucket: pure arithmetic."""
+"""Assigns gradients to buckets, by pure arithmetic."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 _LEAST = 1 << 20
 _SHARE = 16
-"""Where communication runs beside the backward pass, what the last bucket takes is not hidden; so
-a bucket is about a sixteenth of the model, but no less than a MiB."""
+"""Number of buckets that a model is cut into if communication runs beside the backward pass: the
+time that the last bucket takes is not hidden, so a bucket has about a sixteenth of the model,
+but no less than a MiB."""
 
 
 Kind = tuple[str, str, int]
@@ -19,7 +20,7 @@ over."""
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """One parameter's. `kind` tells apart what does not fit into one bucket."""
+    """Describes one parameter's gradient. Gradients of different `kind` do not share a bucket."""
 
     elements: int
     itemsize: int
@@ -38,15 +39,14 @@ class Span:
 
 
 def limit_of(bucket_size_mb: float, total_bytes: int, overlaps: bool) -> int:
-    """The most bytes of a bucket."""
+    """Return the largest size of a bucket in bytes."""
     most = int(bucket_size_mb * 2**20)
     return min(most, max(_LEAST, total_bytes // _SHARE)) if overlaps else most
 
 
 def spans(gradients: Sequence[Gradient], order: Sequence[int], limit: int) -> list[Span]:
-    """Buckets of at most `limit` bytes, or of one gradient, in the order in which they are
-    complete if gradients become ready in `order`.
-    """
+    """Return buckets of at most `limit` bytes, or of one gradient, in the order in which they
+    are complete if gradients become ready in `order`."""
     ends: Counter[Kind] = Counter()  # of all gradients of a kind, in elements
     begun: dict[Kind, list[int]] = {}
     found: list[Span] = []

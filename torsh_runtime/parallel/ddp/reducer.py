@@ -47,7 +47,7 @@ class _Pass:
         self.is_past = False  # the model computed with other parameters than it was wrapped with
 
     def end_span(self) -> None:
-        """It is over, for whoever looks at sections."""
+        """End the span, which profilers see."""
         if self.span is not None:
             self.span.end()
 
@@ -98,7 +98,7 @@ class Reducer:
         weakref.finalize(self, _call_all, removes).atexit = False
 
     def register_hook(self, state: Any, hook: Hook) -> None:
-        """Average by it from now on. ConfigError if one is there already."""
+        """Average by it from now on. Raises ConfigError if one is there already."""
         if self._hook is not None:
             raise ConfigError(
                 f"gradients are averaged by a hook already, {self._hook[1]!r}: register one, or "
@@ -107,7 +107,8 @@ class Reducer:
         self._hook = (state, hook)
 
     def expect(self, averages: bool) -> None:
-        """A backward pass may begin, whose gradients are to be averaged or not."""
+        """Prepare for a backward pass whose gradients are averaged if `averages`, and drop one
+        that was broken off."""
         self._is_enabled = averages
         broken_off, self._pass = self._pass, None
         if broken_off is not None:
@@ -116,7 +117,7 @@ class Reducer:
             _leave(broken_off)
 
     def follow(self, outputs: object) -> None:
-        """A backward pass that begins at one of the tensors within `outputs` is this model's."""
+        """Treat a backward pass that begins at one of the tensors in `outputs` as this model's."""
         tensors = differentiable(self._framework, outputs)
         self._framework.on_backward(tensors, self._on_outputs)
         if self._config.find_unused_parameters and self._config.overlap_communication is not False:
@@ -126,7 +127,7 @@ class Reducer:
             self._unreached = missed if self._unreached is None else self._unreached & missed
 
     def is_next_averaged(self) -> bool:
-        """Whether the next backward pass is the last one before gradients are averaged."""
+        """Return whether the next backward pass is the last one before gradients are averaged."""
         return self._passes + 1 >= self._config.passes
 
     def shadow(self) -> None:
@@ -180,8 +181,9 @@ class Reducer:
         self._buckets.open()
 
     def _is_kept_for_the_end(self) -> bool:
-        """Whether it is not known yet when a gradient is complete, or when collectives of the model
-        itself are due, whose order must be the same on all ranks."""
+        """Return whether gradients wait for the end of the pass: it is not known yet when one is
+        complete, or when the model's own collectives are due, whose order must be the same on
+        all ranks."""
         is_unknown = self._config.static_graph and self._usual is None
         return is_unknown or self._waits or self._config.backward_passes_per_step > 1
 
@@ -293,13 +295,14 @@ class Reducer:
             )
 
     def _replaced(self) -> list[int]:
-        """The parameters that are the model's no longer."""
+        """Return the numbers of the parameters that no longer belong to the model."""
         present = {id(parameter) for _, parameter in trained_parameters(self._model)}
         present |= {id(parameter) for _, parameter in constant_parameters(self._model)}
         return [i for i, (_, each) in enumerate(self._parameters) if id(each) not in present]
 
     def _exchange(self, ended: _Pass, used: dict[int, None]) -> set[int] | None:
-        """As _complete. GradientError if a rank has a problem."""
+        """Exchange used parameters and problems with all ranks. Return what _complete() does.
+        Raises GradientError if a rank has a problem."""
         finds_unused = self._config.find_unused_parameters or self._config.static_graph
         own = np.zeros(2 + len(self._parameters) * finds_unused, np.uint8)
         own[:2] = bool(ended.problems), bool(ended.came) or ended.is_past
@@ -328,7 +331,7 @@ class Reducer:
             bucket.flat *= self._group.world_size / self.divisor
 
     def _learn(self, order: Sequence[int]) -> None:
-        """Have buckets filled in rank 0's order from the next pass on."""
+        """Fill buckets in rank 0's order from the next pass on."""
         firsts = self._group.all_gather_numbers(np.array(order, np.int64))[0]
         self._buckets.rearrange(firsts.tolist())
 
@@ -360,7 +363,7 @@ def _leave(ended: _Pass) -> None:
 
 
 def _check_broken_off(passes: NDArray[np.uint8]) -> None:
-    """GradientError if some ranks have broken off more backward passes than others."""
+    """Raise GradientError if some ranks have broken off more backward passes than others."""
     least = int(passes.min())
     found = {int(rank): int(passes[rank]) - least for rank in np.flatnonzero(passes > least)}
     if found:
@@ -374,7 +377,7 @@ def _check_broken_off(passes: NDArray[np.uint8]) -> None:
 
 
 def _why_late(times: int) -> str:
-    """Why a gradient that comes for the so manieth time came after it was placed."""
+    """Return why a gradient that comes for the `times`-th time came after it was placed."""
     if times > 1:
         return (
             "got its gradient again after it was taken for complete, as in reentrant checkpoints "
@@ -387,6 +390,6 @@ def _why_late(times: int) -> str:
 
 
 def _joined(texts: Sequence[str], separator: str, most: int = 5) -> str:
-    """The first of them, and how many more there are."""
+    """Join the first `most` texts, and say how many more there are."""
     more = f" and {len(texts) - most} more" if len(texts) > most else ""
     return separator.join(texts[:most]) + more

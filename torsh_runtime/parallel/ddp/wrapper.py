@@ -1,4 +1,4 @@
-"""DistributedDataParallel."""
+"""The wrapper DistributedDataParallel for data parallelism."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class DistributedDataParallel:
         init_sync: bool = True,
         **fields: Any,
     ) -> None:
-        """All ranks of the group wrap the same model at the same time.
+        """Wrap the model, as all ranks of the group do with the same model at the same time.
 
         config: how gradients are treated; `fields` are further fields of it, such as
             find_unused_parameters=True; torch's bucket_cap_mb is bucket_size_mb.
@@ -115,7 +115,7 @@ class DistributedDataParallel:
 
     @property
     def process_group(self) -> ProcessGroup:
-        """The ranks that it averages over."""
+        """Return the ranks that gradients are averaged over."""
         return self._group
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
@@ -129,7 +129,7 @@ class DistributedDataParallel:
         """Average each bucket of gradients by `hook(state, bucket)`, which starts that and returns
         Work, or a future, torch's included. All ranks register the same. See Bucket, and
         torsh_runtime.compression for hooks that are there. What fewer ranks have, as experts, is
-        averaged without it. ConfigError if one is there already.
+        averaged without it. Raises ConfigError if one is there already.
         """
         if self._reducer is None:  # one rank alone compresses, too
             self._reducer = Reducer(self.module, self._replicas, self._config)
@@ -158,9 +158,9 @@ class DistributedDataParallel:
         enable: bool = True,
         throw_on_early_termination: bool = False,
     ) -> Iterator[None]:
-        """A block around a training loop in which ranks may have unequal numbers of batches: who
-        has left the loop gives zeros to the averages until all have. Then all ranks have the model
-        of one of those that were the last to train.
+        """Let ranks have unequal numbers of batches in the training loop that this block encloses.
+        A rank that has left the loop gives zeros to the averages until all have. Then all ranks get
+        the model of one of those that were the last to train.
 
         divide_by_initial_world_size: divide sums by the number of all ranks, and not of those that
             still train. throw_on_early_termination: end the loop of all ranks with GradientError
@@ -189,14 +189,15 @@ class DistributedDataParallel:
             self._replicas.send(joining.last_active[0], self._everything())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedDataParallel:
-        """A wrapper of the same ranks around a copy of the model, with a copy of its compressor and
-        without a registered hook."""
+        """Return a wrapper of the same ranks around a copy of the model, with a copy of its
+        compressor and without a registered hook."""
         module, config = copy.deepcopy((self.module, self._config), memo)
         return _unpickled(module, config, self._broadcasts_buffers, self._replicas.given)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """The model and the options. Where it is unpickled it is of the default group, without a
-        registered hook, and its model is taken as it is. ConfigError if it is of another one."""
+        """Pickle the model and the options. The unpickled wrapper is of the default group,
+        without a registered hook, and takes its model as it is. Raises ConfigError if this one
+        is of another group."""
         if self._group is not group_of(None):
             raise ConfigError("the wrapper is not of the default group: pickle its .module")
         return _unpickled, (self.module, self._config, self._broadcasts_buffers)

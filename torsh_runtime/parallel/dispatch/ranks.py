@@ -38,22 +38,22 @@ class Share:
 
     @property
     def start(self) -> int:
-        """The first token of this rank's share."""
+        """Return the first token of this rank's share."""
         return self.cuts[self._rank]
 
     @property
     def end(self) -> int:
-        """The token behind the last one of this rank's share."""
+        """Return the token after the last one of this rank's share."""
         return self.cuts[self._rank + 1]
 
     def part(self, tensor: Any) -> Any:
-        """This rank's rows of (tokens, …)."""
+        """Return this rank's rows of (tokens, …)."""
         if self.group is None:
             return tensor
         return regions.scatter(tensor, self.group, 0, self._sizes)
 
     def whole(self, tensor: Any) -> Any:
-        """The rows of all ranks: (tokens, …)."""
+        """Return the rows of all ranks: (tokens, …)."""
         if self.group is None:
             return tensor
         return regions.gather(tensor, self.group, 0, self._sizes)
@@ -78,16 +78,17 @@ class Ranks:
     copies: ProcessGroup | None = None
     """Ranks of the experts' axis that have the same tokens as this one, if there are any."""
     parts: ProcessGroup | None = None
-    """Who has the other tokens of this rank's batch, if somebody has."""
+    """Ranks that have the other tokens of this rank's batch, if there are any."""
     alike: ProcessGroup | None = None
-    """Those of them that have the same experts."""
+    """Ranks of `parts` that have the same experts."""
     beside: tuple[ProcessGroup, ...] = ()
     """Groups whose ranks are compared at the first tokens: each has the same tokens or parts."""
 
     @classmethod
     def of(cls, mesh: Any, data: Any, sequence: Any) -> Self:
-        """See MixtureOfExperts. ConfigError for a mesh of several axes, which layouts could not
-        name, for a sequence of another mesh, and where it is not known who has the same tokens."""
+        """Return the ranks for a MixtureOfExperts. Raises ConfigError for a mesh of several
+        axes, which layouts could not name, for a sequence of a different mesh, and if it is
+        unknown which ranks have the same tokens."""
         name, experts = _DEFAULT_NAME, group_of(mesh)
         if isinstance(mesh, DeviceMesh):
             name, *others = mesh.mesh_dim_names
@@ -115,9 +116,10 @@ class Ranks:
 
     @classmethod
     def on(cls, mesh: DeviceMesh, name: str) -> Self:
-        """Of a model on a mesh, whose experts are along the axis of this name. Ranks along "tp"
-        have the same tokens, those along all other axes tokens of their own. ConfigError for a part
-        of a mesh that does not tell of all of these, and for experts in several stages."""
+        """Return the ranks of a model on a mesh, whose experts are along the axis of this name.
+        Ranks along "tp" have the same tokens, those along all other axes tokens of their own.
+        Raises ConfigError for a part of a mesh that does not tell of all of these, and for
+        experts in several stages."""
         experts, (beside,) = mesh[name], {mesh.size_along("tp") or 1}
         if beside > 1 and "tp" not in mesh.mesh_dim_names:
             raise ConfigError(
@@ -137,18 +139,19 @@ class Ranks:
 
     @property
     def ranks_of_batch(self) -> int:
-        """How many ranks of the experts' axis send the tokens of one batch, which has one loss."""
+        """Return how many ranks of the experts' axis send the tokens of one batch, which has one
+        loss."""
         parts = 1 if self.parts is None else len({*self.parts.ranks} & {*self.experts.ranks})
         return parts if self.copies is None else parts * self.copies.world_size
 
     def averaged(self, weight: Any) -> Any:
-        """A weight of experts, whose gradient is averaged over the losses of those whose tokens
-        come here."""
+        """Return a weight of experts, whose gradient is averaged over the losses of those whose
+        tokens come here."""
         share = Scaled(self.ranks_of_batch / self.experts.world_size)
         return regions.applied(shared(weight, self.alike), share)
 
     def problem(self) -> str:
-        """What is wrong with them; "" if nothing is."""
+        """Return what is wrong with the ranks, or "" if nothing is."""
         if self.parts is None or {*self.parts.ranks} <= {*self.tokens.ranks}:
             return ""
         parts, tokens = (", ".join(map(str, g.ranks)) for g in (self.parts, self.tokens))
@@ -158,16 +161,16 @@ class Ranks:
         )
 
     def share_of(self, tokens: int) -> Share:
-        """The share of so many tokens that this rank sends to the experts."""
+        """Return the share of this many tokens that this rank sends to the experts."""
         parts = 1 if self.copies is None else self.copies.world_size
         return Share(self.copies, even_cuts(tokens, parts))
 
     def counts_of_all(self, own: Indices, chosen: Indices) -> Indices:
-        """The rows that each rank sends to each expert, (ranks, experts), in one exchange. own:
-        those of this rank. chosen: (tokens, top_k), the experts of all its tokens.
+        """Return the rows that each rank sends to each expert, (ranks, experts), in one exchange.
+        own: those of this rank. chosen: (tokens, top_k), the experts of all its tokens.
 
-        ConfigError on all ranks of the experts' axis if ranks that ought to have the same tokens
-        have chosen different experts for them."""
+        Raises ConfigError on all ranks of the experts' axis if ranks that ought to have the same
+        tokens have chosen different experts for them."""
         if self.copies is None:
             return self.experts.all_gather_numbers(own)
         note = self.copies.ranks[0], len(chosen), zlib.crc32(np.ascontiguousarray(chosen).data)
@@ -183,8 +186,8 @@ class Ranks:
         return told[:, : len(own)]
 
     def contradiction(self, group: ProcessGroup, is_same: bool | None) -> str:
-        """What is wrong if the ranks of this group have, or have not, the same tokens; "" if
-        nothing is."""
+        """Return what is wrong if the ranks of this group have, or have not, the same tokens, or
+        "" if nothing is."""
         ranks = ", ".join(map(str, group.ranks))
         if is_same is True and self.parts is not None:
             return (
@@ -209,7 +212,7 @@ class Ranks:
 
 
 def shared(weight: Any, group: ProcessGroup | None) -> Any:
-    """A weight that ranks with parts of one batch use, each for its own tokens."""
+    """Return a weight that ranks with parts of one batch use, each for its own tokens."""
     return weight if group is None else regions.copy(weight, group)
 
 
@@ -219,8 +222,8 @@ _WITH_PARTS = "pass sequence=mesh['tp'], and data=mesh['dp', 'cp', 'tp'] with th
 def _copies(
     mesh: Any, experts: ProcessGroup, data: Any, tokens: ProcessGroup
 ) -> ProcessGroup | None:
-    """The ranks of the experts' axis that have this rank's tokens, if others have. ConfigError if
-    that is not known."""
+    """Return the ranks of the experts' axis that have this rank's tokens, or None if there are
+    no others. Raises ConfigError if that is unknown."""
     if {*experts.ranks} <= {*tokens.ranks}:
         return None
     if isinstance(mesh, DeviceMesh) and isinstance(data, DeviceMesh) and mesh.is_part_with(data):
@@ -234,8 +237,8 @@ def _copies(
 
 
 def are_same(counts: NDArray[np.int64], rows: NDArray[np.float64]) -> bool | None:
-    """Whether ranks have the same tokens, of which there are so many and some rows of each; None if
-    these do not tell, as they are all alike or no numbers."""
+    """Return whether ranks have the same tokens, given their counts and some rows of each. None
+    means that the rows do not tell, because they are all alike or not finite."""
     if (counts != counts[0]).any():
         return False
     tokens = rows[rows.any(-1)]

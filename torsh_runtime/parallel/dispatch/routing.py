@@ -1,4 +1,4 @@
-"""Which tokens go to which experts, and where these are: arithmetic on indices.
+"""Computes which tokens go to which experts, and their positions: arithmetic on indices.
 
 Each token is assigned to the `top_k` experts that score highest, so tokens · top_k assignments are
 numbered by token and, of one token, by falling score.
@@ -19,25 +19,27 @@ Indices = NDArray[np.int64]
 
 
 def highest(scores: NDArray[Any], top_k: int) -> Indices:
-    """For each row (tokens, experts) the experts that score highest; of equals the first one."""
+    """Return for each row of (tokens, experts) the experts that score highest; of equals the
+    first one."""
     return np.argsort(-scores, axis=1, kind="stable")[:, :top_k]
 
 
 def counted(chosen: Indices, experts: int) -> Indices:
-    """(experts,): how often each was chosen; what is no expert is not counted."""
+    """Return how often each expert was chosen, (experts,). Numbers that are no experts are
+    ignored."""
     flat = chosen.reshape(-1)
     return np.bincount(flat[(flat >= 0) & (flat < experts)], minlength=experts)
 
 
 def capacity(factor: float, assignments: int, experts: int) -> int:
-    """How many assignments an expert takes at most: `factor` times what it would get of so many
-    if all got as much (Fedus et al., Switch Transformers, 2021), rounded up."""
+    """Return how many assignments an expert takes at most: `factor` times what it would get of
+    so many if all got as much (Fedus et al., Switch Transformers, 2021), rounded up."""
     return math.ceil(factor * assignments / experts)
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Of a rank's tokens."""
+    """Assigns a rank's tokens to experts."""
 
     places: Indices
     """(tokens, top_k): which row each assignment is among those that are sent, -1 if it is not.
@@ -51,9 +53,9 @@ class Assignment:
     def of(
         cls, chosen: Indices, experts: int, before: Indices | None = None, limit: int = 0
     ) -> Assignment:
-        """`chosen`: (tokens, top_k), of which some may be no expert. before: how many assignments
-        each expert has had when this rank's come; it takes no more than `limit`. None: it takes
-        all."""
+        """Assign tokens by `chosen`: (tokens, top_k), of which some may be no expert. before:
+        how many assignments each expert has had before this rank's; it takes no more than
+        `limit`. None: it takes all."""
         flat = chosen.reshape(-1)
         order = np.argsort(flat, kind="stable")
         order = order[(flat[order] >= 0) & (flat[order] < experts)]
@@ -70,20 +72,21 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What ranks send each other."""
+    """Describes what ranks send each other."""
 
     sent: list[int]
-    """How many rows go to each rank."""
+    """Number of rows that go to each rank."""
     received: list[int]
-    """How many come from each; of one rank they lie by expert."""
+    """Number of rows that come from each rank; those of one rank are sorted by expert."""
     order: Indices
     """(rows that came,): which of them come first if all lie by expert."""
     counts: list[int]
-    """How many of them each of this rank's experts gets."""
+    """Number of received rows for each of this rank's experts."""
 
     @classmethod
     def of(cls, counts: Indices, cuts: Sequence[int], rank: int) -> Exchange:
-        """`counts`: (ranks, experts), what each rank sends. cuts: of the experts, for the ranks."""
+        """Plan the exchange. `counts`: (ranks, experts), what each rank sends. cuts: the first
+        expert of each rank, and the end."""
         sent = [int(counts[rank, start:end].sum()) for start, end in pairwise(cuts)]
         own = counts[:, cuts[rank] : cuts[rank + 1]]
         experts = np.repeat(np.tile(np.arange(own.shape[1]), len(own)), own.reshape(-1))
@@ -96,5 +99,5 @@ class Exchange:
 
 
 def reverse(order: Indices) -> Indices:
-    """Where each of the rows that `order` names has come."""
+    """Return the position of each of the rows that `order` names."""
     return np.argsort(order)

@@ -45,14 +45,14 @@ def _taken(array: Array, column: Indices) -> Array:
 
 
 def _index(array: Array, column: Indices) -> Array:
-    """As the array's framework takes it."""
+    """Return the column as the array's framework takes it."""
     xp = functions_of(array)
     return xp.as_tensor(column, device=array.device) if is_torch(array) else xp.asarray(column)
 
 
 @dataclass(frozen=True, slots=True)
 class Scaled(Operation):
-    """The same, whose gradient is multiplied by a factor."""
+    """Returns its input, and multiplies the gradient by a factor."""
 
     factor: float
     is_gradient: bool = False

@@ -18,7 +18,7 @@ which lie by expert."""
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How many assignments an expert takes."""
+    """Limits how many assignments an expert takes."""
 
     before: Indices
     """(experts,): how many it has had when this rank's come."""
@@ -34,12 +34,12 @@ def mixed(
     compute: Compute,
     limit: Limit | None = None,
 ) -> Any:
-    """For each of this rank's tokens (tokens, features) the weighted sum of what its experts make
-    of it.
+    """Return for each of this rank's tokens (tokens, features) the weighted sum of its experts'
+    outputs.
 
     cuts: of the experts, for the ranks that have them. chosen, weights: (tokens, top_k); for what
-    is no expert there are zeros. All ranks of the experts' axis call it. ConfigError on all of them
-    where those that ought to have the same tokens have others.
+    is no expert there are zeros. All ranks of the experts' axis call it. Raises ConfigError on all
+    of them where those that ought to have the same tokens have others.
     """
     share = ranks.share_of(len(chosen))
     own = chosen[share.start : share.end]
@@ -61,8 +61,8 @@ def _by_experts(
     counts: Indices,
     compute: Compute,
 ) -> Any:
-    """What each token's experts make of it: (tokens, top_k, features). counts: of all ranks'
-    assignments, (ranks, experts)."""
+    """Return the outputs of each token's experts: (tokens, top_k, features). counts: of all
+    ranks' assignments, (ranks, experts)."""
     group, places = ranks.experts, assignment.places
     by_token = assignment.order[:, None] // max(places.shape[1], 1)
     sent = regions.applied(tokens, Rows(by_token, places))

@@ -31,7 +31,7 @@ from torsh_runtime.parallel.operations import applied, is_recorded, joined
 _NAME = "MixtureOfExperts"
 _ACTIVATIONS = ("gelu", "relu", "silu")
 _LOOKED_AT = 4
-"""So many rows at either end tell whether ranks have the same tokens."""
+"""Number of rows at either end that are compared to tell whether ranks have the same tokens."""
 
 
 class MixtureOfExperts:
@@ -55,13 +55,14 @@ class MixtureOfExperts:
     framework: ClassVar[str]
     functional: ClassVar[Any]
     communicates_in_backward = True
-    """See DistributedDataParallel."""
+    """Read by DistributedDataParallel: the backward pass calls collectives."""
     parameter_layouts: dict[str, TensorLayout]
     up: Any
     down: Any
 
     def __new__(cls, *arguments: Any, framework: str | None = None, **named: Any) -> Self:
-        """One of a framework's."""
+        """Create a layer of one framework. Raises ConfigError for names other than "torch" and
+        "nn"."""
         if hasattr(cls, "functional"):
             return object.__new__(cls)
         found = framework or ("torch" if "torch" in sys.modules else "nn")
@@ -89,11 +90,11 @@ class MixtureOfExperts:
         dtype: Any = None,
         framework: str | None = None,
     ) -> None:
-        """top_k: experts of a token, whose weights are made to add up to 1 if there are several.
-        activation: "gelu", "relu" or "silu"; gated: of one half of what `up` gives, which the other
-        half is multiplied by. capacity_factor: how many times its equal share an expert takes at
-        most, of all ranks' tokens in the order of the ranks; for what comes later it gives zeros.
-        None: it takes all.
+        """Create the layer. top_k: experts of a token, whose weights are made to add up to 1 if
+        there are several. activation: "gelu", "relu" or "silu"; gated: apply it to one half of what
+        `up` gives, and multiply by the other half. capacity_factor: how many times its equal share
+        an expert takes at most, of all ranks' tokens in the order of the ranks; it gives zeros for
+        what comes later. None: it takes all.
 
         mesh: the axis that has the experts, a DeviceMesh of one axis or a process group; None: the
         default group. data: a mesh or group of those who have tokens of their own, over which the
@@ -109,7 +110,7 @@ class MixtureOfExperts:
         dtype: float32 unless given. framework: "torch" or "nn"; None: torch if it is loaded.
 
         The ranks' generators are seeded alike, and draw for all experts one after the other, so
-        they have the values of one process. ConfigError on all ranks for what does not fit.
+        they have the values of one process. Raises ConfigError on all ranks for what does not fit.
         """
         super().__init__()
         self.embed_dim, self.num_experts, self.top_k = embed_dim, num_experts, top_k
@@ -132,8 +133,8 @@ class MixtureOfExperts:
         self._agree(told, attempt.error)
 
     def _agree(self, options: str, problem: Exception | None) -> None:
-        """ConfigError on all ranks, of both groups, unless options and what was drawn for all of
-        them are right and the same."""
+        """Raise ConfigError on all ranks of both groups, unless options and the parameters drawn
+        for all of them are valid and equal."""
         tokens, told = self.ranks.tokens, {"options": [options]}
         drawn = [] if problem else values_told(self._drawn_by_all())
         every: dict[ProcessGroup, Value] = {self.ranks.experts: {**told, "drawn": drawn}}
@@ -141,7 +142,7 @@ class MixtureOfExperts:
         agree_in_turn(every, _NAME, problem, SAME_VALUES)
 
     def _drawn_by_all(self) -> list[tuple[str, Any]]:
-        """Parameters that are the same on all ranks, if these are seeded alike."""
+        """Return parameters that are equal on all ranks, if these are seeded alike."""
         layer: Any = self  # a module of a framework
         named = trained_parameters(layer)
         return [(name, each) for name, each in named if name not in ("up", "down")]
@@ -151,7 +152,7 @@ class MixtureOfExperts:
             raise ConfigError(f"{_NAME}: {said}")
 
     def _problem(self) -> str:
-        """What is wrong with the options; "" if nothing is."""
+        """Return what is wrong with the options, or "" if nothing is."""
         if not 1 <= self.top_k <= self.num_experts:
             return f"top_k is from 1 to {self.num_experts}, the number of experts, not {self.top_k}"
         if self.activation not in _ACTIVATIONS:
@@ -161,14 +162,14 @@ class MixtureOfExperts:
         return self.ranks.problem() or self._problem_with_parts()
 
     def _problem_with_parts(self) -> str:
-        """What is wrong with ranks that have parts of one sequence; "" if nothing is."""
+        """Return what is wrong with ranks that have parts of one sequence, or "" if nothing is."""
         if self.ranks.parts is None or self.framework == "torch":
             return ""
         is_plain = not self._routes and self.shared is None
         return "" if is_plain else "router= and shared= beside sequence= are for models of torch"
 
     def _add(self, name: str, shape: tuple[int, int], dtype: Any) -> None:
-        """A weight of each expert, of which this rank keeps some."""
+        """Add a weight of each expert, of which this rank keeps some."""
         group, every = self.ranks.experts, (self.num_experts, *shape)
         layout = TensorLayout(every, ((self.ranks.name, group.world_size, Shard(0)),))
         kept = []
@@ -185,14 +186,16 @@ class MixtureOfExperts:
 
     @property
     def mesh_coordinate(self) -> dict[str, int]:
-        """Where this rank stands along the axis."""
+        """Return this rank's position along the axis."""
         return {self.ranks.name: self.ranks.experts.rank}
 
     def forward(self, input: Any) -> tuple[Any, Any]:
-        """input: (…, embed_dim), this rank's tokens, maybe none. Returns the same shape, and the
-        auxiliary loss, one number that is the same on all ranks: 1 if experts get equally much,
-        more otherwise. Add it, times 0.01 or so, to the loss on all ranks, or on none.
-        """
+        """Return the mixed outputs, and the auxiliary loss.
+
+        input: (…, embed_dim), this rank's tokens, maybe none. The outputs have the same shape.
+        The auxiliary loss is one number that is equal on all ranks: 1 if all experts get the
+        same number of tokens, more otherwise. Add it, times 0.01 or so, to the loss on all
+        ranks, or on none."""
         self._check(input)
         tokens = input.reshape(-1, self.embed_dim)
         self._compare_first(tokens)
@@ -208,7 +211,7 @@ class MixtureOfExperts:
         return found.reshape(input.shape), balance
 
     def _scored(self, tokens: Any) -> tuple[Indices, Any, Any]:
-        """The experts of each token, their weights, and scores of all experts."""
+        """Return the experts of each token, their weights, and scores of all experts."""
         router = shared_by(self.router, self.ranks.parts)
         scores = self.functional.softmax(self.functional.linear(tokens, router), -1)
         chosen = highest(self._on_host(scores), self.top_k)
@@ -218,7 +221,8 @@ class MixtureOfExperts:
         return chosen, weights, scores
 
     def _asked(self, tokens: Any) -> tuple[Indices, Any, Any]:
-        """The same of the user's router; scores may be None. ConfigError for anything else."""
+        """Return experts, weights and scores of the user's router; scores may be None. Raises
+        ConfigError for wrong shapes."""
         chosen, weights, *scores = self._called(self.router, tokens)
         shape, every = (*chosen.shape,), [(*each.shape,) for each in scores]
         rows = tokens.shape[0]
@@ -232,14 +236,14 @@ class MixtureOfExperts:
         return self._numbers(chosen), weights, scores[0] if scores else None
 
     def _limit(self, everyone: Indices) -> Limit | None:
-        """How many assignments experts take at most."""
+        """Return how many assignments experts take at most, or None without a limit."""
         if self.capacity_factor is None:
             return None
         most = capacity(self.capacity_factor, int(everyone.sum()), self.num_experts)
         return Limit(everyone[: self.ranks.tokens.rank].sum(axis=0), most)
 
     def _feed_forward(self, rows: Any, counts: list[int]) -> Any:
-        """Of rows that lie by this rank's experts."""
+        """Return the outputs of this rank's experts for rows that are sorted by expert."""
         grouped = GroupedLinear(counts)
         hidden = applied(grouped, rows, self.ranks.averaged(self.up))
         activate = getattr(self.functional, self.activation)
@@ -251,8 +255,8 @@ class MixtureOfExperts:
         return applied(grouped, hidden, self.ranks.averaged(self.down))
 
     def _balance(self, scores: Any, everyone: Indices, top_k: int) -> Any:
-        """experts · Σ (its part of all assignments · the mean of its scores over all tokens), after
-        Fedus et al."""
+        """Return experts · Σ (its part of all assignments · the mean of its scores over all
+        tokens), after Fedus et al."""
         total = max(int(everyone.sum()), 1)
         parts = self._like(everyone.sum(axis=0) * (self.num_experts * top_k / total**2), scores)
         group, own = self.ranks.tokens, scores.sum(0)
@@ -261,7 +265,7 @@ class MixtureOfExperts:
         return (regions.copy(regions.reduce(own, group), group) * parts).sum()
 
     def _check(self, input: Any) -> None:
-        """ConfigError on all ranks unless all can go on."""
+        """Raise ConfigError on all ranks unless the inputs fit on all."""
         is_fit = len(input.shape) and input.shape[-1] == self.embed_dim
         text = f"{input.dtype}, {'with' if is_recorded(input, self.up) else 'without'} gradients"
         if not is_fit:
@@ -270,14 +274,15 @@ class MixtureOfExperts:
         agree(self.ranks.experts, "the input of MixtureOfExperts", text, problem)
 
     def note_parts(self, group: ProcessGroup) -> None:
-        """Told by parallelize(): these ranks have parts of other layers. They have the same tokens
-        here, or `sequence` says that each has a part, which the first ones are looked at for."""
+        """Note for parallelize() that these ranks have parts of other layers. They have the same
+        tokens here, or `sequence` says that each has a part. The first tokens are compared to
+        check that."""
         if self.ranks.parts is None:
             others = [each for each in self.ranks.beside if each is not group]
             self.ranks, self._has_compared = replace(self.ranks, beside=(*others, group)), False
 
     def _compare_first(self, tokens: Any) -> None:
-        """ConfigError on all ranks if ranks that are said to have the same tokens have others, or
+        """Raise ConfigError on all ranks if ranks that should have the same tokens differ, or
         the other way round."""
         if self._has_compared:
             return
@@ -290,7 +295,8 @@ class MixtureOfExperts:
                 raise ConfigError(f"MixtureOfExperts: {said}")
 
     def _are_same(self, tokens: Any, group: ProcessGroup) -> bool | None:
-        """Whether the ranks of a group have the same tokens; None if these do not tell."""
+        """Return whether the ranks of a group have the same tokens, or None if the tokens do not
+        tell."""
         own = np.zeros((2 * _LOOKED_AT, self.embed_dim))
         for place, some in (0, tokens[:_LOOKED_AT]), (_LOOKED_AT, tokens[-_LOOKED_AT:]):
             own[place : place + len(some)] = self._on_host(some)
@@ -300,7 +306,7 @@ class MixtureOfExperts:
         return are_same(told[:, 0], rows)
 
     def extra_repr(self) -> str:
-        """The options."""
+        """Return the options as text."""
         top_k = "" if self._routes else f"top_k={self.top_k}, "
         return (
             f"{top_k}activation={self.activation!r}, gated={self.gated}, "
@@ -310,32 +316,32 @@ class MixtureOfExperts:
     # What differs between frameworks
 
     def _drawn(self, shape: tuple[int, ...], fan_in: int, dtype: Any) -> Any:
-        """Uniform in ±1/√fan_in, by the framework's generator."""
+        """Draw from the uniform distribution in ±1/√fan_in, by the framework's generator."""
         raise NotImplementedError
 
     def _parameter(self, values: Any) -> Any:
         raise NotImplementedError
 
     def _called(self, module: Any, tokens: Any) -> Any:
-        """What a module or a function gives, of whose parameters ranks with parts of one batch sum
-        the gradients."""
+        """Call a module or a function. Ranks with parts of one batch sum its parameters'
+        gradients."""
         return module(tokens)
 
     def _numbers(self, chosen: Any) -> Indices:
-        """Whole numbers as numpy has them."""
+        """Return whole numbers as an array of numpy."""
         raise NotImplementedError
 
     def _on_host(self, scores: Any) -> NDArray[Any]:
-        """The values as numpy has them."""
+        """Return the values as an array of numpy."""
         raise NotImplementedError
 
     def _like(self, array: NDArray[Any], tensor: Any) -> Any:
-        """A constant of the tensor's dtype, where that is."""
+        """Return a constant of the tensor's dtype, on its device."""
         raise NotImplementedError
 
 
 def _cuts(num_experts: int, ranks: int) -> list[int]:
-    """The first expert of each rank, and the end."""
+    """Return the first expert of each rank, and the end."""
     return [*(Shard(0).spans(num_experts, ranks, rank)[0][0] for rank in range(ranks)), num_experts]
 
 

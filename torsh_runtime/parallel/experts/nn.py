@@ -19,7 +19,7 @@ class _OfNn:
 
 
 class MixtureOfExperts(_OfNn, layers.MixtureOfExperts, nn.Module):
-    """See layers."""
+    """Mixes experts in models of tr.nn."""
 
     def _drawn(self, shape: tuple[int, ...], fan_in: int, dtype: Any) -> nn.Tensor:
         empty = nn.Tensor(np.empty(shape, dtype_named(dtype or np.float32)))

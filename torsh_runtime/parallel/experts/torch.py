@@ -19,7 +19,7 @@ class _OfTorch:
 
 
 class MixtureOfExperts(_OfTorch, layers.MixtureOfExperts, nn.Module):
-    """See layers."""
+    """Mixes experts in models of torch."""
 
     def _drawn(self, shape: tuple[int, ...], fan_in: int, dtype: Any) -> Tensor:
         return torch.empty(shape, dtype=dtype).uniform_(-(fan_in**-0.5), fan_in**-0.5)

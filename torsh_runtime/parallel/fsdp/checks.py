@@ -1,4 +1,4 @@
-"""What cannot be sharded, or cannot be trained then: ConfigError."""
+"""Checks that raise ConfigError for models that cannot be sharded, or not be trained then."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from torsh_runtime.parallel.fsdp.wrapping import is_within
 
 
 def check_parameters(model: Module, config: FsdpConfig) -> None:
-    """A model without parameters, or with such that cannot be sharded as the config says."""
+    """Raise ConfigError for a model without parameters, or with some that cannot be sharded as
+    the config says."""
     framework, named = framework_of(model), all_parameters(model)
     if not named:
         raise ConfigError("the model has no parameters: there is nothing to shard")
@@ -42,8 +43,9 @@ def check_inner(
     inner: dict[str, tuple[int, ...]],
     sharded: Set[int],
 ) -> None:
-    """Parts that are sharded already, over other ranks or with a parameter of other parts, too.
-    inner: by the paths of those parts their ranks. sharded: id() of their parameters."""
+    """Raise ConfigError if parts are sharded already over other ranks, or share a parameter with
+    a part that is. inner: the ranks of those parts by their paths. sharded: id() of their
+    parameters."""
     for path, others in inner.items():
         if others != tuple(ranks):
             raise ConfigError(
@@ -60,8 +62,9 @@ def check_inner(
 
 
 def check_outputs(unit: FSDPParamGroup, outputs: object) -> None:
-    """Of a unit that ranks have parts of: tensors where it will not be noticed that a backward pass
-    begins at them, so that the parameters would not be gathered for it."""
+    """Raise ConfigError if a unit that ranks have parts of returned tensors in an object that is
+    not searched. It would not be noticed that a backward pass begins at them, so the parameters
+    would not be gathered for it."""
     if unit.is_replicated or not unit.laid:
         return
     found = [*leaves(outputs)]

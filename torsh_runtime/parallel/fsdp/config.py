@@ -1,4 +1,4 @@
-"""How a model is sharded."""
+"""Options for how a model is sharded."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ from torsh_runtime.errors import ConfigError
 
 
 class ShardingStrategy(Enum):
-    """What each rank has a part of only (ZeRO: Rajbhandari et al., SC 2020)."""
+    """Selects what is divided among the ranks (ZeRO: Rajbhandari et al., SC 2020)."""
 
     FULL_SHARD = "full"
     """Parameters, gradients and the optimizer's state (stage 3)."""
     SHARD_GRAD_OP = "grad-and-optimizer"
     """Gradients and the optimizer's state, and parameters outside of a step (stage 2)."""
     NO_SHARD = "none"
-    """Nothing, as with DistributedDataParallel."""
+    """Replication of everything, as with DistributedDataParallel."""
     HYBRID_SHARD = "hybrid"
-    """As FULL_SHARD among the ranks of one group, which others replicate."""
+    """Like FULL_SHARD among the ranks of one group, which other groups replicate."""
 
 
 class BackwardPrefetch(Enum):
-    """When a backward pass asks for the parameters of the next unit, where they are gathered."""
+    """Selects when a backward pass asks for the next unit's parameters, if they have to be
+    gathered."""
 
     BACKWARD_PRE = "pre"
     """Before it computes the gradients of the present one."""
     BACKWARD_POST = "post"
     """After that, when these are on their way."""
     NONE = "none"
-    """When they are needed."""
+    """Parameters are gathered only when they are needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +68,14 @@ AutoWrapPolicy = SizeBasedAutoWrap | ModuleTypeBasedAutoWrap | CustomAutoWrap | 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryConfig:
-    """How much may be in memory at a time. ConfigError for what is not there."""
+    """Limits how much may be in memory at a time. Raises ConfigError for unsupported options."""
 
     limit_all_gathers: bool = True
-    """Whether at most one unit is gathered before it is needed; else all that follow are."""
+    """Gather at most one unit before it is needed. If False, all units that follow are."""
     use_orig_params: bool = True
     """The model's own parameters are what an optimizer gets; nothing else is there."""
     offload_to_cpu: bool = False
-    """As FsdpConfig.cpu_offload."""
+    """Equivalent to FsdpConfig.cpu_offload."""
 
     def __post_init__(self) -> None:
         if self.use_orig_params is not True:
@@ -87,57 +88,57 @@ class MemoryConfig:
 
 @dataclass(frozen=True, slots=True)
 class MixedPrecision:
-    """In which dtypes a model computes and communicates, as torch's class of this name. Each is one
-    of torch's, one of numpy's or its name, and holds for floating point tensors; None is the
-    parameters' own. Optimizers change parameters in their own dtype."""
+    """Selects the dtypes in which a model computes and communicates, like torch's class of this
+    name. Each is one of torch's, one of numpy's or its name, and holds for floating point
+    tensors; None is the parameters' own. Optimizers change parameters in their own dtype."""
 
     param_dtype: Any = None
-    """Of parameters in forward and backward passes."""
+    """Dtype of parameters in forward and backward passes."""
     reduce_dtype: Any = None
-    """In which gradients are averaged; None: param_dtype."""
+    """Dtype in which gradients are averaged; None: param_dtype."""
     buffer_dtype: Any = None
-    """Of buffers, which are cast when the model is wrapped."""
+    """Dtype of buffers, which are cast when the model is wrapped."""
     keep_low_precision_grads: bool = False
-    """Whether optimizers get gradients in the dtype in which they were averaged."""
+    """Give optimizers gradients in the dtype in which they were averaged."""
     cast_forward_inputs: bool = True
-    """Whether what units are called with is cast to param_dtype."""
+    """Cast the inputs of units to param_dtype."""
 
     def __post_init__(self) -> None:
         for name in ("param_dtype", "reduce_dtype", "buffer_dtype"):
             object.__setattr__(self, name, _floating(name, getattr(self, name)))
 
     def dtypes(self) -> list[str]:
-        """The names of those that were given."""
+        """Return the names of the dtypes that were given."""
         return [*filter(None, (self.param_dtype, self.reduce_dtype, self.buffer_dtype))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FsdpConfig:
-    """Frozen. ConfigError for values that make no sense, and from the wrapper on all ranks if they
-    differ."""
+    """Configures how a model is sharded. Instances are frozen. Raises ConfigError for invalid
+    values, and from the wrapper on all ranks if they differ."""
 
     min_num_params: int = 1000
     """A unit of fewer parameters is replicated."""
     auto_wrap_policy: AutoWrapPolicy = SizeBasedAutoWrap()
-    """Which modules are units, whose parameters are gathered and let go together."""
+    """Selection of the modules that are units, whose parameters are gathered and freed together."""
     sharding_strategy: ShardingStrategy | str = ShardingStrategy.FULL_SHARD
-    """Or its value, such as "full"."""
+    """Strategy, or its value, such as "full"."""
     memory_config: MemoryConfig = field(default_factory=MemoryConfig)
     backward_prefetch: BackwardPrefetch | str = BackwardPrefetch.BACKWARD_PRE
-    """Or its value, such as "pre"."""
+    """Prefetching, or its value, such as "pre"."""
     mixed_precision: MixedPrecision = field(default_factory=MixedPrecision)
-    """In which dtypes it computes and communicates."""
+    """Dtypes in which the model computes and communicates."""
     cpu_offload: bool = False
-    """Whether parts, their gradients and so the optimizer's state lie in the memory of the CPU, as
-    all of a model on the CPU does; ConfigError with one that is elsewhere."""
+    """Keep parts, their gradients and therefore the optimizer's state in the memory of the CPU,
+    as a model on the CPU does anyway. Raises ConfigError with a model that is elsewhere."""
     activation_checkpointing: bool = False
-    """Whether units within the model keep their inputs only and compute everything once more in the
-    backward pass (Chen et al., 2016). A unit that is within another such is a part of that."""
+    """Let units within the model keep only their inputs, and compute everything once more in the
+    backward pass (Chen et al., 2016). A unit within another such unit counts as a part of that."""
     param_init_fn: Callable[[Any], object] | None = None
     """Called with each module that has parameters or buffers on the meta device, once they have
     memory: gives them values. None: module.reset_parameters()."""
     check_nan: bool = False
-    """Whether a backward pass raises GradientError on all ranks if averages are not finite."""
+    """Raise GradientError on all ranks if averages are not finite after a backward pass."""
 
     def __post_init__(self) -> None:
         for name, kind in (
@@ -162,11 +163,11 @@ class FsdpConfig:
 
     @property
     def offloads(self) -> bool:
-        """Whether parts are to lie in the memory of the CPU."""
+        """Return whether parts are to be stored in the memory of the CPU."""
         return self.cpu_offload or self.memory_config.offload_to_cpu
 
     def agreed(self) -> dict[str, object]:
-        """The options that have to be the same on all ranks."""
+        """Return the options that must be equal on all ranks."""
         named = {each.name: getattr(self, each.name) for each in fields(self)}
         if isinstance(self.auto_wrap_policy, CustomAutoWrap):  # functions have no common name
             named["auto_wrap_policy"] = "CustomAutoWrap"
@@ -184,7 +185,7 @@ def _member(name: str, kind: type[Enum], given: object) -> Enum:
 
 
 def _floating(option: str, given: Any) -> str | None:
-    """The name of a floating point dtype."""
+    """Return the name of a floating point dtype, or raise ConfigError if it is none."""
     if given is None:
         return None
     name = str(given).removeprefix("torch.")

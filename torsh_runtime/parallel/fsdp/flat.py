@@ -12,7 +12,8 @@ from torsh_runtime.parallel.fsdp.precision import Precision
 
 
 class FlatParameter:
-    """Where each parameter lies, and which elements are whose: `cuts`, without padding."""
+    """Tells where each parameter is placed, and which elements belong to which rank: `cuts`,
+    without padding."""
 
     def __init__(
         self,
@@ -36,26 +37,27 @@ class FlatParameter:
 
     @property
     def own_size(self) -> int:
-        """Elements of this rank's part."""
+        """Return the number of elements of this rank's part."""
         return self.end - self.start
 
     def share(self, number: int) -> tuple[int, int]:
-        """This rank's elements of one of the parameters: the first, and the one after the last."""
+        """Return this rank's elements of one of the parameters: the first, and the one after the
+        last. (0, 0) means that it has none."""
         start = self.starts[number]
         first, last = max(self.start - start, 0), min(self.end - start, self.sizes[number])
         return (first, last) if first < last else (0, 0)
 
     def span(self, number: int) -> tuple[int, int]:
-        """The same, as they lie in this rank's part."""
+        """Return this rank's elements of one of the parameters as positions in this rank's part."""
         first, last = self.share(number)
         offset = self.starts[number] - self.start
         return (first + offset, last + offset) if first < last else (0, 0)
 
     def piece(self, number: int) -> Piece:
-        """What this rank has of one of the parameters."""
+        """Return the piece of one of the parameters that this rank has."""
         shape = self.shapes[number]
         return Piece(shape, (0,) * len(shape), shape, *self.share(number))
 
     def parts(self, whole: Values) -> list[Values]:
-        """Everyone's part of a flat tensor of this layout."""
+        """Return each rank's part of a flat tensor of this layout."""
         return [whole[start:end] for start, end in pairwise(self.cuts)]

@@ -1,4 +1,4 @@
-"""One parameter in its unit."""
+"""Manages one parameter in its unit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class FSDPParam:
         number: int,
         keeps_shape: bool,
     ) -> None:
-        """keeps_shape: all of it is this rank's."""
+        """Create the parameter's views. keeps_shape: this rank has all of it."""
         self._framework, self._flat, self.memory, self.number = framework, flat, memory, number
         self.parameter = flat.parameters[number]
         self._stop_following: Call | None = None
@@ -36,27 +36,27 @@ class FSDPParam:
 
     @property
     def has_gradient(self) -> bool:
-        """Whether there was one before the present backward pass."""
+        """Return whether there was a gradient before the present backward pass."""
         return self._gradient is not None
 
     @property
     def has_kept(self) -> bool:
-        """Whether one is to be averaged later."""
+        """Return whether a gradient is kept to be averaged later."""
         return self._kept is not None
 
     @property
     def has_come(self) -> bool:
-        """Whether a backward pass has left one, while the parameter is whole."""
+        """Return whether a backward pass has left a gradient, while the parameter is whole."""
         return self.parameter.grad is not None
 
     @property
     def is_trained(self) -> bool:
-        """Whether gradients of its kind are reduced."""
+        """Return whether gradients of its kind are reduced."""
         return self._flat.is_trained
 
     @property
     def is_new(self) -> bool:
-        """Whether it wants gradients that nobody follows yet."""
+        """Return whether it wants gradients that no hook follows yet."""
         return self._stop_following is None and self.parameter.requires_grad
 
     def follow(self, call: Call) -> None:
@@ -68,8 +68,8 @@ class FSDPParam:
             self._stop_following = on_gradient(self.parameter, call)
 
     def take_over(self) -> None:
-        """Have the values that a program has given the parameter as memory of its own, as by
-        `parameter.data = values`. ConfigError for those of another shape or dtype."""
+        """Take the values that a program has given the parameter as memory of its own, as by
+        `parameter.data = values`. Raises ConfigError for those of another shape or dtype."""
         parameter, own = self.parameter, self._own
         if self._framework.is_at(parameter.data, own):
             return
@@ -95,7 +95,7 @@ class FSDPParam:
         self._show(self._view)
 
     def be_copied(self, full: Any) -> None:
-        """Be whole in other memory."""
+        """Show the parameter whole in other memory, `full`."""
         self._show(self._shaped(full))
 
     def be_own(self) -> None:
@@ -126,7 +126,7 @@ class FSDPParam:
             self._gradient = self._average()
 
     def give(self, is_shown: bool) -> None:
-        """Its gradient has been averaged."""
+        """Take the average as the gradient, after it has been reduced."""
         self._gradient = self._average()
         if is_shown:
             self._framework.set_gradient(self.parameter, self._gradient)
@@ -136,7 +136,7 @@ class FSDPParam:
         self._kept = None
 
     def void(self) -> None:
-        """Have no gradient."""
+        """Remove the gradient of the parameter."""
         self._gradient = self.parameter.grad = None
 
     def _show(self, values: Any) -> None:
@@ -153,7 +153,7 @@ class FSDPParam:
         return self._part(self.memory.gradients)
 
     def _part(self, own: Any) -> Any:
-        """This parameter's of what this rank has of the unit."""
+        """Return this parameter's part of what this rank has of the unit."""
         if self._keeps_shape:
             return self._shaped(own)
         first, last = self._flat.span(self.number)

@@ -1,4 +1,4 @@
-"""A unit: parameters that are made whole and let go together."""
+"""A unit: parameters that are unsharded and resharded together."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class FSDPParamGroup:
         is_replicated: bool,
         keeps_whole: bool,
     ) -> None:
-        """is_replicated: every rank has it whole. keeps_whole: so does it stay from a forward pass
-        to the end of the backward pass."""
+        """Create the group. is_replicated: every rank has it whole. keeps_whole: it also stays
+        whole from a forward pass to the end of the backward pass."""
         self.name, self.module, self.laid, self.is_replicated = name, module, laid, is_replicated
         self._framework = framework
         self.keeps_whole = keeps_whole
@@ -61,7 +61,8 @@ class FSDPParamGroup:
             memory.reshard()
 
     def be_within(self, path: str, ledger: MemoryAccounting) -> None:
-        """Be a unit of a larger model, in which its own has this name and that counts for it."""
+        """Become a unit of a larger model, in which the unit's own model is at `path`, and whose
+        memory `ledger` counts."""
         self.name = f"{path}.{self.name}".rstrip(".")
         for flat, memory in self.laid:
             flat.names = [f"{path}.{name}" for name in flat.names]
@@ -69,15 +70,15 @@ class FSDPParamGroup:
 
     @property
     def parameters(self) -> list[Any]:
-        """All of it."""
+        """Return all parameters of the unit."""
         return [slot.parameter for slot in self._slots]
 
     def names(self) -> list[str]:
-        """Of the parameters that want gradients, by their numbers."""
+        """Return the names of the parameters that want gradients, by their numbers."""
         return [name for flat, _ in self.laid if flat.is_trained for name in flat.names]
 
     def gradients(self) -> list[Any]:
-        """Those that its parameters have now."""
+        """Return the gradients that its parameters have now."""
         given = [slot.parameter.grad for slot in self._trained]
         return [gradient for gradient in given if gradient is not None]
 
@@ -88,7 +89,7 @@ class FSDPParamGroup:
             slot.follow(partial(call, number))
 
     def publish(self) -> None:
-        """A program may have changed this rank's part."""
+        """Take over what a program may have changed in this rank's part."""
         for slot in self._slots:
             slot.take_over()
         for _, memory in self.laid:
@@ -105,14 +106,14 @@ class FSDPParamGroup:
         self.on_gradients(self._call)
 
     def prepare(self) -> None:
-        """Gradients may come: have memory for them."""
+        """Allocate memory for gradients, which may come from now on."""
         self._came.clear()
         for flat, memory in self.laid:
             if flat.is_trained:
                 memory.prepare()
 
     def begin_unshard(self) -> None:
-        """Begin to make it whole."""
+        """Begin to unshard all parameters of the unit."""
         if not self._is_here:
             for _, memory in self.laid:
                 memory.begin_unshard()
@@ -131,8 +132,8 @@ class FSDPParamGroup:
         self._seen.become("unsharded", unit=self.name)
 
     def show_own(self) -> None:
-        """Let its parameters be this rank's, as optimizers and zero_grad() know them, and keep what
-        is not this rank's for later."""
+        """Show this rank's parts as the parameters, as optimizers and zero_grad() know them, and
+        keep the rest for later."""
         if self.is_whole:
             for slot in self._slots:
                 slot.be_own()
@@ -140,7 +141,7 @@ class FSDPParamGroup:
         self.is_whole = False
 
     def reshard(self) -> None:
-        """Let go of what is not this rank's."""
+        """Free everything that is not this rank's."""
         self.show_own()
         for _, memory in self.laid:  # it may have been asked for, and not used
             memory.reshard()
@@ -148,23 +149,23 @@ class FSDPParamGroup:
         self._seen.become("sharded", unit=self.name)
 
     def watch(self, kind: Any) -> None:
-        """Have operations tell before they take values of its parameters, unless it is whole."""
+        """Watch for operations that take values of its parameters, unless it is whole."""
         if kind is not None and not self.is_whole:
             for slot in self._slots:
                 self._framework.watch(slot.parameter, kind)
 
     def unwatch(self) -> None:
-        """End that."""
+        """End the watch over its parameters."""
         for slot in self._slots:
             self._framework.watch(slot.parameter, None)
 
     def met(self) -> None:
-        """All ranks have met."""
+        """Note that all ranks have met."""
         for _, memory in self.laid:
             memory.met()
 
     def take(self, number: int, averages: bool) -> bool:
-        """A gradient has come; whether it was the last one of the unit."""
+        """Take a gradient that has come. Return whether it was the last one of the unit."""
         slot = self._trained[number]
         if not averages:
             slot.keep()
@@ -175,7 +176,7 @@ class FSDPParamGroup:
 
     @property
     def has_kept(self) -> bool:
-        """Whether gradients are to be averaged later."""
+        """Return whether gradients are kept to be averaged later."""
         return any(slot.has_kept for slot in self._trained)
 
     def keep(self) -> None:
@@ -184,12 +185,13 @@ class FSDPParamGroup:
             slot.keep()
 
     def there(self) -> list[int]:
-        """The numbers of parameters whose gradients are kept, or have come while it is whole."""
+        """Return the numbers of parameters whose gradients are kept, or have come while it is
+        whole."""
         slots = enumerate(self._trained)
         return [number for number, slot in slots if slot.has_kept or slot.has_come]
 
     def finish(self) -> list[int]:
-        """Begin to reduce what has come: these."""
+        """Begin to reduce the gradients that have come. Return the numbers of their parameters."""
         numbers = sorted(self._came)
         self._came.clear()
         came = [self._trained[number] for number in numbers]
@@ -217,7 +219,7 @@ class FSDPParamGroup:
         self._reduced.clear()
 
     def settle(self) -> None:
-        """All ranks have waited: let gradients be the averages."""
+        """Let gradients be the averages, after all ranks have waited."""
         for _, memory in self.laid:
             memory.settle()
 

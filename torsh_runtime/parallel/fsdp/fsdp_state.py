@@ -1,4 +1,4 @@
-"""When the units of a model are whole: forward and backward passes, followed by hooks."""
+"""Makes the units of a model whole for forward and backward passes, which hooks follow."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MOST_UNDER_WAY = 1
 
 
 def _lender(passes: FSDPState) -> Callable[[Any], None]:
-    """What makes a parameter whole, without keeping the passes alive."""
+    """Return a function that makes a parameter whole, without keeping the passes alive."""
     here = weakref.ref(passes)
 
     def lend(parameter: Any) -> None:
@@ -37,7 +37,7 @@ def _lender(passes: FSDPState) -> Callable[[Any], None]:
 
 
 class FSDPState:
-    """Of one model, all of whose ranks call the same units in the same order."""
+    """Follows the passes of one model, all of whose ranks call the same units in the same order."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class FSDPState:
         units: Sequence[FSDPParamGroup],
         replicas: Replicas | None = None,
     ) -> None:
-        """replicas: the ranks that have the same part."""
+        """Create the state. replicas: the ranks that have the same part."""
         self._replicas = replicas
         self._framework, self._group, self._config = framework_of(model), group, config
         self.units = [*units]
@@ -70,7 +70,7 @@ class FSDPState:
             self._hook(unit)
 
     def adopt(self, inner: FSDPState) -> None:
-        """Have the units of another one, whose model is within this one's."""
+        """Take over the units of a state whose model is within this one's."""
         self._inner.append(inner)
         inner._outer = self
         self.units += inner.units
@@ -79,7 +79,7 @@ class FSDPState:
         return self if self._outer is None else self._outer._outermost()
 
     def is_outermost_summoned(self) -> bool:
-        """Whether the whole model's parameters are whole copies now."""
+        """Return whether the whole model's parameters are whole copies now."""
         return self._outermost().is_summoned
 
     def _hook(self, unit: FSDPParamGroup) -> None:
@@ -111,7 +111,7 @@ class FSDPState:
         self.is_held = True
 
     def let_go(self) -> None:
-        """Let no unit be whole any more, and keep the gradients that have come for reduce()."""
+        """Reshard all units, and keep the gradients that have come for reduce()."""
         if not self.is_held:
             return
         self.is_held = False
@@ -137,7 +137,8 @@ class FSDPState:
             self._complete()
 
     def begin(self) -> None:
-        """A forward pass begins: owners have changed their parts, and all may look at them."""
+        """Begin a forward pass: owners have changed their parts, and all ranks may now read
+        them."""
         if self._outermost().is_summoned:
             raise ConfigError(
                 "the model was called inside summon_full_params: leave the block first"
@@ -154,8 +155,8 @@ class FSDPState:
 
     @contextmanager
     def within_method(self) -> Iterator[Callable[[Any], None]]:
-        """A block in which a method of the model computes as its forward() does; its results are
-        given to what this yields."""
+        """Let a method of the model compute as its forward() does in this block. The results of
+        the method are given to the function that this yields."""
         root = self.units[0]
         if self.is_held or self._is_in_method or self._framework.in_backward():
             yield lambda _: None
@@ -180,14 +181,14 @@ class FSDPState:
                 return
 
     def rest(self) -> None:
-        """Let no unit be whole, and nothing go on, such as what an exception left behind."""
+        """Reshard all units, and end what an exception has left behind."""
         if self._is_ending:
             self._void()
         for unit in self.units:
             unit.reshard()
 
     def _void(self) -> None:
-        """What came in a backward pass that was broken off counts for nothing."""
+        """Discard what came in a backward pass that was broken off."""
         self._is_ending = False
         self._end_span()
         self._record = Record()
@@ -196,7 +197,7 @@ class FSDPState:
             unit.void()
 
     def end_forward(self) -> None:
-        """It has ended; without gradients nothing follows."""
+        """End a forward pass. Reshard all units if no backward pass follows, without gradients."""
         follows = self._framework.in_backward() or self._framework.is_grad_enabled()
         if self.is_held or follows:
             return
@@ -205,7 +206,7 @@ class FSDPState:
         self.meet()
 
     def meet(self) -> None:
-        """Where ranks have memory in common, wait for all of them."""
+        """Wait for all ranks if they have memory in common."""
         if self._group.world_size > 1 and any(unit.is_common for unit in self.units):
             self._group.barrier()
         for unit in self.units:
@@ -224,8 +225,9 @@ class FSDPState:
             self._prefetch(self._last_order, len(self._order))
 
     def _begins(self, unit: FSDPParamGroup) -> bool:
-        """Whether a call of the unit is a forward pass of its own. One that an exception has broken
-        off is over when what is called is not within it."""
+        """Return whether a call of the unit is a forward pass of its own. A pass that an
+        exception has broken off is over when a unit is called that is not within the one that
+        began it."""
         begun = self._beginner
         if self._is_in_method or begun is None:
             return not self._is_in_method
@@ -268,7 +270,7 @@ class FSDPState:
                 self._prefetch_before(unit)
 
     def _expect_end(self) -> None:
-        """A backward pass goes on: complete it when it ends."""
+        """Arrange that the present backward pass is completed when it ends."""
         if not self._is_ending:
             self._is_ending = True
             self._span = Span("fsdp.backward")
@@ -292,7 +294,7 @@ class FSDPState:
             self._prefetch_before(unit)
 
     def _prefetch_before(self, unit: FSDPParamGroup) -> None:
-        """Of those that a backward pass comes to after this one."""
+        """Prefetch units that a backward pass reaches after this one."""
         if unit in self._order:
             self._prefetch(self._order[: self._order.index(unit)][::-1], 0)
 
@@ -354,7 +356,7 @@ class FSDPState:
 
     @contextmanager
     def _in_step(self) -> Iterator[None]:
-        """GradientError if other ranks do something else in their backward passes."""
+        """Raise GradientError if other ranks make different calls in their backward passes."""
         try:
             yield
         except CommMismatch as error:

@@ -16,8 +16,8 @@ from torsh_runtime.parallel.groups import group_of
 
 
 def groups_of(given: Any, strategy: object) -> tuple[Any, Any]:
-    """Those to shard over, and the replicas, None if the strategy has none: groups, or parts of a
-    mesh. ConfigError for what is no groups."""
+    """Return the ranks to shard over, and the replicas or None if the strategy has none: groups,
+    or parts of a mesh. Raises ConfigError if `given` has no such groups."""
     if strategy is not ShardingStrategy.HYBRID_SHARD:
         return given, None
     if isinstance(given, DeviceMesh) and len(given.mesh_dim_names) == 2:
@@ -34,8 +34,8 @@ def groups_of(given: Any, strategy: object) -> tuple[Any, Any]:
 
 
 def nodes_of(group: ProcessGroup) -> Nodes | None:
-    """The group's nodes, if there are several with equally many ranks each, and more than one;
-    else None, on all ranks."""
+    """Return the group's nodes if there are several with equally many ranks each, and more than
+    one; else None, on all ranks."""
     if group.is_in_node or group.world_size == 1:
         return None
     members = _members(group)
@@ -57,7 +57,7 @@ def _by_node(group: ProcessGroup) -> tuple[ProcessGroup, ProcessGroup]:
 
 
 def _members(group: ProcessGroup) -> list[list[int]]:
-    """The ranks of each node."""
+    """Return the ranks of each node."""
     nodes: dict[str, list[int]] = {}
     for rank, node in enumerate(texts_of_all(group, repr(node_here()))):
         nodes.setdefault(node, []).append(rank)
@@ -65,7 +65,7 @@ def _members(group: ProcessGroup) -> list[list[int]]:
 
 
 def _split(group: ProcessGroup, members: list[list[int]]) -> tuple[ProcessGroup, ProcessGroup]:
-    """This rank's node, and who has its place in each node."""
+    """Return the group of this rank's node, and that of the ranks with its place in each node."""
     likes = [list(each) for each in zip(*members, strict=True)]
     here, like = (split_group(group, parts) for parts in (members, likes))
     return group_of(here), group_of(like)

@@ -1,4 +1,4 @@
-"""What must not be done with the modules of a sharded model, and what is to be done instead."""
+"""Prevents misuse of a sharded model's modules, and says what to do instead."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _STATE_OF_PARTS = (
 
 
 class NoCopies:
-    """It is neither copied nor pickled: ConfigError. One lies in each unit's module."""
+    """Makes copying and pickling raise ConfigError. Each unit's module holds one."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
         raise ConfigError(NO_COPIES)

@@ -18,7 +18,7 @@ class Initialiser:
         self._left = [each for each in model.named_modules() if is_meta(each[1])]
 
     def check(self) -> None:
-        """ConfigError for modules that nobody can initialise."""
+        """Raise ConfigError for modules on the meta device that nothing can initialise."""
         if self._initialise is not None:
             return
         without = [repr(name) for name, m in self._left if own_initialiser(m) is None]
@@ -29,8 +29,8 @@ class Initialiser:
             )
 
     def have(self, parameters: Sequence[Any]) -> bool:
-        """Let these parameters have values, and so all that is in their modules. Whether some had
-        none."""
+        """Initialize the modules of these parameters, if that is still to do. Return whether it
+        was for any."""
         wanted = {id(parameter) for parameter in parameters}
         found = [
             named
@@ -42,7 +42,7 @@ class Initialiser:
         return bool(found)
 
     def have_all(self) -> None:
-        """Let everything have values."""
+        """Initialize all modules that are left."""
         for named in [*self._left]:
             self._make(named)
 

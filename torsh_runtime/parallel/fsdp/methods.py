@@ -18,8 +18,8 @@ def register_fsdp_forward_method(model: FullyShardedDataParallel, method_name: s
         loss(model.encode(batch)).backward()
 
     A method that calls the module itself, as generate() of transformers, or modules of it that are
-    units, needs it only where it uses other parameters as well. ConfigError for what is no sharded
-    model, or has no such method.
+    units, needs it only where it uses other parameters as well. Raises ConfigError for what is no
+    sharded model, or has no such method.
     """
     if not isinstance(model, FullyShardedDataParallel):
         raise ConfigError(
@@ -33,7 +33,7 @@ def register_fsdp_forward_method(model: FullyShardedDataParallel, method_name: s
 
     @functools.wraps(method)
     def call(*inputs: Any, **named: Any) -> Any:
-        """As the method."""
+        """Call the method as a forward pass of the wrapper's model, if the wrapper still exists."""
         wrapper = here()
         if wrapper is None:
             return method(*inputs, **named)

@@ -18,13 +18,13 @@ from torsh_runtime.parallel.regions.arrays import copied
 
 
 class Nodes:
-    """Of a group whose nodes have equally many ranks: `here` are this node's, and `likes` those
-    that have this one's place in their nodes, this one included."""
+    """Describes a group whose nodes have equally many ranks: `here` are this node's, and `likes`
+    those with this one's place in their nodes, including this one."""
 
     def __init__(
         self, here: ProcessGroup, likes: ProcessGroup, members: Sequence[Sequence[int]]
     ) -> None:
-        """members: of each node, by their ranks in the group."""
+        """Create the description. members: each node's ranks in the group."""
         self.here, self.likes, self.members = here, likes, members
         self._released: list[NodeStorage] = []
 
@@ -36,11 +36,12 @@ class Nodes:
         self._released.clear()
 
     def release(self, memory: NodeStorage) -> None:
-        """This rank has done with it."""
+        """Note that this rank no longer needs `memory`."""
         self._released.append(memory)
 
     def take_back(self, memory: NodeStorage) -> bool:
-        """Whether it was released, and is not let go of yet. All ranks find the same."""
+        """Take back memory that was released and is not freed yet. Return whether it was, which
+        is equal on all ranks."""
         if memory not in self._released:
             return False
         self._released.remove(memory)
@@ -107,7 +108,7 @@ class NodeStorage(GatheredStorage):
         return common_memory(like, self._flat.size, self._nodes.here, dtype)
 
     def _allocate(self) -> None:
-        """It is written to."""
+        """Allocate nothing, because writing to the memory does."""
 
     def _release(self) -> None:
         self._nodes.release(self)

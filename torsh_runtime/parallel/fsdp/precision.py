@@ -1,4 +1,4 @@
-"""In which dtypes parameters of one kind are kept, computed with and averaged."""
+"""Chooses the dtypes in which parameters of one kind are kept, computed with and averaged."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from torsh_runtime.parallel.fsdp.config import MixedPrecision
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """Names of dtypes."""
+    """Names the dtypes of a parameter's computations."""
 
     own: str
-    """In which an optimizer changes them."""
+    """Dtype in which an optimizer changes the parameters."""
     computed: str
     """In forward and backward passes."""
     reduced: str
-    """Of gradients while they are averaged."""
+    """Dtype of gradients while they are averaged."""
     gradients: str
-    """Of the averages that an optimizer gets."""
+    """Dtype of the averages that an optimizer gets."""
 
 
 def precision_of(own: str, mixed: MixedPrecision) -> Precision:
-    """Of parameters of this dtype."""
+    """Return the precision for parameters of dtype `own`."""
     if not own.startswith(("float", "bfloat")):
         return Precision(own, own, own, own)
     computed: str = mixed.param_dtype or own

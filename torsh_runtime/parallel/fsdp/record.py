@@ -1,4 +1,4 @@
-"""Which gradients came in a backward pass, for ranks to compare."""
+"""Records which gradients came in a backward pass, for ranks to compare."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ SAME_PARAMETERS = (
 
 
 class Record:
-    """Of one backward pass on this rank."""
+    """Records one backward pass on this rank."""
 
     def __init__(self) -> None:
         self._order: list[tuple[int, ...]] = []
         self._came: set[tuple[int, int]] = set()
 
     def note(self, unit: int, number: int) -> None:
-        """This gradient was reduced."""
+        """Note that this gradient was reduced."""
         self._order.append((unit, number))
 
     def note_all(self, unit: int, numbers: Sequence[int]) -> None:
-        """A unit's gradients have come, and were or are reduced together."""
+        """Note that a unit's gradients have come, and were or are reduced together."""
         self._order.append((unit, -1, *numbers))
         self._came |= {(unit, number) for number in numbers}
 
     def check_same(self, names: Sequence[Sequence[str]], group: ProcessGroup) -> None:
-        """GradientError on all ranks if others' records differ. names: of each unit's parameters.
-        It blocks, as a barrier does."""
+        """Raise GradientError on all ranks if their records differ. names: the names of each
+        unit's parameters. Blocks, as a barrier does."""
         if group.world_size == 1:
             return
         own = hash(tuple(self._order))  # of integers: the same in all processes
@@ -44,7 +44,7 @@ class Record:
         raise GradientError(dict(enumerate(texts)))
 
     def check_finite(self, is_finite: bool, group: ProcessGroup) -> None:
-        """GradientError on all ranks if it is not on one. It blocks."""
+        """Raise GradientError on all ranks if `is_finite` is false on any. Blocks."""
         told = group.all_gather_numbers(np.array([is_finite], np.int64))[:, 0].tolist()
         text = "the averages of its part of the gradients are not finite"
         if not all(told):

@@ -1,4 +1,4 @@
-"""What sharding saves, as counted where memory is taken and given back."""
+"""Reports what sharding saves, as counted where memory is allocated and freed."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ class MemoryStats:
     peak: int
     """The most of that until now."""
     saved: int
-    """How much less its parameters are than the whole model's."""
+    """Bytes that its parameters need less than the whole model's."""
     num_all_gathers: int
-    """How often a unit's parameters were gathered, or in a node found to be whole."""
+    """Number of times that a unit's parameters were gathered, or were found whole in the node."""
     num_reduce_scatters: int
-    """How often gradients were reduced."""
+    """Number of times that gradients were reduced."""
 
 
 class MemoryAccounting:
-    """Counts."""
+    """Counts bytes in use, and collectives."""
 
     def __init__(self) -> None:
         self.current = self.peak = self.gathers = self.scatters = 0
 
     def take(self, num_bytes: int) -> None:
-        """Memory is in use."""
+        """Count `num_bytes` of memory as in use."""
         self.current += num_bytes
         self.peak = max(self.peak, self.current)
 
     def give(self, num_bytes: int) -> None:
-        """It is no more."""
+        """Count `num_bytes` of memory as freed."""
         self.current -= num_bytes
 
     def touch(self, num_bytes: int) -> None:
-        """So much more was in use for a moment."""
+        """Count `num_bytes` that were in use only for a moment."""
         self.peak = max(self.peak, self.current + num_bytes)
 
     def absorb(self, other: MemoryAccounting) -> None:
-        """What another one counted is counted here."""
+        """Add what another accounting has counted."""
         self.gathers += other.gathers
         self.scatters += other.scatters
         self.take(other.current)

@@ -1,4 +1,4 @@
-"""Where a flat parameter is whole, where each rank has its part, and how gradients get there."""
+"""Stores a flat parameter, whole and in each rank's part, and its gradients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torsh_runtime.parallel.regions.arrays import copied
 
 
 class StorageStrategy(ABC):
-    """Of one flat parameter.
+    """Stores one flat parameter.
 
     whole: all elements, in the dtype that is computed with, to be looked at between unshard() and
         reshard() only.
@@ -27,10 +27,10 @@ class StorageStrategy(ABC):
     """
 
     is_common = False
-    """Whether ranks have one `whole`, so that all have to have done with it before an owner may
-    change its part."""
+    """Tells that ranks share one `whole`, so that all must have finished with it before an owner
+    may change its part."""
     reduces_each = False
-    """Whether a gradient is reduced when it comes, and not with the others."""
+    """Tells that a gradient is reduced when it comes, and not with the others."""
 
     whole: Any
     shard: Any
@@ -48,16 +48,16 @@ class StorageStrategy(ABC):
 
     @property
     def group(self) -> ProcessGroup:
-        """The ranks that have parts of it."""
+        """Return the ranks that have parts of it."""
         return self._group
 
     @abstractmethod
     def publish(self) -> None:
-        """This rank's part may have changed: let it be what is made whole."""
+        """Let this rank's part, which may have changed, be what is made whole."""
 
     @abstractmethod
     def begin_unshard(self) -> None:
-        """Begin to make it whole; all ranks call it in the same order."""
+        """Begin to make the flat parameter whole. All ranks call it in the same order."""
 
     @abstractmethod
     def unshard(self) -> None:
@@ -65,20 +65,20 @@ class StorageStrategy(ABC):
 
     @abstractmethod
     def reshard(self) -> None:
-        """Let go of what is not this rank's."""
+        """Free everything that is not this rank's."""
 
     @abstractmethod
     def prepare(self) -> None:
-        """Have memory for gradients; all ranks call it in the same order."""
+        """Allocate memory for gradients. All ranks call it in the same order."""
 
     @abstractmethod
     def take(self, number: int, gradient: Any, adds: bool) -> None:
-        """A parameter's gradient on this rank has come. adds: to what is there already."""
+        """Take a parameter's gradient on this rank. adds: add it to the existing one."""
 
     @abstractmethod
     def finish(self, missing: Sequence[int], adds: bool, fresh: Sequence[int]) -> None:
-        """All gradients have come but these, which count as zeros: begin to reduce them. adds: to
-        what is there, but not of those that are fresh."""
+        """Begin to reduce the gradients, of which all have come but `missing`; these count as
+        zeros. adds: add to the existing ones, except to those that are `fresh`."""
 
     @abstractmethod
     def wait(self) -> None:
@@ -86,13 +86,13 @@ class StorageStrategy(ABC):
 
     @abstractmethod
     def settle(self) -> None:
-        """All ranks have waited: let `gradients` be the averages."""
+        """Let `gradients` be the averages, after all ranks have waited."""
 
     def met(self) -> None:  # noqa: B027  (most have nothing to do then)
-        """All ranks have met, and needed none of what they had let go of before."""
+        """Note that all ranks have met, and needed nothing that they had released before."""
 
     def full(self) -> Any:
-        """A copy of all elements in the parameters' own dtype; all ranks call it."""
+        """Return a copy of all elements in the parameters' own dtype. All ranks call it."""
         everything = self._new(self._flat.size, self._precision.own)
         self._group.all_gather(self._flat.parts(everything), self.shard)
         return everything
@@ -108,9 +108,8 @@ class StorageStrategy(ABC):
 
 
 class CommonStorage(StorageStrategy):
-    """All ranks are on one machine and have the flat parameter once. Each changes its own part
-    only, so to unshard is to know that all have done that, of which one barrier tells for all
-    units.
+    """Shares the flat parameter among all ranks, which are on one machine. Each changes only its
+    own part, so to unshard is to know that all have done that. One barrier tells it for all units.
 
     A gradient is reduced as it comes, straight from where it was computed: each rank reduces an
     equal part of it and writes that to its place, whoever owns it.
@@ -140,19 +139,19 @@ class CommonStorage(StorageStrategy):
             self._own[...] = self.shard
 
     def begin_unshard(self) -> None:
-        """The barrier has told."""
+        """Do nothing, because the barrier has shown that all parts are written."""
 
     def unshard(self) -> None:
         self.ledger.gathers += 1
 
     def reshard(self) -> None:
-        """Nothing is to be let go of."""
+        """Do nothing, because there is nothing to free."""
 
     def finish(self, missing: Sequence[int], adds: bool, fresh: Sequence[int]) -> None:
-        """All is reduced as it comes."""
+        """Do nothing, because all gradients are reduced as they come."""
 
     def wait(self) -> None:
-        """It has been waited for."""
+        """Do nothing, because each gradient was waited for as it came."""
 
     def prepare(self) -> None:
         self._unsettled.clear()
@@ -194,7 +193,7 @@ class CommonStorage(StorageStrategy):
 
 
 class GatheredStorage(StorageStrategy):
-    """Each rank gathers the flat parameter when it is needed, over whatever is between them."""
+    """Gathers the flat parameter on each rank when it is needed, over any connection."""
 
     def __init__(
         self,
@@ -216,7 +215,7 @@ class GatheredStorage(StorageStrategy):
         self._count(flat.own_size, self._precision.own)
 
     def publish(self) -> None:
-        """It is gathered anew each time."""
+        """Do nothing, because it is gathered anew each time."""
 
     def begin_unshard(self) -> None:
         if self._gathering is not None or self._is_here:
@@ -278,11 +277,11 @@ class GatheredStorage(StorageStrategy):
         self._reducing.clear()
 
     def settle(self) -> None:
-        """They are, once they have been waited for."""
+        """Do nothing, because gradients are the averages once they have been waited for."""
 
     @property
     def _whole_size(self) -> int:
-        """Elements of `whole` that this rank has the memory of."""
+        """Return the number of elements of `whole` whose memory this rank counts."""
         return self._flat.size
 
     def _make_whole(self) -> Any:
@@ -295,15 +294,15 @@ class GatheredStorage(StorageStrategy):
         self._framework.release(self.whole)
 
     def _gather(self, own: Any) -> Any:
-        """Begin to make it whole of everyone's part, of which this rank's is `own`."""
+        """Begin to make it whole from all ranks' parts, of which this rank's is `own`."""
         return self._group.all_gather(self._parts, own, async_op=True)
 
     def _reduce(self, target: Any, parts: Sequence[Any]) -> Any:
-        """Begin to average this rank's of the parts."""
+        """Begin to average this rank's part of the gradients."""
         return self._group.reduce_scatter(target, parts, ReduceOp.AVG, async_op=True)
 
     def _taken(self, missing: Sequence[int], fresh: Sequence[int]) -> Any:
-        """All gradients on this rank, end to end."""
+        """Return all gradients on this rank, end to end."""
         for number in fresh:
             self.gradients[slice(*self._flat.span(number))] = 0
         for number in missing:
@@ -322,7 +321,7 @@ class GatheredStorage(StorageStrategy):
 
 
 class ReplicatedStorage(GatheredStorage):
-    """Every rank has all of it."""
+    """Keeps all of a flat parameter on every rank."""
 
     def __init__(
         self,
@@ -346,13 +345,13 @@ class ReplicatedStorage(GatheredStorage):
             self.whole[...] = self.shard
 
     def begin_unshard(self) -> None:
-        """It is whole."""
+        """Do nothing, because it is whole."""
 
     def unshard(self) -> None:
-        """It is whole."""
+        """Do nothing, because it is whole."""
 
     def reshard(self) -> None:
-        """It stays whole."""
+        """Do nothing, because it stays whole."""
 
     def full(self) -> Any:
         return copied(self.shard)

@@ -1,4 +1,4 @@
-"""FullyShardedDataParallel."""
+"""The wrapper FullyShardedDataParallel for sharded training."""
 
 from __future__ import annotations
 
@@ -79,9 +79,9 @@ class FullyShardedDataParallel(NoCopies):
         process_group: Any = None,
         **fields: Any,
     ) -> None:
-        """All ranks of the group wrap the same model at the same time, and get rank 0's values. A
-        module in it that is a FullyShardedDataParallel already, of the same ranks, is replaced by
-        the module in that, whose units stay as they are.
+        """Wrap the model, as all ranks of the group do with the same model at the same time, and
+        give all ranks rank 0's values. A module in it that is a FullyShardedDataParallel already,
+        of the same ranks, is replaced by the module in that, whose units stay as they are.
 
         config: how it is sharded; `fields` are further fields of it.
         process_group: the ranks; None is the default group, or torch's if only torch has one. Of a
@@ -126,7 +126,8 @@ class FullyShardedDataParallel(NoCopies):
         self._framework.let_go_of_freed()  # the whole model, which would stay otherwise
 
     def __getattr__(self, name: str) -> Any:
-        """What the wrapper has not is the model's, such as `config` and `generate()`."""
+        """Return an attribute of the model that the wrapper lacks, such as `config` and
+        `generate()`."""
         try:
             return super().__getattr__(name)  # type: ignore[misc]
         except AttributeError:
@@ -136,7 +137,8 @@ class FullyShardedDataParallel(NoCopies):
 
     @property
     def process_group(self) -> ProcessGroup:
-        """The ranks that it is sharded over; parameters that fewer of them have, over those."""
+        """Return the ranks that it is sharded over. Parameters that fewer ranks have are sharded
+        over those."""
         return self._group
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
@@ -160,8 +162,8 @@ class FullyShardedDataParallel(NoCopies):
         self._passes.hold()
 
     def reshard(self) -> None:
-        """Let each rank have its part again, and keep the gradients that have come, as no_sync()
-        does. All ranks call it."""
+        """Reduce each rank to its part again, and keep the gradients that have come, as
+        no_sync() does. All ranks call it."""
         self._passes.let_go()
 
     def reduce_gradients(self) -> None:
@@ -171,13 +173,14 @@ class FullyShardedDataParallel(NoCopies):
         self._passes.reduce()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """The model's own, which also drops what no_sync() has kept; an optimizer's does not."""
+        """Call the model's zero_grad(), and drop what no_sync() has kept. An optimizer's
+        zero_grad() does not do the latter."""
         for unit in self._passes.units:
             unit.forget_kept()
         super().zero_grad(set_to_none)  # type: ignore[misc]
 
     def memory_stats(self) -> MemoryStats:
-        """What it takes on this rank."""
+        """Return the memory that the parameters take on this rank, in bytes."""
         laid = [each for unit in self._passes.units for each in unit.laid]
         sizes = [(f, self._framework.dtype(f.precision.own).itemsize) for f, _ in laid]
         own = sum(flat.own_size * size for flat, size in sizes)
@@ -186,14 +189,15 @@ class FullyShardedDataParallel(NoCopies):
         return MemoryStats(own, book.current, book.peak, whole - own, book.gathers, book.scatters)
 
     def local_sharding_ratio(self) -> float:
-        """This rank's part of all parameters, from 0 to 1."""
+        """Return this rank's share of all parameters, from 0 to 1."""
         laid = [flat for unit in self._passes.units for flat, _ in unit.laid]
         return sum(flat.own_size for flat in laid) / sum(flat.size for flat in laid)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> float:
         """Scale all gradients so that their norm, as of one vector over all ranks, is at most
-        max_norm. Returns what it was. All ranks call it. ConfigError for a model that is sharded
-        over a mesh as well, of which tr.clip_grad_norm_(model, max_norm, mesh) knows the norm."""
+        max_norm. Returns what it was. All ranks call it. Raises ConfigError for a model that is
+        sharded over a mesh as well, of which tr.clip_grad_norm_(model, max_norm, mesh) knows the
+        norm."""
         self._check_no_mesh()
         units = self._passes.units
         sharded = [each for unit in units if not unit.is_replicated for each in unit.gradients()]
@@ -217,9 +221,11 @@ class FullyShardedDataParallel(NoCopies):
 
     @contextmanager
     def summon_full_params(self, writeback: bool = True) -> Iterator[None]:
-        """A block in which all parameters are whole. All ranks enter it. What is changed there is
-        kept if writeback, each rank's own part by that rank. The model is not to be called there; a
-        block within another one changes nothing."""
+        """Make all parameters whole in this block, which all ranks enter. Changes made there are
+        kept if writeback, those of each rank's own part by that rank. The model must not be called
+        there. A block within another one changes nothing.
+
+        Raises ConfigError after unshard()."""
         passes, units = self._passes, self._passes.units
         if passes.is_summoned:
             yield
@@ -241,13 +247,13 @@ class FullyShardedDataParallel(NoCopies):
             passes.meet()
 
     def state_dict(self, *arguments: Any, **named: Any) -> Any:
-        """The model's own, with copies of whole parameters. All ranks call it."""
+        """Return the model's state_dict(), with copies of whole parameters. All ranks call it."""
         with self.summon_full_params(writeback=False):
             return self.module.state_dict(*arguments, **named)
 
     def load_state_dict(self, state_dict: Any, *arguments: Any, **named: Any) -> Any:
         """Take over what state_dict() gave, or the model's own unwrapped. All ranks call it.
-        ConfigError for assign=True, which would leave nothing that is sharded."""
+        Raises ConfigError for assign=True, which would leave nothing that is sharded."""
         if named.get("assign") or (len(arguments) > 1 and arguments[1]):
             raise ConfigError(
                 "load_state_dict(assign=True) would put whole parameters in the place of those "
@@ -258,9 +264,9 @@ class FullyShardedDataParallel(NoCopies):
             return self.module.load_state_dict(state_dict, *arguments, **named)
 
     def sharded_state_dict(self, mesh: DeviceMesh | None = None) -> dict[str, Any]:
-        """All parameters as ShardedTensor, of which the values are no copies, and buffers as they
-        are, under the model's names. mesh: what the model's layouts are on, if it has any;
-        ConfigError if they do not fit it."""
+        """Return all parameters as ShardedTensor, without copies of the values, and buffers as
+        they are, under the model's names. mesh: the mesh of the model's layouts, if it has any.
+        Raises ConfigError if they do not fit it."""
         pieces, layouts = self.pieces(), layouts_by_id(self.module)
 
         def piece(name: str, key: int) -> Piece:
@@ -276,7 +282,8 @@ class FullyShardedDataParallel(NoCopies):
         return {**named, **dict(self.module.named_buffers())}
 
     def pieces(self) -> dict[int, Piece]:
-        """What this rank has of each parameter of the model that was wrapped, by its id()."""
+        """Return the piece that this rank has of each parameter of the wrapped model, by the
+        parameter's id()."""
         return {
             id(parameter): flat.piece(number)
             for unit in self._passes.units
@@ -285,7 +292,8 @@ class FullyShardedDataParallel(NoCopies):
         }
 
     def sharded(self) -> dict[int, ProcessGroup]:
-        """By the id() of each parameter that is cut, the ranks that have different parts of it."""
+        """Return the ranks that have different parts of each parameter that is cut, by the
+        parameter's id()."""
         units = [unit for unit in self._passes.units if not unit.is_replicated]
         laid = [each for unit in units for each in unit.laid]
         return {id(each): memory.group for flat, memory in laid for each in flat.parameters}
@@ -312,7 +320,7 @@ class FullyShardedDataParallel(NoCopies):
         return None if strategy is ShardingStrategy.NO_SHARD else nodes_of(self._group)
 
     def _adopt(self, path: str, wrapper: FullyShardedDataParallel) -> None:
-        """Have the units of a wrapper that was around the module of this name."""
+        """Take over the units of a wrapper that was around the module of this name."""
         self._ledger.absorb(wrapper._ledger)
         for unit in wrapper._passes.units:
             unit.be_within(path, self._ledger)
@@ -362,7 +370,7 @@ class FullyShardedDataParallel(NoCopies):
         return flat, GatheredStorage(framework, flat, group, self._ledger)
 
     def _change_forward(self, units: list[FSDPParamGroup]) -> None:
-        """Have units cast what they are called with, and compute again, if it was asked for."""
+        """Make units cast their inputs, and compute again in backward, if the config says so."""
         framework, mixed = self._framework, self._config.mixed_precision
         dtype = mixed.param_dtype if mixed.cast_forward_inputs else None
         repeated = outermost(units) if self._config.activation_checkpointing else []
@@ -379,7 +387,7 @@ def _called_with(framework: Framework, dtype: str, call: Any, inputs: Any, named
 
 
 def _taken_out(model: Module) -> dict[str, FullyShardedDataParallel]:
-    """Wrappers within the model by their paths, in whose places are their modules now."""
+    """Replace wrappers within the model by their modules. Return the wrappers by their paths."""
     named: Iterator[tuple[str, Any]] = model.named_modules()
     found = {n: m for n, m in named if isinstance(m, FullyShardedDataParallel)}
     if "" in found:
@@ -406,9 +414,8 @@ def _fields(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def wrappers_of(model: Any) -> list[FullyShardedDataParallel]:
-    """Those among a model's modules, and those around some of them that are not: a module whose
-    `parallel_wrappers` has some, as that of a pipeline, goes without them.
-    """
+    """Return the wrappers among a model's modules, and those around some of its modules: a
+    module such as a pipeline's, which is without wrappers, lists them in `parallel_wrappers`."""
     modules = [module for _, module in model.named_modules()]
     around = [each for module in modules for each in getattr(module, "parallel_wrappers", ())]
     return [each for each in (*modules, *around) if isinstance(each, FullyShardedDataParallel)]

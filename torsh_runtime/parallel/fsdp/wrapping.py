@@ -1,4 +1,4 @@
-"""Which modules of a model are units, and whose parameter each one is."""
+"""Finds the modules of a model that are units, and the unit that each parameter belongs to."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def units_of(
 
 
 def outermost(units: Sequence[FSDPParamGroup]) -> list[FSDPParamGroup]:
-    """Those within the model that are in no other one; the model's own if there is none else."""
+    """Return the units that are in no other one except the model's own, or the model's own if
+    there are no others."""
     names = [unit.name for unit in units if unit.name]
     inside = [
         each
@@ -64,7 +65,8 @@ def outermost(units: Sequence[FSDPParamGroup]) -> list[FSDPParamGroup]:
 
 
 def _by_module(modules: list[tuple[str, Any]]) -> dict[int, tuple[list[str], tuple[str, Any]]]:
-    """For each parameter, by id(): the modules that have it, and its first name."""
+    """Return for each parameter, by id(), the names of the modules that have it, and its first
+    name and itself."""
     found: dict[int, tuple[list[str], tuple[str, Any]]] = {}
     for name, module in modules:
         for own, parameter in module.named_parameters(recurse=False):
@@ -108,19 +110,19 @@ def _is_unit(policy: AutoWrapPolicy, module: Any, size: int) -> bool:
 
 
 def _innermost(homes: list[str], chosen: set[str]) -> str:
-    """The innermost unit that all these modules are in."""
+    """Return the innermost unit that contains all these modules."""
     above = [[each for each in chosen if is_within(home, each)] for home in homes]
     common = set(above[0]).intersection(*above[1:])
     return max(common, key=lambda name: name.count(".") + bool(name))
 
 
 def is_within(name: str, unit: str) -> bool:
-    """Whether a module of this name is the unit's of that name, or within it."""
+    """Return whether a module `name` is the module of the unit of that name, or within it."""
     return not unit or name == unit or name.startswith(f"{unit}.")
 
 
 def fsdp_wrap(module: Any, process_group: Any = None, config: FsdpConfig | None = None) -> Any:
-    """FullyShardedDataParallel(module, config=config, process_group=process_group)."""
+    """Return FullyShardedDataParallel(module, config=config, process_group=process_group)."""
     from torsh_runtime.parallel.fsdp.wrapper import FullyShardedDataParallel
 
     return FullyShardedDataParallel(module, config=config, process_group=process_group)
@@ -129,7 +131,7 @@ def fsdp_wrap(module: Any, process_group: Any = None, config: FsdpConfig | None 
 def auto_wrap_modules(
     module: Any, process_group: Any = None, auto_wrap_policy: AutoWrapPolicy | None = None
 ) -> Any:
-    """The same, with units by this policy; by size if it is None."""
+    """Return the model wrapped with units by this policy, or by size if it is None."""
     config = FsdpConfig()
     if auto_wrap_policy is not None:
         config = replace(config, auto_wrap_policy=auto_wrap_policy)

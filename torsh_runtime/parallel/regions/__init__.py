@@ -43,8 +43,8 @@ __all__ = [
 
 
 def copy(tensor: Any, group: ProcessGroup) -> Any:
-    """The tensor, which is the same on all ranks and which each uses in its own way: backward sums
-    their gradients.
+    """Return the tensor, which is equal on all ranks and which each uses in its own way: backward
+    sums their gradients.
 
     torch raises RuntimeError if somebody writes in place to what is returned, or, while it is used,
     to the tensor, whose memory it has; and where a function returns no gradient of it on this rank,
@@ -54,7 +54,8 @@ def copy(tensor: Any, group: ProcessGroup) -> Any:
 
 
 def reduce(tensor: Any, group: ProcessGroup, overwrites: bool = False) -> Any:
-    """The sum of all ranks' tensors, which all use alike: backward gives each the gradient of that.
+    """Return the sum of all ranks' tensors, which all use alike: backward gives each the gradient
+    of the sum.
 
     overwrites: the sum takes the tensor's memory, of which nothing else may need the contents.
     """
@@ -62,32 +63,28 @@ def reduce(tensor: Any, group: ProcessGroup, overwrites: bool = False) -> Any:
 
 
 def gather(tensor: Any, group: ProcessGroup, dim: int, sizes: Sequence[int] | None = None) -> Any:
-    """All ranks' tensors, one behind the other along a dimension, which all use alike: backward
-    gives each its part of the gradient. sizes: None if all are as large as this one.
-    """
+    """Return all ranks' tensors, concatenated along a dimension, which all use alike: backward
+    gives each its part of the gradient. sizes: None if all are as large as this one."""
     return _mapped(tensor, Gather(group, *_along(tensor, group, dim, sizes)))
 
 
 def scatter(tensor: Any, group: ProcessGroup, dim: int, sizes: Sequence[int]) -> Any:
-    """This rank's part, along a dimension, of a tensor that is the same on all ranks: backward
-    gathers the gradients of all parts. It may be a view.
-    """
+    """Return this rank's part, along a dimension, of a tensor that is equal on all ranks:
+    backward gathers the gradients of all parts. The result may be a view."""
     return _mapped(tensor, Scatter(group, *_along(tensor, group, dim, sizes)))
 
 
 def all_gather(
     tensor: Any, group: ProcessGroup, dim: int, sizes: Sequence[int] | None = None
 ) -> Any:
-    """All ranks' tensors, one behind the other along a dimension, which each uses in its own way:
-    backward sums the gradients and gives each its part. sizes: None if all are as large as this.
-    """
+    """Return all ranks' tensors, concatenated along a dimension, which each uses in its own way:
+    backward sums the gradients and gives each its part. sizes: None if all are as large as this."""
     return _mapped(tensor, AllGather(group, *_along(tensor, group, dim, sizes)))
 
 
 def reduce_scatter(tensor: Any, group: ProcessGroup, dim: int, sizes: Sequence[int]) -> Any:
-    """This rank's part, along a dimension, of the sum of all ranks' tensors: backward gathers the
-    gradients of all parts.
-    """
+    """Return this rank's part, along a dimension, of the sum of all ranks' tensors: backward
+    gathers the gradients of all parts."""
     return _mapped(tensor, ReduceScatter(group, *_along(tensor, group, dim, sizes)))
 
 
@@ -113,7 +110,7 @@ def all_to_all(
 
 
 def is_traced() -> bool:
-    """See integrations.torch.compiling."""
+    """Return whether a graph is being made; see integrations.torch.compiling."""
     if "torch" not in sys.modules:
         return False
     from torsh_runtime.integrations.torch import compiling
@@ -133,5 +130,5 @@ def _mapped(tensor: Any, applied_map: Map) -> Any:
 
 
 def applied(tensor: Any, operation: Operation) -> Any:
-    """What an operation makes of a tensor, through which gradients flow by way of its adjoint."""
+    """Apply an operation to a tensor. Gradients flow back by the operation's adjoint."""
     return framework_of(tensor).apply(operation, tensor)

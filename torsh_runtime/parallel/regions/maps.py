@@ -34,29 +34,29 @@ class Map(Operation):
     group: ProcessGroup
 
     def traced(self, tensor: Any) -> Any:
-        """The result in a graph of torch.compile."""
+        """Return the result in a graph of torch.compile."""
         from torsh_runtime.parallel.regions import traced  # which loads torch
 
         return traced.applied(tensor, self)
 
     @property
     def numbers(self) -> Sequence[int]:
-        """All that it is made of besides the group."""
+        """Return all that it is made of besides the group."""
         return ()
 
     @classmethod
     def of(cls, group: ProcessGroup, numbers: Sequence[int]) -> Self:
-        """One that has these numbers."""
+        """Return a map with these numbers."""
         return cls(group)
 
     def shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Of what this rank gets for an array of a shape."""
+        """Return the shape of this rank's result for an array of a shape."""
         return tuple(shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Copy(Map):
-    """All ranks have the same and get it."""
+    """Gives all ranks the tensor that all of them have."""
 
     def __call__(self, array: Array) -> Array:
         return array
@@ -72,7 +72,7 @@ class Copy(Map):
 
 @dataclass(frozen=True, slots=True)
 class Sum(Map):
-    """All ranks get the sum."""
+    """Gives all ranks the sum."""
 
     overwrites: bool = False
 
@@ -99,12 +99,10 @@ class _Along(Map):
 
     @property
     def numbers(self) -> Sequence[int]:
-        """See Map."""
         return self.dim, *self.sizes
 
     @classmethod
     def of(cls, group: ProcessGroup, numbers: Sequence[int]) -> Self:
-        """See Map."""
         dim, *sizes = numbers
         return cls(group, dim, tuple(sizes))
 
@@ -124,13 +122,12 @@ class _Along(Map):
 
 @dataclass(frozen=True, slots=True)
 class Gather(_Along):
-    """All ranks get everyone's part, and use it alike."""
+    """Gives all ranks every rank's part, which they use alike."""
 
     def __call__(self, array: Array) -> Array:
         return self._gathered(array)
 
     def shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """See Map."""
         return resized(shape, self.dim, sum(self.sizes))
 
     @property
@@ -140,7 +137,7 @@ class Gather(_Along):
 
 @dataclass(frozen=True, slots=True)
 class Scatter(_Along):
-    """All ranks have the same, and each gets its part."""
+    """Gives each rank its part of a tensor that all of them have."""
 
     def __call__(self, array: Array) -> Array:
         self._check(array, sum(self.sizes), "the whole")
@@ -148,7 +145,6 @@ class Scatter(_Along):
         return part(array, self.dim, start, start + self.sizes[self.group.rank])
 
     def shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """See Map."""
         return resized(shape, self.dim, self.sizes[self.group.rank])
 
     @property
@@ -158,13 +154,12 @@ class Scatter(_Along):
 
 @dataclass(frozen=True, slots=True)
 class AllGather(_Along):
-    """All ranks get everyone's part, and each uses it in its own way."""
+    """Gives all ranks every rank's part, which each uses in its own way."""
 
     def __call__(self, array: Array) -> Array:
         return self._gathered(array)
 
     def shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """See Map."""
         return resized(shape, self.dim, sum(self.sizes))
 
     @property
@@ -174,7 +169,7 @@ class AllGather(_Along):
 
 @dataclass(frozen=True, slots=True)
 class ReduceScatter(_Along):
-    """Each rank gets its part of the sum."""
+    """Gives each rank its part of the sum."""
 
     def __call__(self, array: Array) -> Array:
         self._check(array, sum(self.sizes), "the whole")
@@ -184,7 +179,6 @@ class ReduceScatter(_Along):
         return own
 
     def shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """See Map."""
         return resized(shape, self.dim, self.sizes[self.group.rank])
 
     @property
@@ -194,29 +188,26 @@ class ReduceScatter(_Along):
 
 @dataclass(frozen=True, slots=True)
 class AllToAll(Map):
-    """Each rank gets a part of what each has."""
+    """Gives each rank a part of each rank's tensor."""
 
     split_dim: int
     inputs: Sizes
-    """What goes to each rank, along split_dim."""
+    """Sizes of the parts for each rank, along split_dim."""
     cat_dim: int
     outputs: Sizes
-    """What comes from each rank, along cat_dim."""
+    """Sizes of the parts from each rank, along cat_dim."""
 
     @property
     def numbers(self) -> Sequence[int]:
-        """See Map."""
         return self.split_dim, *self.inputs, self.cat_dim, *self.outputs
 
     @classmethod
     def of(cls, group: ProcessGroup, numbers: Sequence[int]) -> Self:
-        """See Map."""
         half = len(numbers) // 2
         (split_dim, *inputs), (cat_dim, *outputs) = numbers[:half], numbers[half:]
         return cls(group, split_dim, tuple(inputs), cat_dim, tuple(outputs))
 
     def shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """See Map."""
         own = resized(shape, self.split_dim, self.inputs[self.group.rank])
         return resized(own, self.cat_dim, sum(self.outputs))
 
@@ -238,7 +229,7 @@ class AllToAll(Map):
 
 
 def as_sizes(group: ProcessGroup, sizes: Sequence[int]) -> Sizes:
-    """One for each rank. ConfigError for what is not."""
+    """Return the sizes, one for each rank, as a tuple. Raises ConfigError if they are not."""
     found = tuple(sizes)
     if len(found) != group.world_size or min(found) < 0:
         raise ConfigError(

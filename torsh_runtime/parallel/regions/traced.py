@@ -49,7 +49,7 @@ class _Region(torch.autograd.Function):
 
 
 def applied(tensor: torch.Tensor, applied_map: Map) -> torch.Tensor:
-    """See regions.applied(), within a graph."""
+    """Apply a map to a tensor within a graph, like regions.applied()."""
     return _call(torch.ops.torsh.region, tensor, applied_map)
 
 

@@ -29,7 +29,6 @@ class AnyLayer(Layer):
 
     @classmethod
     def shards(cls, plain: Any, entry: Own, axis: Axis) -> dict[str, Shard]:
-        """See Layer."""
         found = {
             name: _shard(getattr(plain, name), each, axis)
             for name, each in entry.parameters.items()
@@ -40,7 +39,6 @@ class AnyLayer(Layer):
         return found
 
     def become(self, entry: Own, axis: Axis, where: str, lie: Layouts) -> None:
-        """See Layer."""
         super().become(entry.entry, axis, where, lie)
         self.own = entry
         if _has_groups(self) and "weight" in lie:
@@ -49,7 +47,7 @@ class AnyLayer(Layer):
         self._has_stand_in = has_stand_in(theirs)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """As the module's own."""
+        """Call the module's own forward() with its shared parameters."""
         shared = self._given()
         if regions.is_traced() and self._has_stand_in and [*shared] == [self]:
             forward: Any = type(self).theirs.forward  # type: ignore[attr-defined]
@@ -58,17 +56,17 @@ class AnyLayer(Layer):
             return super().forward(*inputs, **named)  # type: ignore[misc]
 
     def _part(self, tensor: Any) -> Any:
-        """This rank's part, along the entry's dimension, of what all ranks have."""
+        """Return this rank's part, along the entry's dimension, of a tensor that all ranks have."""
         length = self._equal_part(tensor, self.entry.dim)
         return regions.scatter(tensor, self.axis.group, self.entry.dim, [length] * self.axis.size)
 
     @property
     def _shares_all(self) -> bool:
-        """Whether all parameters at or below it are shared."""
+        """Return whether all parameters at or below it are shared."""
         return isinstance(self.entry, Shared | Part)
 
     def _given(self) -> dict[Any, dict[str, Any]]:
-        """What stands for parameters that are shared, whose gradients are summed."""
+        """Return the stand-ins for shared parameters, whose gradients are summed."""
         found: dict[Any, dict[str, Any]] = {}
         known: dict[int, Any] = {}
         is_traced = regions.is_traced()  # a graph with identities would be for one layer alone
@@ -95,10 +93,11 @@ class AnyLayer(Layer):
 
 
 class PartOfAny(AnyLayer):
-    """One that is given a part."""
+    """Computes with this rank's part of the input."""
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """As the module's own, of a part."""
+        """Call the module's own forward() with a part of the input, and gather its output if the
+        entry says so."""
         with self._drawing(inputs, named):
             found = super().forward(*inputs, **named)
         if not self.entry.gather_output:
@@ -106,7 +105,7 @@ class PartOfAny(AnyLayer):
         return _of_first(found, lambda each: regions.gather(each, self.axis.group, self.entry.dim))
 
     def _drawing(self, inputs: Any, named: Any) -> AbstractContextManager[None]:
-        """A block in which dropout draws for this rank's part."""
+        """Return a block in which dropout draws for this rank's part."""
         if not self.training or not any(map(_drops, self.modules())):
             return nullcontext()
         tensor = next(each for each in leaves((inputs, named)) if isinstance(each, Tensor))
@@ -114,12 +113,12 @@ class PartOfAny(AnyLayer):
 
 
 class SummedLayer(AnyLayer):
-    """One that computes a part of a sum."""
+    """Computes a part of a sum over ranks."""
 
     entry: Summed
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """As the module's own; to the sum."""
+        """Call the module's own forward(), and sum its outputs over ranks."""
         dim = self.entry.sequence_dim
         inputs, named = self._all_in(inputs, named)
         found = super().forward(*inputs, **named)
@@ -130,7 +129,7 @@ class SummedLayer(AnyLayer):
         return _of_first(found, lambda each: self._summed(each, dim))
 
     def _all_in(self, inputs: Any, named: Any) -> Any:
-        """The arguments, which each rank may use in its own way."""
+        """Return the arguments, which each rank may use in its own way."""
         dim, names = self.entry.sequence_dim, self.entry.sequence_inputs
         gathered: list[Any] = []
 
@@ -148,12 +147,12 @@ class SummedLayer(AnyLayer):
         return mapped(enter, (inputs, named))
 
     sums_parts = True
-    """Whether modules below it compute parts of a sum."""
+    """Tells that modules below it compute parts of a sum."""
     _is_known = False
 
     def _check_rows(self) -> None:
-        """ConfigError if forward() takes the weight of a Row layer past this, as fused kernels
-        do."""
+        """Raise ConfigError if forward() passes the weight of a Row layer around this, as fused
+        kernels do."""
         if not regions.is_traced():  # a graph would be made anew for another value
             self._is_known = True
         for name, module in self.named_modules():
@@ -165,23 +164,24 @@ class SummedLayer(AnyLayer):
 
 
 class ScatteredLayer(AnyLayer):
-    """One that is given all, and goes on with a part."""
+    """Takes a whole tensor, and continues with a part."""
 
     entry: Scatter
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """As the module's own, of a part."""
+        """Call the module's own forward() with a part of the input."""
         inputs, named = on_argument(self, "", inputs, named, self._part)
         return super().forward(*inputs, **named)
 
 
 class WholeLayer(AnyLayer):
-    """One that computes with the whole sequence, as all ranks do."""
+    """Computes with the whole sequence, as all ranks do."""
 
     entry: Whole
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """As the module's own; this rank's part of that."""
+        """Call the module's own forward() with the whole input, and return this rank's part of
+        the output."""
         dim, group = self.entry.dim, self.axis.group
         inputs, named = on_argument(
             self, "", inputs, named, lambda each: regions.gather(each, group, dim)
@@ -193,8 +193,8 @@ class WholeLayer(AnyLayer):
 def on_argument(
     module: Any, name: str, inputs: Any, named: Any, call: Callable[[Any], Any]
 ) -> tuple[Any, Any]:
-    """The arguments of a module's forward(), with what a call makes of the tensor of this name;
-    "": of the first."""
+    """Return the arguments of a module's forward(), with the tensor of this name replaced by the
+    result of `call`. The name "" means the first argument."""
     names = argument_names(type(module))
     found = name or names[0]
     if found in named:
@@ -212,13 +212,14 @@ def _changed(given: dict[Any, Any], key: Any, call: Callable[[Any], Any]) -> dic
 
 
 def argument_names(kind: Any) -> list[str]:
-    """Those of the forward() that a model's own class has."""
+    """Return the argument names of the forward() that a model's own class has."""
     parameters = inspect.signature(kind.theirs.forward).parameters
     return [name for name in parameters if name != "self"]
 
 
 def _of_first(outputs: Any, call: Callable[[Any], Any]) -> Any:
-    """Of a tensor, or the first one of several."""
+    """Apply `call` to a tensor, or to the first one of several. Raises ConfigError if there is
+    none."""
     if isinstance(outputs, Tensor):
         return call(outputs)
     if isinstance(outputs, tuple) and outputs and isinstance(outputs[0], Tensor):
@@ -236,7 +237,7 @@ def _shard(parameter: Any, entry: Cut, axis: Axis) -> Shard:
 
 
 def _without_layers(module: Any) -> Iterator[Any]:
-    """A module, and those below it that are no layers with an entry of their own."""
+    """Yield a module, and those below it that are no layers with an entry of their own."""
     yield module
     for child in module.children():
         if not isinstance(child, Layer):
@@ -244,12 +245,13 @@ def _without_layers(module: Any) -> Iterator[Any]:
 
 
 def _has_groups(module: Any) -> bool:
-    """Whether it is a convolution of which channels belong to groups, as a depthwise one."""
+    """Return whether it is a convolution whose channels belong to groups, such as a depthwise
+    one."""
     return isinstance(module, nn.modules.conv._ConvNd) and module.groups > 1
 
 
 def _group_size(module: Any) -> int:
-    """How many of its weight's first indices one group has."""
+    """Return how many of its weight's first indices one group has."""
     channels = int(module.in_channels if module.transposed else module.out_channels)
     return channels // int(module.groups)
 

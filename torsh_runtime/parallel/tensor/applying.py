@@ -62,7 +62,7 @@ def parallelize(model: Model, mesh: Any, plan: Mapping[str, Entry] | Literal["au
     Returns the model. Raises ConfigError on all ranks, with nothing changed: for patterns that
     match no module, or one that another one matches; entries that are not for a layer of that kind;
     heads and features that cannot be cut; weights of several layers that are cut in one only; and
-    where plans, models or values differ between ranks. TypeError for what is no model.
+    where plans, models or values differ between ranks. Raises TypeError for what is no model.
     """
     framework_of_model(model)  # TypeError for what is none
     axes, tasks = _Axes(mesh), list[_Task]()
@@ -87,7 +87,7 @@ def parallelize(model: Model, mesh: Any, plan: Mapping[str, Entry] | Literal["au
 
 
 class _Axes:
-    """Those of a mesh along which a model is spread.
+    """Holds the axes of a mesh along which a model is spread.
 
     Attributes: tensor, experts (None where the plan has none).
     """
@@ -99,11 +99,12 @@ class _Axes:
 
     @property
     def used(self) -> list[Axis]:
-        """In the order in which ranks tell each other something."""
+        """Return the axes in the order in which ranks exchange messages along them."""
         return [self.tensor] if self.experts is None else [self.tensor, self.experts]
 
     def resolved(self, plan: Mapping[str, Entry] | str, model: Any) -> Mapping[str, Entry]:
-        """The plan that is meant. ConfigError for entries for which the mesh has no axis."""
+        """Return the plan that is meant. Raises ConfigError for entries for which the mesh has
+        no axis."""
         found = automatic.resolved(plan, model, self.tensor.size, has_experts(self.mesh))
         others = [pattern for pattern, entry in found.items() if not isinstance(entry, Experts)]
         if len(others) < len(found):
@@ -118,14 +119,14 @@ class _Axes:
         return found
 
     def of(self, entry: Any) -> Axis:
-        """That of an entry."""
+        """Return the axis of an entry."""
         is_of_experts = isinstance(entry, Own) and isinstance(entry.entry, Experts)
         return self.experts if is_of_experts and self.experts is not None else self.tensor
 
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """One module's."""
+    """Describes what is done with one module."""
 
     where: str
     module: Any
@@ -168,7 +169,8 @@ def _tasks(model: Module, plan: Mapping[str, Entry], axes: _Axes) -> Iterator[_T
 def _joined(
     layers: Any, where: str, module: Any, entry: Entry | None, own: dict[str, Cut | Shared]
 ) -> Any:
-    """What the plan says of a module and of parameters of its own."""
+    """Return what the plan says of a module and of parameters of its own. Raises ConfigError if
+    it says both and these conflict."""
     if entry is None or layers.is_around(module, entry):
         return Own(entry, own)
     if own:
@@ -191,7 +193,7 @@ def _task(layers: Any, where: str, module: Any, entry: Any, axis: Axis) -> _Task
 
 
 def _check_own(where: str, module: Any, names: Iterable[str]) -> None:
-    """ConfigError for what is cut, and is computed of other parameters."""
+    """Raise ConfigError for names that are cut, and are computed from other parameters."""
     own = dict(module.named_parameters(recurse=False))
     made = [name for name in names if name not in own and getattr(module, name, None) is not None]
     if made:
@@ -202,7 +204,7 @@ def _check_own(where: str, module: Any, names: Iterable[str]) -> None:
 
 
 def _check_ungraded(where: str, module: Any, names: Iterable[str]) -> None:
-    """ConfigError for what is cut, and has a gradient of the whole."""
+    """Raise ConfigError for parameters that are cut, and have a gradient of the whole."""
     for name in names:
         if getattr(getattr(module, name, None), "grad", None) is not None:
             raise ConfigError(
@@ -212,7 +214,7 @@ def _check_ungraded(where: str, module: Any, names: Iterable[str]) -> None:
 
 
 def _expanded(layers: Any, name: str, module: Any, entry: Entry, axis: Axis) -> dict[str, Entry]:
-    """What an entry means for a module and those below it."""
+    """Return what an entry means for a module and those below it."""
     found = {"": entry}
     if isinstance(entry, Block):
         if not isinstance(module, layers.BLOCKS):
@@ -237,7 +239,7 @@ def _head_dim(module: Any, below: str) -> int:
 
 
 def _check_tied(model: Module, tasks: list[_Task]) -> None:
-    """ConfigError if a parameter of several modules is not cut alike in all of them."""
+    """Raise ConfigError if a parameter of several modules is not cut alike in all of them."""
     lie = {(task.where, name): each for task in tasks for name, each in task.lie.items()}
     owners: dict[int, list[tuple[str, str]]] = {}
     for where, module in model.named_modules():
@@ -255,7 +257,8 @@ def _check_tied(model: Module, tasks: list[_Task]) -> None:
 
 
 def _carry_out(tasks: list[_Task], axis: Axis, same: Sequence[tuple[str, Tensor]]) -> None:
-    """same: by name, what all ranks of the axis have of it before."""
+    """Cut the parameters, and turn the modules into layers. same: parameters by name that all
+    ranks of the axis have alike before."""
     done = set[int]()
     for task in tasks:
         for name, layout in task.lie.items():
@@ -272,7 +275,7 @@ def _carry_out(tasks: list[_Task], axis: Axis, same: Sequence[tuple[str, Tensor]
 
 
 def _adapt_modules(model: Module, tasks: list[_Task], axes: _Axes) -> None:
-    """Let modules above and beside the layers know that ranks have parts."""
+    """Adapt modules above and beside the layers to ranks that have parts."""
     modules: list[Any] = [module for _, module in model.named_modules()]
     if axes.tensor.size > 1:
         refuse_parts(modules, [task.entry for task in tasks])
@@ -289,6 +292,6 @@ def _adapt_modules(model: Module, tasks: list[_Task], axes: _Axes) -> None:
 
 
 def _save_pretrained(module: Any, *given: Any, **named: Any) -> None:
-    """As transformers', of a model of which ranks have parts."""
+    """Save the model as transformers does, although ranks have parts of it."""
     pretrained = import_module("torsh_runtime.checkpoint.pretrained")  # a floor above
     pretrained.save_pretrained_of(module, *given, **named)

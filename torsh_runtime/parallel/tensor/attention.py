@@ -16,7 +16,8 @@ from torsh_runtime.parallel.tensor.streams import drawing_part
 
 
 class _Heads(Layer):
-    """What layers with heads have in common: `head_cuts`, where these are cut for the ranks."""
+    """Provides what layers with heads have in common: `head_cuts`, where heads are cut for the
+    ranks."""
 
     dropout: float
 
@@ -24,12 +25,12 @@ class _Heads(Layer):
 
     @property
     def own_heads(self) -> slice:
-        """Those of this rank."""
+        """Return this rank's heads."""
         return slice(*self.head_cuts[self.axis.index : self.axis.index + 2])
 
     def _own_mask(self, mask: Any) -> Any:
-        """What this rank needs of a mask (L, S), or (…, num_heads, L, S). ConfigError for one of
-        another number of heads."""
+        """Return this rank's part of a mask (L, S), or (…, num_heads, L, S). Raises ConfigError
+        for one of a different number of heads."""
         if mask is None or len(mask.shape) < 3 or mask.shape[-3] == 1:
             return mask
         if mask.shape[-3] != self.head_cuts[-1]:
@@ -40,7 +41,8 @@ class _Heads(Layer):
         return mask[..., self.own_heads, :, :]
 
     def _drawing(self, heads: Any) -> AbstractContextManager[None]:
-        """A block in which dropout draws for the weights of these heads (…, own heads, L, width)"""
+        """Return a block in which dropout draws for the weights of these heads (…, own heads, L,
+        width)."""
         if not self.training or not self.dropout:
             return nullcontext()
         return drawing_part(heads, self.axis, -3, self.head_cuts)
@@ -55,26 +57,24 @@ class MultiheadAttention(_Heads):
 
     @classmethod
     def shards(cls, plain: Any, entry: Attention, axis: Axis) -> dict[str, Shard]:
-        """See Layer."""
         width = plain.embed_dim
         found = sharded(3 * width, axis.size, width // plain.num_heads, (width,) * 3)
         return {"in_proj_weight": found, "in_proj_bias": found}
 
     def become(self, entry: Attention, axis: Axis, where: str, lie: Layouts) -> None:
-        """See Layer."""
         super().become(entry, axis, where, lie)
         self.head_cuts = cuts(self.num_heads, axis.size)
         self.head_dim = self.embed_dim // self.num_heads
 
     def _all_entered(self, *inputs: Any) -> list[Any]:
-        """What each rank may use in its own way."""
+        """Return the inputs, which each rank may use in its own way."""
         for each in inputs:
             self._check(each, self.whole_dim, "all features")
         return [self._entered(each, self.entry.sequence_dim) for each in inputs]
 
     @property
     def whole_dim(self) -> int:
-        """The width of inputs and output."""
+        """Return the width of inputs and output."""
         width: int = self.out_proj.out_features
         return width
 
@@ -104,9 +104,9 @@ class ParallelAttention(_Heads):
         dtype: Any = None,
         framework: str | None = None,
     ) -> None:
-        """num_kv_heads: of keys and values; None: num_heads. sequence_dim: of input and output, of
-        which each rank has an equal part; None if all have all. The rest as ColumnParallelLinear.
-        """
+        """Create the layer. num_kv_heads: number of heads of keys and values; None: num_heads.
+        sequence_dim: dimension of input and output of which each rank has an equal part; None if
+        all have all. Other arguments are those of ColumnParallelLinear."""
         super().__init__()
         kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         _check_heads(embed_dim, num_heads, kv_heads)
@@ -140,9 +140,9 @@ class ParallelAttention(_Heads):
         self.out_proj = row(embed, embed, bias, key_value_heads=keys, **named)
 
     def forward(self, input: Any, attn_mask: Any = None, is_causal: bool = False) -> Any:
-        """input: (…, L, embed_dim), to the same. attn_mask: booleans (False is not looked at) or
-        numbers to add, (L, L) or (…, num_heads, L, L). is_causal: position i looks at 0 to i.
-        """
+        """Return attention over an input of shape (…, L, embed_dim), in the same shape.
+        attn_mask: booleans (False is ignored) or numbers to add, (L, L) or (…, num_heads, L, L).
+        is_causal: position i attends to 0 to i."""
         queries = self._heads_first(self.q_proj(input))
         keys, values = (
             self._looked_at(self._heads_first(layer(input))) for layer in (self.k_proj, self.v_proj)
@@ -158,18 +158,18 @@ class ParallelAttention(_Heads):
         return heads_first(projected, self.head_dim)
 
     def _looked_at(self, heads: Any) -> Any:
-        """That which each of the own heads looks at."""
+        """Return the heads that each of the own heads attends to."""
         return heads if self.looks_at is None else heads[..., self.looks_at, :, :]
 
 
 def heads_first(projected: Any, width: int) -> Any:
-    """(…, L, heads · width) as (…, heads, L, width)."""
+    """Return (…, L, heads · width) as (…, heads, L, width)."""
     *lead, features = projected.shape
     return projected.reshape(*lead, features // width, width).transpose(-3, -2)
 
 
 def joined(heads: Any) -> Any:
-    """The reverse."""
+    """Return (…, heads, L, width) as (…, L, heads · width)."""
     *lead, count, length, width = heads.shape
     return heads.transpose(-3, -2).reshape(*lead, length, count * width)
 

@@ -25,7 +25,7 @@ class Axis:
     name: str
     group: ProcessGroup
     enter: GatheredInput = field(default_factory=GatheredInput, compare=False, repr=False)
-    """Of the layers that are made along it together."""
+    """Entry of inputs into the layers that are made along this axis together."""
     wholes: MutableMapping[int, Any] = field(
         default_factory=WeakValueDictionary, compare=False, repr=False
     )
@@ -48,25 +48,25 @@ class Axis:
 
     @property
     def index(self) -> int:
-        """Where along it this rank stands."""
+        """Return this rank's position along the axis."""
         return self.group.rank
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertsAxis(Axis):
-    """One along which ranks have experts."""
+    """An axis along which ranks have different experts."""
 
     ranks: Ranks | None = field(default=None, compare=False, repr=False)
 
 
 def has_experts(mesh: Any) -> bool:
-    """Whether a mesh has an axis along which ranks have experts."""
+    """Return whether a mesh has an axis along which ranks have experts."""
     return isinstance(mesh, DeviceMesh) and EXPERTS_NAME in mesh.coordinate
 
 
 def experts_axis_of(mesh: Any) -> ExpertsAxis:
-    """That along which ranks have experts. ConfigError for a mesh that has none, or does not tell
-    who has the same tokens."""
+    """Return the axis along which ranks have experts. Raises ConfigError for a mesh that has
+    none, or does not tell which ranks have the same tokens."""
     if not has_experts(mesh):
         raise ConfigError(
             f"experts go to ranks along an axis {EXPERTS_NAME!r}, and {mesh} has none: pass a "
@@ -77,17 +77,17 @@ def experts_axis_of(mesh: Any) -> ExpertsAxis:
 
 
 def axis_beside(mesh: DeviceMesh) -> Axis:
-    """That along which layers are cut of a mesh with experts; of this rank alone if there is
-    none."""
+    """Return the axis along which layers are cut of a mesh with experts. If there is none, it
+    has this rank alone."""
     if DEFAULT_NAME in mesh.mesh_dim_names:
         return Axis(DEFAULT_NAME, mesh.get_group(DEFAULT_NAME))
     return Axis(DEFAULT_NAME, mesh.alike(mesh.mesh_dim_names))
 
 
 def axis_of(mesh: Any) -> Axis:
-    """That of a mesh with one axis; of a mesh with several the one called "tp"; or a group's, under
-    that name. None is the default group. ConfigError for what is none of these.
-    """
+    """Return the axis of a mesh with one; that called "tp" of a mesh with several; or a group's,
+    under that name. None is the default group. Raises ConfigError for anything else, and for a
+    mesh of several axes without that one."""
     if isinstance(mesh, Axis):
         return mesh
     if not isinstance(mesh, DeviceMesh):

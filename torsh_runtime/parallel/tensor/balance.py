@@ -45,7 +45,7 @@ class _Balance:
         return self
 
     def __call__(self, model: Any, inputs: Any, named: Any, outputs: Any) -> Any:
-        """The same outputs, with losses of all ranks' tokens."""
+        """Return the same outputs, with losses of all ranks' tokens."""
         given = inspect.signature(type(model).forward).bind_partial(model, *inputs, **named)
         told = given.arguments
         if isinstance(outputs, tuple) and _is_asked(model, told.get("output_router_logits")):

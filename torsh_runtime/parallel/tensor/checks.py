@@ -26,7 +26,8 @@ _BEFORE = (
 
 
 def check_plan(model: Module, entries: Mapping[str, Any]) -> None:
-    """entries: of modules by their names. ConfigError for those that do not go together."""
+    """Raise ConfigError for entries that do not fit together. entries: by the names of their
+    modules."""
     modules = dict(model.named_modules())
     for where, entry in entries.items():
         above = entry.entry if isinstance(entry, Own) else None
@@ -42,7 +43,8 @@ def check_plan(model: Module, entries: Mapping[str, Any]) -> None:
 def _check_summed(
     model: Module, where: str, modules: Mapping[str, Any], entries: Mapping[str, Any]
 ) -> None:
-    """Whatever is used within such a module counts once for each rank, unless that is said."""
+    """Raise ConfigError for what is used within such a module, and would count once for each
+    rank without an entry that says so."""
     shared: list[str] = []
     for name in (each for each in modules if _is_below(each, where)):
         entry = entries.get(name)
@@ -68,7 +70,7 @@ def _check_summed(
 
 
 def _check_features(where: str, module: Any, parameters: Mapping[str, Any]) -> None:
-    """ConfigError for a module that counts features of which its plan cuts some."""
+    """Raise ConfigError for a module that counts features of which its plan cuts some."""
     cut = {name for name, entry in parameters.items() if isinstance(entry, Cut)}
     sizes = {size for name in cut for size in getattr(module, name).shape}
     for name in sorted(filter(_FEATURES.match, _used_names(type(module)))):
@@ -94,7 +96,8 @@ def _check_gathered(where: str, heads: Heads, entries: Mapping[str, Any]) -> Non
 
 
 def _check_counts(where: str, module: Any, entries: Mapping[str, Any]) -> None:
-    """ConfigError for a module that counts heads which its plan cuts, and is not told so."""
+    """Raise ConfigError for a module that counts heads which its plan cuts without adjusting the
+    counts."""
     sizes = _cut_sizes(where, module, entries)
     if not sizes:
         return
@@ -111,7 +114,7 @@ def _check_counts(where: str, module: Any, entries: Mapping[str, Any]) -> None:
 
 
 def _cut_sizes(where: str, module: Any, entries: Mapping[str, Any]) -> list[int]:
-    """Of the outputs of which each rank has a part, of layers right below a module."""
+    """Return the sizes of outputs of which each rank has a part, of layers right below a module."""
     found: list[int] = []
     for name, entry in entries.items():
         parent, _, last = name.rpartition(".")
@@ -123,7 +126,7 @@ def _cut_sizes(where: str, module: Any, entries: Mapping[str, Any]) -> list[int]
 
 
 def _counts(module: Any) -> Iterator[tuple[str, int]]:
-    """Attributes by which the module's methods count heads, and how many."""
+    """Yield attributes by which the module's methods count heads, and the counts."""
     used = _used_names(type(module))
     for name in sorted(filter(_COUNTS.match, used)):
         for path, held in ((name, module), (f"config.{name}", getattr(module, "config", None))):
@@ -135,7 +138,7 @@ def _counts(module: Any) -> Iterator[tuple[str, int]]:
 
 
 def _used_names(kind: type) -> set[str]:
-    """Those of attributes that methods of a model's class ask for."""
+    """Return the names of attributes that methods of a model's class use."""
     found = set[str]()
     for each in kind.__mro__:
         if each.__module__.partition(".")[0] in ("torch", "torsh_runtime", "builtins"):

@@ -1,4 +1,4 @@
-"""Where dimensions are cut for the ranks of an axis: arithmetic, without arrays."""
+"""Computes where dimensions are cut for the ranks of an axis, without arrays."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from torsh_runtime.layout import Shard, even_cuts
 
 
 def cuts(size: int, ranks: int, unit: int = 1) -> tuple[int, ...]:
-    """From 0 to the size, into parts of whole units that differ by one unit at most. ConfigError
-    where units do not fit, and for ranks that would have nothing.
-    """
+    """Return the cuts from 0 to the size, into parts of whole units that differ by one unit at
+    most. Raises ConfigError if units do not fit, or if ranks would have nothing."""
     if unit < 1 or size % unit:
         raise ConfigError(f"{size} features are no whole number of heads of {unit} each")
     if size // unit < ranks:
@@ -26,14 +25,15 @@ def cuts(size: int, ranks: int, unit: int = 1) -> tuple[int, ...]:
 def sharded(
     size: int, ranks: int, unit: int = 1, sections: Sequence[int] = (), dim: int = 0
 ) -> Shard:
-    """A dimension of this size, cut so; sections: sizes of those that are each cut so."""
+    """Return the shard of a dimension of this size. sections: sizes of sections that are each
+    cut so."""
     found = _sections(size, sections)
     return _cut_in_sections(found, [cuts(each, ranks, unit) for each in found], dim)
 
 
 def sharded_heads(size: int, ranks: int, heads: QueryHeads, sections: Sequence[int]) -> Shard:
-    """Of a layer for keys and values, which lie behind the queries where there are sections, as
-    many heads as there are at least as many of as ranks."""
+    """Return the shard of a layer for keys and values. With sections, the first is of the
+    queries. There are at least as many heads of keys as ranks."""
     found = _sections(size, sections)
     at = [cuts(each, ranks, heads.width) for each in found]
     if sections:
@@ -42,7 +42,7 @@ def sharded_heads(size: int, ranks: int, heads: QueryHeads, sections: Sequence[i
 
 
 def sizes(shard: Shard) -> tuple[int, ...]:
-    """What each rank has of the dimension."""
+    """Return the size of the dimension on each rank."""
     return tuple(sum(last - first for first, last in part) for part in shard.parts)
 
 
@@ -62,33 +62,33 @@ class QueryHeads:
 
     @property
     def share(self) -> int:
-        """How many of queries look at one of keys and values."""
+        """Return how many heads of queries attend to one of keys and values."""
         return self.queries // self.keys
 
     def are_cut(self, ranks: int) -> bool:
-        """Whether each rank has some of the heads of keys and values, and all queries that look at
-        them."""
+        """Return whether each rank has some of the heads of keys and values, and all queries
+        that attend to them."""
         return self.keys >= ranks
 
     def unit(self, ranks: int) -> int:
-        """How many heads of queries stay together."""
+        """Return how many heads of queries stay together."""
         return self.share if self.are_cut(ranks) else 1
 
     def own_queries(self, ranks: int, index: int) -> range:
-        """Those of a rank."""
+        """Return the heads of queries of a rank."""
         at = cuts(self.queries, ranks, self.unit(ranks))
         return range(at[index], at[index + 1])
 
     def own_keys(self, ranks: int, index: int) -> tuple[int, ...]:
-        """The heads of keys and values that a rank uses: each once if equally many of its queries
-        look at each, or one for each of its queries."""
+        """Return the heads of keys and values that a rank uses: each once if equally many of its
+        queries attend to each, or else one for each of its queries."""
         looked_at = [query // self.share for query in self.own_queries(ranks, index)]
         counts = {looked_at.count(each) for each in looked_at}
         return tuple(dict.fromkeys(looked_at)) if len(counts) == 1 else tuple(looked_at)
 
 
 def unit_of(entry: Any, size: int, ranks: int) -> int:
-    """How many indices of those of queries stay together by an entry with `unit` and
+    """Return how many indices of queries stay together by an entry with `unit` and
     `key_value_heads`."""
     if entry.key_value_heads is None:
         return int(entry.unit)
@@ -104,7 +104,7 @@ def _sections(size: int, sections: Sequence[int]) -> tuple[int, ...]:
 
 
 def _cut_in_sections(found: Sequence[int], at: Sequence[Sequence[int]], dim: int) -> Shard:
-    """Sections of these sizes, each cut at its places."""
+    """Return the shard of sections of these sizes, each cut at its places."""
     starts = accumulate(found, initial=0)
     rows = [
         [(start + first, start + last) for first, last in pairwise(each)]

@@ -21,7 +21,6 @@ class ColumnParallelEmbedding(Layer):
 
     @classmethod
     def shards(cls, plain: Any, entry: Column, axis: Axis) -> dict[str, Shard]:
-        """See Layer."""
         check_embedding(plain)
         if entry.sequence_dim is not None or entry.query_heads is not None:
             raise ConfigError("an Embedding has no sequence_dim and no query_heads")
@@ -30,7 +29,7 @@ class ColumnParallelEmbedding(Layer):
         return {"weight": sharded(size, axis.size, unit, entry.sections, 1)}
 
     def forward(self, indices: Any) -> Any:
-        """indices: integers of any shape, the same on all ranks."""
+        """Look up rows. indices: integers of any shape, equal on all ranks."""
         self._compare_first(indices)
         found = self.functional.embedding(indices, self.weight, self.padding_idx)
         if not self.entry.gather_output:
@@ -58,18 +57,16 @@ class VocabParallelEmbedding(Layer):
         dtype: Any = None,
         framework: str | None = None,
     ) -> None:
-        """As ColumnParallelLinear."""
+        """Create the layer, with arguments like those of ColumnParallelLinear."""
         super().__init__(num_embeddings, embedding_dim, padding_idx, dtype=dtype)  # type: ignore[call-arg]
         self._divide(Vocabulary(sequence_dim), mesh)
 
     @classmethod
     def shards(cls, plain: Any, entry: Vocabulary, axis: Axis) -> dict[str, Shard]:
-        """See Layer."""
         check_embedding(plain)
         return {"weight": sharded(plain.weight.shape[0], axis.size)}
 
     def become(self, entry: Vocabulary, axis: Axis, where: str, lie: Layouts) -> None:
-        """See Layer."""
         super().become(entry, axis, where, lie)
         self.rows = lie["weight"].shape[0]
         self.start, self.end = cuts(self.rows, axis.size)[axis.index :][:2]
@@ -78,19 +75,21 @@ class VocabParallelEmbedding(Layer):
         self.own_padding = padding - self.start if padding is not None and is_here else None
 
     def forward(self, indices: Any) -> Any:
-        """indices: integers of any shape. IndexError for those that are no rows."""
+        """Look up rows. indices: integers of any shape. Raises IndexError for those that are no
+        rows."""
         self._compare_first(indices)
         places, elsewhere = self.own_places(indices)
         found = self.functional.embedding(places, self.weight, self.own_padding)
         return self._summed(found.masked_fill(elsewhere, 0.0), self.entry.sequence_dim)
 
     def own_places(self, indices: Any) -> tuple[Any, Any]:
-        """Which of the own rows are meant, and where none is."""
+        """Return the indices of this rank's rows that are meant, and a mask of those that it
+        lacks."""
         raise NotImplementedError
 
 
 def check_range(lowest: int, highest: int, rows: int, where: str) -> None:
-    """IndexError for indices that are no rows."""
+    """Raise IndexError for indices that are no rows."""
     if lowest < 0 or highest >= rows:
         raise IndexError(
             f"{where}: indices from {lowest} to {highest} came, and there are {rows} rows on all "
@@ -99,7 +98,7 @@ def check_range(lowest: int, highest: int, rows: int, where: str) -> None:
 
 
 def check_embedding(plain: Any) -> None:
-    """ConfigError for an Embedding that cannot be cut."""
+    """Raise ConfigError for an Embedding that cannot be cut."""
     for option in ("max_norm", "scale_grad_by_freq", "sparse"):
         if getattr(plain, option, None):
             raise ConfigError(f"an Embedding with {option} cannot be cut")

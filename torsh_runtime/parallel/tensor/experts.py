@@ -24,7 +24,7 @@ from torsh_runtime.parallel.tensor.trying import number_of_experts, tried
 
 
 class ExpertsOfAny(AnyLayer):
-    """One that gives its own experts' part of what it is asked for."""
+    """Computes the own experts' part of the outputs of all experts."""
 
     entry: Experts
     sums_parts = True
@@ -34,7 +34,6 @@ class ExpertsOfAny(AnyLayer):
 
     @classmethod
     def shards(cls, plain: Any, entry: Own, axis: Axis) -> dict[str, Shard]:
-        """See Layer."""
         number = number_of_experts(plain, entry.entry.counts)
         if number < axis.size:
             raise ConfigError(
@@ -45,7 +44,6 @@ class ExpertsOfAny(AnyLayer):
         return dict.fromkeys(plain._parameters, found)
 
     def become(self, entry: Own, axis: Axis, where: str, lie: Layouts) -> None:
-        """See Layer."""
         super().become(entry, axis, where, lie)
         every = next(iter(lie.values())).shape[0]
         self._cuts = cuts(every, axis.size)
@@ -55,7 +53,7 @@ class ExpertsOfAny(AnyLayer):
 
     @leave_alone
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """As the module's own, of all experts."""
+        """Return the weighted outputs of all experts, as the module's own forward() does."""
         if self.axis.size == 1:
             return super().forward(*inputs, **named)
         tokens, chosen, weights = self._arguments(inputs, named)
@@ -67,7 +65,7 @@ class ExpertsOfAny(AnyLayer):
         return found.to(tokens.dtype).reshape(tokens.shape)
 
     def _arguments(self, inputs: Any, named: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens, experts and weights. ConfigError for anything else."""
+        """Return tokens, experts and weights. Raises ConfigError for anything else."""
         names = argument_names(type(self))
         given = dict(zip(names, inputs, strict=False)) | named
         tokens, chosen, weights = (given.pop(name, None) for name in names[:3])
@@ -84,7 +82,7 @@ class ExpertsOfAny(AnyLayer):
         return tokens, chosen, weights
 
     def _computed(self, rows: Tensor, counts: list[int]) -> Tensor:
-        """What this rank's experts make of rows that lie by expert."""
+        """Return the outputs of this rank's experts for rows that are sorted by expert."""
         axis: Any = self.axis
         own = {name: axis.ranks.averaged(each) for name, each in self._parameters.items()}
         chosen = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))

@@ -1,4 +1,4 @@
-"""How a tensor enters layers of which each rank has a part."""
+"""Brings a tensor into layers of which each rank has a part."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class GatheredInput:
         """Whether ranks know that what came first is the same on all."""
 
     def __call__(self, tensor: Any, group: ProcessGroup, sequence_dim: int | None) -> Any:
-        """What each rank may use in its own way: the tensor, or, with a sequence_dim, all ranks'
-        parts of it along that."""
+        """Return what each rank may use in its own way: the tensor, or, with a sequence_dim, all
+        ranks' parts of it along that."""
         if group.world_size == 1:
             return tensor
         if regions.is_traced():
@@ -68,8 +68,9 @@ class GatheredInput:
         return regions.all_gather(tensor, group, dim)
 
     def _state_of(self, tensor: Any) -> object:
-        """What is another one when the same tensor has to enter anew; None if that is not known, as
-        of one that is in no graph, whose memory may be written to without a trace."""
+        """Return a value that changes when the same tensor has to enter anew. None means that
+        this is unknown: the memory of a tensor that is in no graph may be written to without a
+        trace."""
         torch = sys.modules["torch"] if hasattr(tensor, "is_inference") else None
         records = (
             torch.is_grad_enabled() and tensor.requires_grad if torch else needs_gradient(tensor)
@@ -77,7 +78,7 @@ class GatheredInput:
         return getattr(tensor, "_version", True) if records and not tensor.is_leaf else None
 
     def end_drawing(self) -> None:
-        """What follows is drawn for what all ranks have."""
+        """End drawing for a part: what follows is drawn for what all ranks have."""
         if self.drawing:
             self.drawing.pop().close()
 
@@ -87,4 +88,4 @@ class GatheredInput:
 
 
 def _nothing() -> None:
-    """What there is of no tensor."""
+    """Return None, as a weak reference to a dead tensor does."""

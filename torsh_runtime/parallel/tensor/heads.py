@@ -21,19 +21,17 @@ from torsh_runtime.parallel.tensor.plan import Heads, Own
 
 
 class AttentionOfAny(AnyLayer):
-    """One that counts its heads, and is told this rank's numbers."""
+    """Gives a module that counts its heads this rank's numbers."""
 
     entry: Heads
 
     @classmethod
     def shards(cls, plain: Any, entry: Own, axis: Axis) -> dict[str, Shard]:
-        """See Layer."""
         for name, _ in _numbers(plain, entry.entry, axis):
             _attribute(plain, name)
         return super().shards(plain, entry, axis)
 
     def become(self, entry: Own, axis: Axis, where: str, lie: Layouts) -> None:
-        """See Layer."""
         numbers = _numbers(self, entry.entry, axis)
         super().become(entry, axis, where, lie)
         for name, number in numbers:
@@ -41,7 +39,7 @@ class AttentionOfAny(AnyLayer):
         self._dropouts = [*_dropouts(self)]
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """As the module's own, for this rank's heads."""
+        """Call the module's own forward() for this rank's heads."""
         entry = self.entry
         for name, dim in entry.inputs.items():
             inputs, named = on_argument(self, name, inputs, named, partial(self._of_own, name, dim))
@@ -74,7 +72,7 @@ class AttentionOfAny(AnyLayer):
 
     @contextmanager
     def _drawing(self) -> Iterator[None]:
-        """A block in which dropout draws for this rank's heads, until these are summed."""
+        """Let dropout draw for this rank's heads in this block, until these are summed."""
         if not self.training or not any(getattr(*place) for place in self._dropouts):
             yield
             return
@@ -107,7 +105,7 @@ class AttentionOfAny(AnyLayer):
         return self._entered(tensor, self.entry.sequence_dim)
 
     def _of_own(self, name: str, dim: int, tensor: Any) -> Any:
-        """This rank's heads of an input."""
+        """Return this rank's heads of an input."""
         own, heads = self._heads.own_queries(self.axis.size, self.axis.index), self._heads.queries
         if not -tensor.dim() <= dim < tensor.dim() or tensor.shape[dim] == 1:
             return tensor
@@ -126,7 +124,7 @@ class AttentionOfAny(AnyLayer):
 
 
 def _dropouts(module: Any) -> Iterator[tuple[Any, str]]:
-    """Where a module has probabilities with which something is dropped."""
+    """Yield the attributes of a module that are probabilities of dropping something."""
     for each in module.children():
         if isinstance(each, nn.modules.dropout._DropoutNd):
             yield each, "p"
@@ -162,7 +160,8 @@ def _query_heads(entry: Heads) -> QueryHeads:
 
 
 def _numbers(module: Any, entry: Heads, axis: Axis) -> list[tuple[str, int]]:
-    """What attributes become. ConfigError for those that are not what the entry says."""
+    """Return the new values of attributes. Raises ConfigError for those that are not what the
+    entry says."""
     heads, ranks, index = _query_heads(entry), axis.size, axis.index
     queries, keys = len(heads.own_queries(ranks, index)), len(heads.own_keys(ranks, index))
     found = []

@@ -1,4 +1,4 @@
-"""Which class a module of torch becomes, whatever its own is."""
+"""Chooses the class that a module of torch becomes, whatever its own is."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from torsh_runtime.parallel import regions
 
 
 class Joined:
-    """What classes have in common that are made of one of ours and one of a model's."""
+    """The base of classes that combine one of this library with one of a model."""
 
     ours: type
     theirs: type
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """As any object's; the class is made again."""
+        """Pickle it as any object. The class is made again when it is unpickled."""
         rest = super().__reduce_ex__(2)[2:]
         return (_remade, (self.ours, self.theirs, self.is_below), *rest)
 
     is_below = False
-    """Whether ours takes the place of what theirs is made of."""
+    """Tells that this library's class takes the place of a base of the model's class."""
 
 
 def _remade(ours: type, theirs: type, is_below: bool) -> Any:
@@ -37,8 +37,9 @@ def _remade(ours: type, theirs: type, is_below: bool) -> Any:
 
 
 def joined_class(ours: Any, theirs: Any, is_below: bool = False) -> Any:
-    """A class of both, under the name of theirs, whose forward() is ours, which calls theirs where
-    it calls super(). is_below: whose forward() is theirs, which has to call ours so."""
+    """Return a class of both, under the name of `theirs`. Its forward() is that of `ours`, which
+    calls that of `theirs` by super(). is_below: its forward() is that of `theirs`, which must
+    call that of `ours` by super()."""
     return _joined(ours, theirs, is_below)
 
 
@@ -72,7 +73,8 @@ class _Outer:
     _is_known = False
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Theirs. ConfigError if it computes without what it inherits."""
+        """Call the forward() of the model's class. Raises ConfigError if it computes without the
+        inherited one."""
         found = super().forward(*inputs, **named)  # type: ignore[misc]
         is_traced = regions.is_traced()  # a graph would be made anew for another value
         if is_traced or not self._is_known:
@@ -94,22 +96,22 @@ class _Inner:
     _is_reached: bool
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Ours."""
+        """Call this library's forward(), and note that it was reached."""
         if regions.is_traced() or not self._is_reached:
             self._is_reached = True
         return super().forward(*inputs, **named)  # type: ignore[misc]
 
 
 def calls_forward(module: nn.Module) -> bool:
-    """Whether the forward() of a module's class may call that of the class that it is made of."""
+    """Return whether the forward() of a module's class may call that of its base class."""
     code = getattr(type(module).forward, "__code__", None)
     return code is None or "forward" in code.co_names
 
 
 def output_dim(module: nn.Module) -> int | None:
-    """The dimension of its weight along which outputs lie, if a module computes what Linear does,
-    whatever its class: 0 as in torch's, 1 as in transformers' Conv1D. It is tried out, with other
-    numbers in the place of its parameters."""
+    """Return the dimension of its weight for outputs if a module computes what Linear does,
+    whatever its class: 0 as in torch's, 1 as in transformers' Conv1D; else None. The module is
+    tried out, with other numbers in place of its parameters."""
     if "forward" in vars(module):
         return None
     own = dict(module.named_parameters())
@@ -142,7 +144,7 @@ def _computes(module: nn.Module, dim: int, inputs: int, outputs: int, has_bias: 
 
 
 def _numbers(*shape: int) -> torch.Tensor:
-    """The same on all ranks, without a generator."""
+    """Return numbers that are equal on all ranks, without a generator."""
     size = torch.Size(shape).numel()
     return torch.arange(size).remainder_(9973).mul(12.9898).sin_().view(shape)
 
@@ -164,7 +166,8 @@ class StandIn:
 
 
 def has_stand_in(kind: type) -> bool:
-    """Whether the methods of a module's class neither write attributes nor call inherited ones."""
+    """Return whether the methods of a module's class neither write attributes nor call inherited
+    ones."""
     methods = [each for name, each in vars(kind).items() if not name.startswith("__")]
     codes = [each.__code__ for each in methods if isinstance(each, FunctionType)]
     return "forward" in vars(kind) and not any(
@@ -176,7 +179,7 @@ def has_stand_in(kind: type) -> bool:
 
 @contextmanager
 def replaced(tensors: Mapping[nn.Module, Mapping[str, Any]]) -> Iterator[None]:
-    """A block in which modules have these in the place of parameters of their own."""
+    """Replace parameters of modules by these tensors in this block."""
     kept = [(module, dict(module._parameters)) for module in tensors]
     try:
         for module, given in tensors.items():

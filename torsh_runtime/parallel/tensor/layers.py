@@ -47,7 +47,8 @@ _HOME = "torsh_runtime.parallel.tensor"
 
 
 def layers_of(framework: str | None) -> Any:
-    """The layers of "torch" or "nn"; None is torch where that is loaded."""
+    """Return the layers of "torch" or "nn". None is torch if that is loaded. Raises ConfigError
+    for other names."""
     found = framework or ("torch" if "torch" in sys.modules else "nn")
     if found not in ("torch", "nn"):
         raise ConfigError(f"framework is 'torch' or 'nn', not {framework!r}")
@@ -55,12 +56,13 @@ def layers_of(framework: str | None) -> Any:
 
 
 def plain_kind(kinds: Mapping[type, type[Layer]], module: Any) -> Any:
-    """Of classes of the framework's that an entry is for, the one that a module is of."""
+    """Return the class that a module is an instance of, among the framework's that an entry is
+    for."""
     return next((kind for kind in kinds if isinstance(module, kind)), None)
 
 
 def unfit(where: str, module: Any, entry: Any, kinds: Mapping[type, type[Layer]]) -> ConfigError:
-    """What there is to say of a module that an entry is not for."""
+    """Return the error for a module that an entry is not for."""
     kind, found = type(module).__name__, plain_kind(kinds, module)
     if found is not None and not isinstance(module, Layer):
         return ConfigError(
@@ -76,7 +78,7 @@ def unfit(where: str, module: Any, entry: Any, kinds: Mapping[type, type[Layer]]
 
 
 def _instead(module: Any) -> str:
-    """Which entries would do for a module of torch."""
+    """Suggest entries that would fit a module of torch."""
     if not hasattr(module, "register_parameter") or isinstance(module, Layer):
         return ""
     own = dict(module.named_parameters())
@@ -89,7 +91,7 @@ def _instead(module: Any) -> str:
 
 
 class Layer:
-    """What they have in common.
+    """The base of all layers that are cut along an axis.
 
     Attributes: axis, entry (of the plan), where (its name, for errors), parameter_layouts (how its
     own parameters that are cut lie on the mesh, by name).
@@ -103,9 +105,9 @@ class Layer:
     added: ClassVar[Any]
     """A sum that nobody else has, and a bias: both together, in place where that can be."""
     communicates_in_backward = True
-    """See DistributedDataParallel."""
+    """Read by DistributedDataParallel: the backward pass calls collectives."""
     output_dim: ClassVar[int] = 0
-    """Of the weight of a linear layer, along which its output features lie."""
+    """Dimension of a linear layer's weight along which its output features are placed."""
     axis: Axis
     where: str
     parameter_layouts: Layouts
@@ -121,7 +123,7 @@ class Layer:
     named_modules: Callable[..., Iterator[tuple[str, Any]]]
 
     def __new__(cls, *arguments: Any, framework: str | None = None, **named: Any) -> Self:
-        """One of a framework's: see layers_of()."""
+        """Create a layer of one framework. See layers_of()."""
         is_abstract = not hasattr(cls, "functional")
         kind = getattr(layers_of(framework), cls.__name__) if is_abstract else cls
         made: Self = object.__new__(kind)
@@ -129,38 +131,38 @@ class Layer:
 
     @classmethod
     def shards(cls, plain: Any, entry: Any, axis: Axis) -> dict[str, Shard]:
-        """How an ordinary layer's own parameters are to be cut; those that are not named stay
-        whole. ConfigError if they cannot be."""
+        """Return how an ordinary layer's own parameters are to be cut. Those that are not named
+        stay whole. Raises ConfigError if they cannot be cut."""
         return {}
 
     def become(self, entry: Any, axis: Axis, where: str, lie: Layouts) -> None:
-        """Be what the entry says, for the parameters have their parts."""
+        """Become what the entry says, after the parameters have been replaced by their parts."""
         self.entry, self.axis, self.parameter_layouts = entry, axis, lie
         self.where = where or type(self).__name__
 
     def state_dict(self, *arguments: Any, **named: Any) -> Any:
-        """As any layer's, with whole parameters, unless parts are meant."""
+        """Return the state as any layer does, with whole parameters, unless parts are requested."""
         found = super().state_dict(*arguments, **named)  # type: ignore[misc]
         if self.parameter_layouts and self.axis.size > 1 and not are_meant():
             self._put_whole(found, *arguments[1:], **named)
         return found
 
     def _put_whole(self, state: Any, *arguments: Any, **named: Any) -> None:
-        """Have whole parameters in a state. ConfigError where that cannot be."""
+        """Raise ConfigError, unless a framework's layers put whole parameters into the state."""
         raise ConfigError(_STATE_OF_PARTS.format(self.where))
 
     @property
     def mesh_coordinate(self) -> dict[str, int]:
-        """Where this rank stands along the axis."""
+        """Return this rank's position along the axis."""
         return {self.axis.name: self.axis.index}
 
     @property
     def parts_group(self) -> ProcessGroup | None:
-        """Who has the other parts of its parameters, if any is cut."""
+        """Return the ranks that have the other parts of its parameters, if any is cut."""
         return self.axis.group if self.parameter_layouts else None
 
     def _divide(self, entry: Any, mesh: Any) -> None:
-        """Be a new layer's part, of which all ranks have made the whole."""
+        """Become this rank's part of a new layer, which all ranks have made whole."""
         axis, where = axis_of(mesh), type(self).__name__
         named = [*self.named_parameters(recurse=False)]
         said, lie = f"{entry} of {framework_of(self).name}", Layouts()
@@ -183,14 +185,14 @@ class Layer:
             )
 
     def _entered(self, tensor: Any, sequence_dim: int | None) -> Any:
-        """What each rank may use in its own way."""
+        """Return the tensor as each rank may use it in its own way."""
         if sequence_dim is None:
             self._compare_first(tensor)
         return self.axis.enter(tensor, self.axis.group, sequence_dim)
 
     def _compare_first(self, tensor: Any) -> None:
-        """See that the first thing that comes into layers of the axis is the same on all ranks, if
-        it is data. ConfigError on all of them otherwise."""
+        """Compare the first input of the axis's layers between ranks, if it is data. Raises
+        ConfigError on all of them if it differs."""
         is_traced = regions.is_traced()  # a graph finds out when it runs
         if self.axis.size == 1 or (not is_traced and self.axis.enter.has_compared):
             return
@@ -206,7 +208,8 @@ class Layer:
             self.compare(tensor, self.axis, self.where)
 
     def _summed(self, tensor: Any, sequence_dim: int | None) -> Any:
-        """The sum of what the ranks computed and need no more; or this rank's part of it."""
+        """Return the sum of what the ranks computed, whose memory is reused; or this rank's part
+        of it."""
         group = self.axis.group
         if sequence_dim is None:
             return regions.reduce(tensor, group, overwrites=True)
@@ -214,7 +217,8 @@ class Layer:
         return regions.reduce_scatter(tensor, group, sequence_dim, [length] * group.world_size)
 
     def _equal_part(self, tensor: Any, dim: int) -> int:
-        """Each rank's size along a dimension."""
+        """Return each rank's size along a dimension. Raises ConfigError if the parts would be
+        unequal."""
         length, rest = divmod(int(tensor.shape[dim]), self.axis.size)
         if rest:
             raise ConfigError(
@@ -246,12 +250,12 @@ class ColumnParallelLinear(Layer):
         dtype: Any = None,
         framework: str | None = None,
     ) -> None:
-        """mesh: one with one axis, or with one called "tp", or a group; None: the default group.
-        unit, sequence_dim, query_heads, key_value_heads: see Column. framework: "torch" or "nn";
-        None: torch if it is loaded.
+        """Create the layer. mesh: a mesh with one axis, or with one called "tp", or a group; None:
+        the default group. unit, sequence_dim, query_heads, key_value_heads: see Column. framework:
+        "torch" or "nn"; None: torch if it is loaded.
 
-        All ranks make the whole first and keep their parts, so they are seeded alike; ConfigError
-        on all of them if they were not, and for features that cannot be cut.
+        All ranks make the whole first and keep their parts, so they are seeded alike. Raises
+        ConfigError on all of them if they were not, and for features that cannot be cut.
         """
         super().__init__(in_features, out_features, bias, dtype=dtype)  # type: ignore[call-arg]
         entry = Column(gather_output, unit, (), sequence_dim, query_heads, key_value_heads)
@@ -259,7 +263,6 @@ class ColumnParallelLinear(Layer):
 
     @classmethod
     def shards(cls, plain: Any, entry: Column, axis: Axis) -> dict[str, Shard]:
-        """See Layer."""
         size = plain.weight.shape[cls.output_dim]
         heads = _query_heads(entry, size)
         if entry.gather_output and (entry.sections or heads):
@@ -274,7 +277,6 @@ class ColumnParallelLinear(Layer):
         return {"weight": replace(found, dim=cls.output_dim), "bias": found}
 
     def become(self, entry: Column, axis: Axis, where: str, lie: Layouts) -> None:
-        """See Layer."""
         super().become(entry, axis, where, lie)
         whole = lie["weight"].shape if lie else tuple(self.weight.shape)
         self.in_features, self.out_features = whole[1 - self.output_dim], whole[self.output_dim]
@@ -284,7 +286,8 @@ class ColumnParallelLinear(Layer):
         self.sizes = sizes(shard) if lie else ()
 
     def forward(self, input: Any) -> Any:
-        """input: (…, in_features)."""
+        """Return this rank's output features, or all of them if they are gathered. input: (…,
+        in_features)."""
         self._check(input, self.in_features, "all input features")
         entered = self._entered(input, self.entry.sequence_dim)
         weight = self.weight if self.output_dim == 0 else self.weight.T
@@ -299,7 +302,8 @@ class ColumnParallelLinear(Layer):
 
 
 def _query_heads(entry: Column, size: int) -> QueryHeads | None:
-    """Those of a layer for keys and values."""
+    """Return the heads of a layer for keys and values, or None for other layers. Raises
+    ConfigError if features or sections do not fit the heads."""
     if entry.query_heads is None:
         return None
     width = entry.unit
@@ -316,7 +320,8 @@ def _query_heads(entry: Column, size: int) -> QueryHeads | None:
 
 
 def _own_features(heads: QueryHeads, entry: Column, axis: Axis) -> slice | list[int]:
-    """Which of all output features this rank computes, of fewer heads of keys than ranks."""
+    """Return which output features this rank computes, if there are fewer heads of keys than
+    ranks."""
     found = [*heads.own_keys(axis.size, axis.index)]
     own = [found] * max(1, len(entry.sections) - 1)
     if entry.sections:
@@ -352,20 +357,18 @@ class RowParallelLinear(Layer):
         dtype: Any = None,
         framework: str | None = None,
     ) -> None:
-        """As ColumnParallelLinear."""
+        """Create the layer, with arguments like those of ColumnParallelLinear."""
         super().__init__(in_features, out_features, bias, dtype=dtype)  # type: ignore[call-arg]
         self._divide(Row(input_is_parallel, unit, sequence_dim, key_value_heads), mesh)
 
     @classmethod
     def shards(cls, plain: Any, entry: Row, axis: Axis) -> dict[str, Shard]:
-        """See Layer."""
         dim = 1 - cls.output_dim
         size = plain.weight.shape[dim]
         unit = unit_of(entry, size, axis.size)
         return {"weight": sharded(size, axis.size, unit, dim=dim)}
 
     def become(self, entry: Row, axis: Axis, where: str, lie: Layouts) -> None:
-        """See Layer."""
         super().become(entry, axis, where, lie)
         whole = lie["weight"].shape
         self.in_features, self.out_features = whole[1 - self.output_dim], whole[self.output_dim]
@@ -373,7 +376,8 @@ class RowParallelLinear(Layer):
         self.sizes, self.was_called = sizes(shard), False
 
     def forward(self, input: Any) -> Any:
-        """input: (…, own features)."""
+        """Return the sum over ranks. input: (…, own features), or all if input_is_parallel is
+        False."""
         self.axis.enter.end_drawing()
         if not self.entry.input_is_parallel:
             self._check(input, self.in_features, "all input features")

@@ -32,7 +32,8 @@ def vocab_parallel_cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Any:
-    """-log softmax at the target class; the same on all ranks, none of which has all scores.
+    """Return -log softmax at the target class. It is equal on all ranks, none of which has all
+    scores.
 
     input: (…, own classes), unnormalised, as a Column layer leaves them; target: integers (…), the
     same on all ranks. mesh: as parallelize() takes it. num_classes: of all ranks, cut as a Column
@@ -65,8 +66,8 @@ def vocab_parallel_cross_entropy(
 
 
 def _own_classes(axis: Axis, input: Any, num_classes: int | None) -> tuple[int, int, int]:
-    """This rank's first class, the one after its last, and how many there are on all. ConfigError
-    on all ranks if nobody says how many there are, and they all have the same scores."""
+    """Return this rank's first class, the one after its last, and the number of all. Raises
+    ConfigError on all ranks if num_classes is None and they all have the same scores."""
     if num_classes is None:
         own = [int(input.shape[-1]), _digest_of_row(input.data)]
         told = axis.group.all_gather_numbers(np.array(own, np.int64))
@@ -82,7 +83,8 @@ def _own_classes(axis: Axis, input: Any, num_classes: int | None) -> tuple[int, 
 
 
 def _digest_of_row(scores: Array) -> int:
-    """Of the first one; 0 where all are one number, as they are before a model has learnt."""
+    """Return the digest of the first row, or 0 if its numbers are equal, as before a model has
+    learnt."""
     row = scores.reshape(-1, scores.shape[-1])[:1]
     return digest(row) if bool((row != row[..., :1]).any()) else 0
 
@@ -104,8 +106,8 @@ class _CrossEntropy(Operation):
     def __init__(
         self, group: ProcessGroup, targets: Array, start: int, classes: int, smoothing: float
     ) -> None:
-        """targets: one for each row, of `classes`, below 0 where none counts; start: the first of
-        this rank's."""
+        """Create the loss. targets: one for each row, of `classes`, below 0 for ignored rows.
+        start: this rank's first class."""
         self._group, self._targets, self._start = group, targets, start
         self._classes, self._smoothing = classes, smoothing
 
@@ -162,24 +164,24 @@ class _Backward(Operation):
 
 
 def _module(array: Array) -> Any:
-    """Whose functions compute with it."""
+    """Return the module whose functions compute with the array."""
     return sys.modules["torch"] if hasattr(array, "new_empty") else array_module(array)
 
 
 def _wide(array: Array) -> Array:
-    """Of 32 bits at least."""
+    """Return the array with at least 32 bits per number."""
     if array.dtype.itemsize > 2:
         return array
     return array.float() if hasattr(array, "new_empty") else array.astype("float32")
 
 
 def _is_mixed(array: Array) -> bool:
-    """Whether torch computes losses of it in 32 bits, as autocast does."""
+    """Return whether torch computes losses of it in 32 bits, as autocast does."""
     if not hasattr(array, "new_empty"):
         return False
     return bool(sys.modules["torch"].is_autocast_enabled(array.device.type))
 
 
 def _like(array: Array, dtype: Any) -> Array:
-    """Of this dtype in torch, whose results have that of what they are made of."""
+    """Cast the array to the dtype in torch, whose results have the dtype of their operands."""
     return array.to(dtype) if hasattr(array, "new_empty") else array

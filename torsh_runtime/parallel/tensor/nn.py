@@ -35,38 +35,37 @@ class _OfNn:
 
 
 class ColumnParallelLinear(_OfNn, layers.ColumnParallelLinear, nn.Linear):
-    """See layers."""
+    """Cuts the output features of tr.nn's Linear."""
 
 
 class RowParallelLinear(_OfNn, layers.RowParallelLinear, nn.Linear):
-    """See layers."""
+    """Cuts the input features of tr.nn's Linear."""
 
 
 class ParallelAttention(_OfNn, attention.ParallelAttention, nn.Module):
-    """See attention."""
+    """Cuts the heads of attention in tr.nn."""
 
 
 class LayerNormOnPart(_OfNn, on_part.LayerNormOnPart, nn.LayerNorm):
-    """See layers."""
+    """Normalizes this rank's part like tr.nn's LayerNorm."""
 
 
 class RMSNormOnPart(_OfNn, on_part.RMSNormOnPart, nn.RMSNorm):
-    """See layers."""
+    """Normalizes this rank's part like tr.nn's RMSNorm."""
 
 
 class EmbeddingOnPart(_OfNn, on_part.EmbeddingOnPart, nn.Embedding):
-    """See layers."""
+    """Returns a part of the output of tr.nn's Embedding."""
 
 
 class DropoutOnPart(_OfNn, on_part.DropoutOnPart, nn.Dropout):
-    """See layers."""
+    """Drops elements of a part like tr.nn's Dropout."""
 
 
 class VocabParallelEmbedding(_OfNn, embeddings.VocabParallelEmbedding, nn.Embedding):
-    """See layers."""
+    """Cuts the rows of tr.nn's Embedding."""
 
     def own_places(self, indices: Any) -> tuple[Any, Any]:
-        """See layers."""
         found = operand(indices)
         if found.size:
             check = embeddings.check_range
@@ -77,10 +76,9 @@ class VocabParallelEmbedding(_OfNn, embeddings.VocabParallelEmbedding, nn.Embedd
 
 
 class MultiheadAttention(_OfNn, attention.MultiheadAttention, nn.MultiheadAttention):
-    """See attention. To the layer that it is made of its own heads are all there are."""
+    """Cuts the heads of tr.nn's MultiheadAttention. To that layer the own heads are all heads."""
 
     def become(self, entry: Attention, axis: Axis, where: str, lie: Layouts) -> None:
-        """See layers."""
         super().become(entry, axis, where, lie)
         heads = self.own_heads
         self.num_heads = heads.stop - heads.start
@@ -95,7 +93,7 @@ class MultiheadAttention(_OfNn, attention.MultiheadAttention, nn.MultiheadAttent
         attn_mask: Any = None,
         is_causal: bool = False,
     ) -> tuple[Any, None]:
-        """As nn.MultiheadAttention's."""
+        """Return what nn.MultiheadAttention does, with this rank's heads."""
         inputs = self._all_entered(query, key, value)
         mask = None if attn_mask is None else nn.Tensor(self._own_mask(operand(attn_mask)))
         with self._drawing(inputs[0]):
@@ -103,7 +101,7 @@ class MultiheadAttention(_OfNn, attention.MultiheadAttention, nn.MultiheadAttent
 
 
 def within_block(module: Any, entry: Block, ranks: int) -> dict[str, Entry]:
-    """What the entry means for the modules below one."""
+    """Return what the entry means for the modules below a block."""
     dim = entry.sequence_dim
     found: dict[str, Entry] = {
         "attention": Attention(dim),
@@ -116,7 +114,8 @@ def within_block(module: Any, entry: Block, ranks: int) -> dict[str, Entry]:
 
 
 def kind_of(where: str, module: Any, entry: Any) -> type[layers.Layer]:
-    """What a module becomes: see applying. ConfigError for an entry that is not for it."""
+    """Return the class that a module becomes (see applying). Raises ConfigError for an entry
+    that is not for it."""
     plain = LAYERS.get(type(entry), {})
     found = layers.plain_kind(plain, module)
     is_own = found is None or type(module).forward is not found.forward
@@ -126,7 +125,7 @@ def kind_of(where: str, module: Any, entry: Any) -> type[layers.Layer]:
 
 
 def is_around(module: Any, entry: Entry) -> bool:
-    """Whether an entry is carried out around the forward() that a module has: never in nn."""
+    """Return whether an entry is carried out around the module's own forward(): never in nn."""
     return False
 
 

@@ -1,4 +1,4 @@
-"""Layers that are given a part of what they are for, without a framework."""
+"""Layers that compute on a part of their input, without a framework."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class _OnPart(Layer):
     """A layer on a part of its input, which does the same on all of them."""
 
     def _shared(self, parameter: Any) -> Any:
-        """A parameter that each rank uses for its part."""
+        """Return a parameter as each rank uses it for its part."""
         return None if parameter is None else regions.copy(parameter, self.axis.group)
 
 
@@ -26,33 +26,32 @@ class NormOnPart(_OnPart):
 
     @classmethod
     def shards(cls, plain: Any, entry: Part, axis: Axis) -> dict[str, Shard]:
-        """See Layer."""
         if -len(plain.normalized_shape) <= entry.dim < 0:
             raise ConfigError(f"dimension {entry.dim} is normalised")
         return {}
 
 
 class LayerNormOnPart(NormOnPart):
-    """See NormOnPart."""
+    """Normalizes a part like LayerNorm (see NormOnPart)."""
 
     bias: Any
     normalized_shape: tuple[int, ...]
     eps: float
 
     def forward(self, input: Any) -> Any:
-        """input: (…, *normalized_shape)."""
+        """Normalize an input of shape (…, *normalized_shape)."""
         weight, bias = self._shared(self.weight), self._shared(self.bias)
         return self.functional.layer_norm(input, self.normalized_shape, weight, bias, self.eps)
 
 
 class RMSNormOnPart(NormOnPart):
-    """See NormOnPart."""
+    """Normalizes a part like RMSNorm (see NormOnPart)."""
 
     normalized_shape: tuple[int, ...]
     eps: Any
 
     def forward(self, input: Any) -> Any:
-        """input: (…, *normalized_shape)."""
+        """Normalize an input of shape (…, *normalized_shape)."""
         weight = self._shared(self.weight)
         return self.functional.rms_norm(input, self.normalized_shape, weight, self.eps)
 
@@ -63,7 +62,8 @@ class EmbeddingOnPart(_OnPart):
     padding_idx: int | None
 
     def forward(self, indices: Any) -> Any:
-        """indices: integers of any shape, the same on all ranks."""
+        """Return this rank's part of the rows. indices: integers of any shape, equal on all
+        ranks."""
         found = self.functional.embedding(indices, self.weight, self.padding_idx)
         length = self._equal_part(found, self.entry.dim)
         parts = [length] * self.axis.size
@@ -76,7 +76,7 @@ class DropoutOnPart(_OnPart):
     p: float
 
     def forward(self, input: Any) -> Any:
-        """input: of any shape."""
+        """Apply dropout to an input of any shape."""
         if not self.training or not self.p:
             return input
         with drawing_part(input, self.axis, self.entry.dim, self.entry.cuts):

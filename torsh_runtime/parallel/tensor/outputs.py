@@ -1,4 +1,5 @@
-"""What models of transformers return of layers within, of which each rank has a part."""
+"""Gathers outputs of inner layers that transformers' models return, of which each rank has a
+part."""
 
 from __future__ import annotations
 

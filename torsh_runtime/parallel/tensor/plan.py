@@ -1,4 +1,4 @@
-"""What is to be done with the modules of a model: data, and which module a pattern means."""
+"""Describes what is done with the modules of a model, and matches patterns to modules."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Column:
     Embedding whose columns are, as biases by head."""
 
     gather_output: bool = False
-    """Whether all ranks get all outputs."""
+    """Give all ranks all outputs."""
     unit: int = 1
     """Features that stay together: the width of a head where they are those of heads."""
     sections: tuple[int, ...] = ()
@@ -26,12 +26,14 @@ class Column:
     sequence_dim: int | None = None
     """The dimension of the input of which each rank has an equal part; None if all have all."""
     query_heads: int | None = None
-    """Of a layer for keys and values of `unit` features a head: how many heads of queries look at
-    them. Where there are fewer heads than ranks, all ranks have all weights, and each computes the
-    heads that its own queries look at. With sections the first one is of the queries themselves."""
+    """Number of heads of queries that attend to the heads of this layer for keys and values,
+    which have `unit` features each. If there are fewer heads than ranks, all ranks have all
+    weights, and each computes the heads that its own queries attend to. With sections the first
+    one is of the queries themselves."""
     key_value_heads: int | None = None
-    """Of a layer for queries of `unit` features a head: how many heads of keys and values they look
-    at. Queries that look at the same stay together, unless there are more ranks than these."""
+    """Number of heads of keys and values that this layer's queries, of `unit` features a head,
+    attend to. Queries that attend to the same head stay together, unless there are more ranks
+    than these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +41,15 @@ class Row:
     """A Linear layer whose input features are cut, as the Column layer before it left them."""
 
     input_is_parallel: bool = True
-    """Whether the input has this rank's features only."""
+    """Expect an input that has only this rank's features."""
     unit: int = 1
-    """As the Column layer's."""
+    """Features that stay together, like the Column layer's unit."""
     sequence_dim: int | None = None
     """The dimension of the output of which each rank gets an equal part; None if all get all."""
     key_value_heads: int | None = None
-    """As the Column layer's for queries."""
+    """Number of heads like the Column layer's for queries."""
     output_is_spread: bool = False
-    """Whether each rank uses the sum in its own way, as within a module that is Summed()."""
+    """Let each rank use the sum in its own way, as within a module that is Summed()."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class Vocabulary:
     """An Embedding whose rows are cut."""
 
     sequence_dim: int | None = None
-    """As Row's."""
+    """Dimension of the sequence, like Row's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +84,11 @@ class Part:
     positions. All ranks have its parameters, of which gradients are summed."""
 
     dim: int
-    """Of which each rank has its part; the one that is normalised is whole."""
+    """Dimension of which each rank has its part. The dimension that is normalised is whole."""
     cuts: tuple[int, ...] = ()
-    """Where it is cut, from 0 to its size; none if the parts are equal."""
+    """Positions at which it is cut, from 0 to its size. Empty if the parts are equal."""
     gather_output: bool = False
-    """Whether all ranks get all of its output."""
+    """Give all ranks all of its output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,8 @@ class Shared:
     its own heads: gradients are summed."""
 
     divided: bool = False
-    """Whether each rank adds it to a sum over all ranks, where it has to count once."""
+    """Divide the parameter by the number of ranks, because each rank adds it to a sum over all
+    ranks, in which it has to count once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +109,9 @@ class Cut:
     unit: int = 1
     """Indices that stay together."""
     sections: tuple[int, ...] = ()
-    """As Column's."""
+    """Sections of the dimension, like Column's."""
     key_value_heads: int | None = None
-    """As Column's, of what there is for each head of queries."""
+    """Number of heads like Column's, if the parameter has something for each head of queries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +141,7 @@ class Heads:
     cut: tuple[str, ...] = ()
     """Attributes with the number of heads of queries, or a multiple, as of their features."""
     key_value_cut: tuple[str, ...] = ()
-    """The same of keys and values."""
+    """Attributes that count heads of keys and values."""
     groups: tuple[str, ...] = ()
     """Attributes with the number of heads of queries for each one of keys and values."""
     inputs: Mapping[str, int] = field(default_factory=dict)
@@ -198,13 +201,13 @@ Entry = (
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """What the plan says of a module, and of its own parameters by their names."""
+    """Holds what the plan says of a module, and of its own parameters by their names."""
 
     entry: Any = None
     parameters: Mapping[str, Cut | Shared] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """As ranks tell each other."""
+        """Return the text by which ranks compare entries."""
         told = [f"{name} {entry}" for name, entry in sorted(self.parameters.items())]
         return ", ".join([str(self.entry), *told])
 
@@ -212,10 +215,9 @@ class Own:
 def matched(
     modules: Iterable[str], plan: Mapping[str, Entry], parameters: Iterable[str] = ()
 ) -> dict[str, Entry]:
-    """What is to be done with which module or parameter. A pattern is a name of one, in which * and
-    ? stand for what is between two dots. ConfigError for patterns that match none that the entry is
-    for, or one that another one matches.
-    """
+    """Return what is to be done with each module or parameter. A pattern is a name of one, in
+    which * and ? stand for what is between two dots. Raises ConfigError for patterns that match
+    none that the entry is for, or one that a different pattern matches."""
     found = dict[str, tuple[str, Entry]]()
     known = {False: list(modules), True: list(parameters)}
     for pattern, entry in plan.items():

@@ -32,9 +32,9 @@ _ASSIGN = (
 
 
 def put_whole(layer: Any, destination: dict[str, Any], prefix: str, keeps_vars: bool) -> None:
-    """Have whole tensors in a state in the place of a layer's own parts: on rank 0 of the axis, and
+    """Put whole tensors into a state in place of a layer's own parts: on rank 0 of the axis, and
     Elsewhere on the others. Several names of a parameter have one tensor. All ranks of the axis
-    call it; ConfigError if others do not."""
+    call it. Raises ConfigError if others do not."""
     axis: Axis = layer.axis
     own = dict(layer.named_parameters(recurse=False))
     names = [name for name in layer.parameter_layouts if prefix + name in destination]
@@ -65,8 +65,8 @@ def _whole(name: str, parameter: Tensor, layout: TensorLayout, axis: Axis) -> Te
 
 
 def own_parts(layer: Any, state: dict[str, Any], prefix: str, is_assigned: bool) -> dict[str, Any]:
-    """A state with this rank's parts in the place of a layer's whole tensors. ConfigError where
-    these would become its parameters, or are elsewhere."""
+    """Return a state with this rank's parts in place of a layer's whole tensors. Raises
+    ConfigError if they would be assigned as its parameters."""
     found = dict(state)
     for name, layout in layer.parameter_layouts.items():
         given = state.get(prefix + name)

@@ -18,9 +18,9 @@ from torsh_runtime.parallel.tensor.axis import Axis
 def drawing_part(
     tensor: Any, axis: Axis, dim: int, cuts: tuple[int, ...] = ()
 ) -> AbstractContextManager[None]:
-    """A block in which dropout draws for a tensor of which each rank has a part along `dim`: what
-    one process would have drawn for that part in nn, a stream of each rank's own in torch. The
-    random state afterwards is the same on all ranks, as it has to be before.
+    """Return a block in which dropout draws for a tensor of which each rank has a part along `dim`:
+    what one process would have drawn for that part in nn, a stream of each rank's own in torch. The
+    random state must be equal on all ranks before, and is equal afterwards.
 
     cuts: where the ranks' parts end; none if they are equal.
     """
@@ -34,7 +34,7 @@ def drawing_part(
 
 
 def _drawn(dim: int, start: int, size: int, source: Any, shape: tuple[int, ...]) -> Array:
-    """What is drawn for the whole, of which this rank has that from `start` on."""
+    """Draw numbers for the whole dimension, and return this rank's part, from `start` on."""
     place = dim % len(shape)
     whole = source.random(resized(shape, place, size), dtype=np.float32)
     return part(whole, place, start, start + shape[place])

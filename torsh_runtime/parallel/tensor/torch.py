@@ -53,7 +53,8 @@ from torsh_runtime.parallel.tensor.trying import number_of_experts as number_of_
 
 
 def _added(summed: Tensor, bias: Tensor) -> Tensor:
-    """In place; a subclass's sum is a view of its values, where torch has none of that."""
+    """Add in place if possible. A subclass's sum is a view of its values, for which torch has no
+    in-place addition."""
     if is_traced():
         return summed + bias
     is_plain = type(summed) is Tensor and type(bias) in (Tensor, nn.Parameter)
@@ -91,107 +92,104 @@ class _OfTorch:
 
 
 class ColumnParallelLinear(_OfTorch, layers.ColumnParallelLinear, nn.Linear):
-    """See layers."""
+    """Cuts the output features of torch's Linear."""
 
 
 class RowParallelLinear(_OfTorch, layers.RowParallelLinear, nn.Linear):
-    """See layers."""
+    """Cuts the input features of torch's Linear."""
 
 
 class ColumnOfAny(_OfTorch, layers.ColumnParallelLinear):
-    """Of a class that computes what Linear does."""
+    """Cuts the output features of a class that computes what Linear does."""
 
 
 class RowOfAny(_OfTorch, layers.RowParallelLinear):
-    """Of a class that computes what Linear does."""
+    """Cuts the input features of a class that computes what Linear does."""
 
 
 class ColumnOfAnyTransposed(ColumnOfAny):
-    """With its weight transposed."""
+    """Cuts the output features of a class whose weight is transposed."""
 
     output_dim = 1
 
 
 class RowOfAnyTransposed(RowOfAny):
-    """With its weight transposed."""
+    """Cuts the input features of a class whose weight is transposed."""
 
     output_dim = 1
 
 
 class ColumnParallelEmbedding(_OfTorch, embeddings.ColumnParallelEmbedding, nn.Embedding):
-    """See layers."""
+    """Cuts the columns of torch's Embedding."""
 
 
 class OfAny(_OfTorch, anyone.AnyLayer):
-    """See anyone."""
+    """Keeps the forward() of any module of torch, whose parameters are cut or shared."""
 
 
 class PartOfAny(_OfTorch, anyone.PartOfAny):
-    """See anyone."""
+    """Lets any module of torch compute on a part."""
 
 
 class SummedOfAny(_OfTorch, anyone.SummedLayer):
-    """See anyone."""
+    """Lets any module of torch compute a part of a sum."""
 
 
 class ScatteredOfAny(_OfTorch, anyone.ScatteredLayer):
-    """See anyone."""
+    """Gives any module of torch a part of its input."""
 
 
 class WholeOfAny(_OfTorch, anyone.WholeLayer):
-    """See anyone."""
+    """Gives any module of torch the whole sequence."""
 
 
 class ExpertsOfAny(_OfTorch, experts.ExpertsOfAny):
-    """See experts."""
+    """Spreads the experts of any module of torch."""
 
 
 class AttentionOfAny(_OfTorch, heads.AttentionOfAny):
-    """See heads."""
+    """Cuts the heads of any attention of torch."""
 
 
 class ParallelAttention(_OfTorch, attention.ParallelAttention, nn.Module):
-    """See attention."""
+    """Cuts the heads of attention in torch."""
 
 
 class LayerNormOnPart(_OfTorch, on_part.LayerNormOnPart, nn.LayerNorm):
-    """See layers."""
+    """Normalizes this rank's part like torch's LayerNorm."""
 
 
 class RMSNormOnPart(_OfTorch, on_part.RMSNormOnPart, nn.RMSNorm):
-    """See layers."""
+    """Normalizes this rank's part like torch's RMSNorm."""
 
 
 class EmbeddingOnPart(_OfTorch, on_part.EmbeddingOnPart, nn.Embedding):
-    """See layers."""
+    """Returns a part of the output of torch's Embedding."""
 
 
 class DropoutOnPart(_OfTorch, on_part.DropoutOnPart, nn.Dropout):
-    """See layers."""
+    """Drops elements of a part like torch's Dropout."""
 
 
 class VocabParallelEmbedding(_OfTorch, embeddings.VocabParallelEmbedding, nn.Embedding):
-    """See layers."""
+    """Cuts the rows of torch's Embedding."""
 
     def own_places(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """See layers."""
         check_rows(indices, self.rows, self.where)
         elsewhere = (indices < self.start) | (indices >= self.end)
         return (indices - self.start).masked_fill(elsewhere, 0), elsewhere[..., None]
 
 
 class MultiheadAttention(_OfTorch, attention.MultiheadAttention, nn.MultiheadAttention):
-    """See attention."""
+    """Cuts the heads of torch's MultiheadAttention."""
 
     @classmethod
     def shards(cls, plain: Any, entry: Attention, axis: Axis) -> dict[str, Shard]:
-        """See layers."""
         if not plain._qkv_same_embed_dim or plain.bias_k is not None or plain.add_zero_attn:
             raise ConfigError("kdim, vdim, add_bias_kv and add_zero_attn are not cut")
         return super().shards(plain, entry, axis)
 
     def become(self, entry: Attention, axis: Axis, where: str, lie: Layouts) -> None:
-        """See layers."""
         super().become(entry, axis, where, lie)
         self._qkv_same_embed_dim = False  # encoders then call this, and no kernel of their own
 
@@ -206,7 +204,7 @@ class MultiheadAttention(_OfTorch, attention.MultiheadAttention, nn.MultiheadAtt
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """As torch.nn.MultiheadAttention's."""
+        """Return what torch.nn.MultiheadAttention does, with this rank's heads."""
         is_batched = query.dim() == 3
         heads = [self._heads(each) for each in self._projected(query, key, value)]
         if is_causal and attn_mask is None:
@@ -226,7 +224,7 @@ class MultiheadAttention(_OfTorch, attention.MultiheadAttention, nn.MultiheadAtt
         return self.out_proj(result), weights
 
     def _projected(self, *inputs: Tensor) -> list[Tensor]:
-        """Queries, keys and values of the own heads."""
+        """Return queries, keys and values of the own heads."""
         query, key, value = self._all_entered(*inputs)
         if query is key is value:
             packed = functional.linear(query, self.in_proj_weight, self.in_proj_bias)
@@ -236,7 +234,7 @@ class MultiheadAttention(_OfTorch, attention.MultiheadAttention, nn.MultiheadAtt
         return list(map(functional.linear, (query, key, value), weights, biases))
 
     def _heads(self, projected: Tensor) -> Tensor:
-        """(N, own heads, L, head_dim)."""
+        """Return the projected features as (N, own heads, L, head_dim)."""
         if projected.dim() == 2:
             projected = projected[None]
         elif not self.batch_first:
@@ -245,7 +243,7 @@ class MultiheadAttention(_OfTorch, attention.MultiheadAttention, nn.MultiheadAtt
         return found
 
     def _mask(self, given: Tensor | None, padding: Tensor | None, like: Tensor) -> Tensor | None:
-        """What is to be added to the scores (N, own heads, L, S)."""
+        """Return what is to be added to the scores (N, own heads, L, S), or None."""
         found = None
         if given is not None:
             found = _additive(given, like)
@@ -270,7 +268,7 @@ class MultiheadAttention(_OfTorch, attention.MultiheadAttention, nn.MultiheadAtt
         return weights @ value, weights
 
     def _whole(self, weights: Tensor, is_averaged: bool) -> Tensor:
-        """Of all heads, or averaged over them."""
+        """Return the weights of all heads, or their average over heads."""
         group = self.axis.group
         found: Tensor
         if is_averaged:
@@ -282,14 +280,14 @@ class MultiheadAttention(_OfTorch, attention.MultiheadAttention, nn.MultiheadAtt
 
 
 def _additive(mask: Tensor, like: Tensor) -> Tensor:
-    """True is not looked at."""
+    """Return the mask as numbers to add: -inf for True, which is not attended to."""
     if mask.dtype is not torch.bool:
         return mask.to(like.dtype)
     return torch.zeros_like(mask, dtype=like.dtype).masked_fill_(mask, float("-inf"))
 
 
 def within_block(module: Any, entry: Block, ranks: int) -> dict[str, Entry]:
-    """What the entry means for the modules below one."""
+    """Return what the entry means for the modules below a block."""
     dim = entry.sequence_dim
     hidden = cuts(module.linear1.out_features, ranks)
     found: dict[str, Entry] = {
@@ -307,7 +305,8 @@ def within_block(module: Any, entry: Block, ranks: int) -> dict[str, Entry]:
 
 
 def kind_of(where: str, module: Any, entry: Any) -> Any:
-    """What a module becomes: see applying. ConfigError for an entry that is not for it."""
+    """Return the class that a module becomes (see applying). Raises ConfigError for an entry
+    that is not for it."""
     if isinstance(module, layers.Layer):
         raise ConfigError(f"{where!r} is a {type(module).__name__} that has its part already")
     if isinstance(entry, Own):
@@ -331,7 +330,7 @@ def kind_of(where: str, module: Any, entry: Any) -> Any:
 
 
 def is_around(module: Any, entry: Entry) -> bool:
-    """Whether an entry is carried out around the forward() that a module has."""
+    """Return whether an entry is carried out around the module's own forward()."""
     if not isinstance(entry, Part):
         return isinstance(entry, Shared | Summed | Heads | Scatter | Whole | Experts)
     plain = layers.plain_kind(LAYERS[Part], module)
@@ -371,8 +370,8 @@ BLOCKS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 
 
 def watch_adapters(model: Any) -> None:
-    """Have the model's first call be a ConfigError if layers have been given adapters since they
-    were cut, which would know nothing of parts."""
+    """Make the model's first call raise ConfigError if layers have been given adapters since
+    they were cut, because those would know nothing of parts."""
 
     def check(module: Any, inputs: Any) -> None:
         if torch.compiler.is_compiling():

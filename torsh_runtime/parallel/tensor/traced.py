@@ -1,4 +1,5 @@
-"""What layers do in graphs of torch.compile that depends on more than shapes: operators of torch.
+"""Provides torch operators for what layers do in graphs of torch.compile that depends on more than
+shapes.
 
 See parallel.regions.traced.
 """
@@ -46,13 +47,13 @@ class _Entrance(GatheredInput):
 
 
 class _Entrances:
-    """By group."""
+    """Holds the entrances of tensors by their groups."""
 
     def __init__(self) -> None:
         self._known: WeakKeyDictionary[ProcessGroup, _Entrance] = WeakKeyDictionary()
 
     def entered(self, tensor: Tensor, group: str, dims: Sequence[int]) -> Tensor:
-        """See GatheredInput."""
+        """Return the tensor as GatheredInput does."""
         found = own_keys().named(group)
         enter = self._known.setdefault(found, _Entrance())
         entered: Tensor = enter._let_in(tensor, found, dims[0] if dims else None)
@@ -60,14 +61,14 @@ class _Entrances:
 
 
 def entered(tensor: Tensor, group: ProcessGroup, sequence_dim: int | None) -> Tensor:
-    """See GatheredInput, within a graph."""
+    """Return the tensor as GatheredInput does, within a graph."""
     dims = [] if sequence_dim is None else [sequence_dim]
     result: Tensor = torch.ops.torsh.entered(tensor, group.key, dims)
     return result
 
 
 def compare(tensor: Tensor, axis: Axis, where: str) -> None:
-    """See Layer._compare_first()."""
+    """Compare the tensor between ranks for Layer._compare_first(), within a graph too."""
     if not is_traced():
         check_same_input(tensor.detach(), axis, where)
         return
@@ -84,7 +85,7 @@ def _compare(tensor: Tensor, entrance: str, group: str, name: str, where: str) -
 
 
 def check_rows(indices: Tensor, rows: int, where: str) -> None:
-    """IndexError for indices that are no rows, also within a graph."""
+    """Raise IndexError for indices that are no rows, also within a graph."""
     if is_traced():
         torch.ops.torsh.check_rows(indices, rows, where)
     elif indices.device.type != "cpu":  # what it finds, nobody waits for
@@ -94,7 +95,7 @@ def check_rows(indices: Tensor, rows: int, where: str) -> None:
 
 
 def _nothing(*_: Any) -> None:
-    """What checks return."""
+    """Return nothing, as checks do."""
 
 
 _OPERATORS = Operators()

@@ -1,4 +1,4 @@
-"""Whether a module of experts can be spread: it is tried out."""
+"""Tries out whether a module of experts can be spread."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _WEIGHTS = (0.75, 0.5)
 
 
 def number_of_experts(module: nn.Module, counts: Iterable[str]) -> int:
-    """How many experts a module has all parameters of. ConfigError if that is not known."""
+    """Return the number of experts, all of whose parameters a module has. Raises ConfigError if
+    that is unknown."""
     own = {name: each for name, each in module._parameters.items() if each is not None}
     below = [name for name, _ in module.named_parameters() if "." in name]
     if below or not own:
@@ -39,9 +40,9 @@ def number_of_experts(module: nn.Module, counts: Iterable[str]) -> int:
 
 
 def tried(module: nn.Module, counts: Sequence[str]) -> None:
-    """ConfigError for a module that does not give weighted sums of what each expert makes of a
-    token, or not with one expert alone. It is tried with other numbers in the place of its
-    parameters, of two experts."""
+    """Raise ConfigError for a module that does not return weighted sums of each expert's outputs
+    for a token, or does not with one expert alone. It is tried with other numbers in place of
+    its parameters, for two experts."""
     kept = {name: each for name, each in module._parameters.items() if each is not None}
     first = next(iter(kept.values()))
     device = "cpu" if first.is_meta else first.device
@@ -69,7 +70,7 @@ def tried(module: nn.Module, counts: Sequence[str]) -> None:
 
 
 def _numbers(shape: Sequence[int], dtype: torch.dtype, device: Any) -> Tensor:
-    """The same on all ranks, without a generator."""
+    """Return numbers that are equal on all ranks, without a generator."""
     size = torch.Size(shape).numel()
     found = torch.arange(size, dtype=torch.float64).remainder_(9973).mul_(12.9898).sin_()
     return found.mul_(max(shape[-1], 1) ** -0.5).view(*shape).to(device, dtype)
@@ -82,7 +83,7 @@ def _called(
     tokens: Tensor,
     weights: Sequence[float] = (1.0,),
 ) -> Tensor:
-    """What it makes of tokens that all go to all experts, of which it has these parameters."""
+    """Return its outputs for tokens that all go to all experts, with these parameters."""
     chosen = torch.arange(len(weights), device=tokens.device).expand(len(tokens), -1)
     told = tokens.new_tensor(weights).expand(len(tokens), -1)
     forward: Any = type(module).forward
@@ -106,5 +107,6 @@ def _counting(module: nn.Module, counts: Sequence[str], number: int) -> Iterator
 
 
 def _are_close(one: Tensor, other: Tensor) -> bool:
-    """To the rounding of the least precise numbers that models have."""
+    """Return whether they are equal up to the rounding of the least precise dtypes that models
+    have."""
     return bool((one - other).abs().max() <= 0.05 * other.abs().max())
