@@ -31,6 +31,7 @@ DONE = (
     "torsh_runtime/monitoring",
     "torsh_runtime/nn",
     "torsh_runtime/optim",
+    "torsh_runtime/parallel/context",
     "torsh_runtime/rpc",
     "torshrun/clusters",
     "torshrun/ctl",

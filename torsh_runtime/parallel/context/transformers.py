@@ -22,7 +22,7 @@ _REFUSED = {
     "alibi": "a bias by distance",
     "cu_seq_lens_q": "lengths of packed documents (cut the batch by tr.context_batch())",
 }
-"""What models pass to attention functions, and would be others without."""
+"""Arguments for attention functions that are refused because ignoring them changes results."""
 _TOKENS = "input_ids"
 _POSITIONS = "context_positions"
 """The argument by which position_ids come to layers of models that do not pass them on."""
@@ -104,14 +104,17 @@ def _check_model(kind: str, model: Any) -> None:
 
 
 def _attends(module: Any) -> bool:
-    """Whether its forward() asks transformers for the attention function."""
+    """Return whether the module's forward() asks transformers for the attention function."""
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
 
 
 def _first_position(model: Any) -> int:
-    """That of a sequence's first token: models whose table of positions has a row for padding, as
-    RoBERTa's, count from the row behind it."""
+    """Return the position of a sequence's first token.
+
+    Models whose table of positions has a row for padding, as RoBERTa's, count from the row behind
+    it.
+    """
     tables = (getattr(each, "position_embeddings", None) for each in model.modules())
     paddings = (getattr(table, "padding_idx", None) for table in tables)
     return next((each + 1 for each in paddings if each is not None), 0)
@@ -125,7 +128,7 @@ def _with_positions(
     args: tuple[Any, ...],
     named: dict[str, Any],
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a model's forward, so that all its layers get to know the positions."""
+    """Return the arguments of a model's forward, with positions for all its layers."""
     signature = inspect.signature(model.forward)
     given = signature.bind_partial(*args, **named).arguments
     positions = given.get("position_ids")
@@ -139,7 +142,7 @@ def _with_positions(
 
 
 def _check_first(kind: str, group: ProcessGroup, first: int, positions: Any, mask: Any) -> None:
-    """ConfigError, on all ranks, for tokens with positions that the model gives none."""
+    """Raise ConfigError, on all ranks, for tokens at positions below the model's first."""
     of_tokens = positions if mask is None else positions[mask != 0]
     lowest = int(of_tokens.min()) if of_tokens.numel() else first
     lowest = int(group.all_gather_numbers(np.array([lowest], np.int64)).min())
@@ -152,7 +155,7 @@ def _check_first(kind: str, group: ProcessGroup, first: int, positions: Any, mas
 
 
 class _Function:
-    """What transformers calls."""
+    """Computes attention when transformers calls it."""
 
     def __init__(self, group: ProcessGroup, method: Method, length: int | None) -> None:
         self._group, self._method = group, method
@@ -169,7 +172,7 @@ class _Function:
         dropout: float = 0.0,
         **named: Any,
     ) -> tuple[Any, None]:
-        """As transformers' own: (batch, tokens, heads, size), and no weights."""
+        """Return (batch, tokens, heads, size) and no weights, as transformers' own functions do."""
         where = type(module).__name__
         self._check(where, dropout, named)
         look = Look.of(where, module, attention_mask, named.get("is_causal"))
