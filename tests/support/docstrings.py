@@ -32,6 +32,7 @@ DONE = (
     "torsh_runtime/nn",
     "torsh_runtime/optim",
     "torsh_runtime/parallel/context",
+    "torsh_runtime/parallel/verification",
     "torsh_runtime/rpc",
     "torshrun/clusters",
     "torshrun/ctl",

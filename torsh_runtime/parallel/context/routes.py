@@ -32,7 +32,7 @@ class Route(ABC):
     def blocks(
         self, own: Block, kept: Sequence[Array] | None = None
     ) -> Iterator[tuple[int, Block]]:
-        """Yield each block's owner and the block. `kept`: what the forward pass kept; None in it."""
+        """Yield each block's owner and the block. `kept`: what the forward pass kept, or None."""
 
     @abstractmethod
     def give(self, sums: Block) -> None:

@@ -1,4 +1,4 @@
-"""A model in one process beside the same model spread over ranks."""
+"""Compares a model in one process with the same model spread over ranks."""
 
 from __future__ import annotations
 
