@@ -33,6 +33,7 @@ DONE = (
     "torsh_runtime/optim",
     "torsh_runtime/parallel/automatic",
     "torsh_runtime/parallel/context",
+    "torsh_runtime/parallel/pipeline",
     "torsh_runtime/parallel/state",
     "torsh_runtime/parallel/verification",
     "torsh_runtime/rpc",

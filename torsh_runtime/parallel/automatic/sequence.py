@@ -112,7 +112,7 @@ def _refuse_lists_of_experts(plan: Mapping[str, Entry], modules: Mapping[str, An
 def _blocks_of_experts(
     plan: Mapping[str, Entry], modules: Mapping[str, Any], stack: _Stack
 ) -> dict[str, Entry]:
-    """Return entries for modules that hold experts and their router, whose loss needs all tokens."""
+    """Return entries for modules of experts and their router, whose loss is over all tokens."""
     found: dict[str, Entry] = {}
     for name, entry in plan.items():
         is_summed = isinstance(entry, Summed) and (
