@@ -96,7 +96,7 @@ def plan_of(
 
 
 def _refuse_dropout(modules: Mapping[str, Any], styles: Mapping[str, Style]) -> None:
-    """Raise ConfigError if features of which ranks have parts are dropped, but not by a module."""
+    """Raise ConfigError if features that are cut are dropped by other means than a module."""
     for name, style in styles.items():
         owner = name.rpartition(".")[0]
         if style is Style.COLUMN and getattr(modules.get(owner), "activation_dropout", None):

@@ -1,4 +1,4 @@
-"""Attention over sequences that the ranks of an axis have parts of."""
+"""Computes attention over sequences of which the ranks of an axis have parts."""
 
 from __future__ import annotations
 

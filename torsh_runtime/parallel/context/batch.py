@@ -1,4 +1,4 @@
-"""A batch for a language model, cut along its sequences."""
+"""Cuts batches for language models along their sequences."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
 """Attention to one block of keys, forward and backward, on arrays of any framework.
 
 query: (batch, heads, L, E), key: (batch, kv_heads, S, E), value: (batch, kv_heads, S, F), where
-kv_heads divides heads: as many queries in succession have one key. Forward gives the output, as
-softmax over this block makes it, (batch, heads, L, F), and the logarithm of the sum of the
+kv_heads divides heads: consecutive heads of queries share one of keys. Forward returns the output
+of softmax over this block, (batch, heads, L, F), and the logarithm of the sum of the
 exponentials of scores, (batch, heads, L); both in float32, or float64 if the operands are. Backward
-takes these two as they are over all blocks, for which the gradients of each block's keys add up to
-the whole ones (Liu et al., Ring Attention, 2023). In causal attention query i looks at keys 0 to i,
-and there are no fewer queries than keys; in a band, at keys at some distances, of which each query
-has one.
+takes these two for all blocks together, so that the gradients of the blocks add up to the whole
+ones (Liu et al., Ring Attention, 2023). In causal attention query i looks at keys 0 to i,
+and there are no fewer queries than keys. In a band it looks at keys at some distances, at one key
+at least.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whole sequences, as the positions that ranks have of them tell."""
+"""Derives whole sequences from the positions that ranks have of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WHOLE_LAYERS = ("full_attention", "sliding_attention", "attention", "hybrid_sli
 
 
 class Whole(NamedTuple):
-    """Sequences of all ranks."""
+    """Describes the whole sequences of all ranks."""
 
     length: int
     positions: NDArray[np.int64]

@@ -1,4 +1,4 @@
-"""A batch of sequences that the ranks of an axis have parts of."""
+"""Divides sequences between the ranks of an axis, and gathers them."""
 
 from __future__ import annotations
 

@@ -32,12 +32,12 @@ def register_context_attention(
     axis: Any, name: str = "torsh_context", method: Method = "ring", length: int | None = None
 ) -> str:
     """Let models of transformers attend by context_attention(): `model.set_attn_implementation(
-    tr.register_context_attention(mesh["cp"]))`. Returns the name. context_model() does that and
-    also sees to it that the model is one that can.
+    tr.register_context_attention(mesh["cp"]))`. Returns the name. context_model() does that, and
+    also checks that the model can do so.
 
-    axis, method: see context_attention(). length: of whole sequences; None asks the ranks. Each
-    rank gives the model its part of a batch, as context_batch() makes it. What cannot be computed
-    is a ConfigError with the first batch, on all ranks.
+    axis, method: see context_attention(). length: that of whole sequences; None: the sum over
+    ranks. Each rank gives the model its part of a batch, as context_batch() returns it. The first
+    batch raises ConfigError, on all ranks, for anything that cannot be computed.
     """
     from torsh_runtime.integrations.torch.compiling import leave_alone
 
@@ -63,11 +63,11 @@ def context_model(
     length: int | None = None,
     name: str = "torsh_context",
 ) -> None:
-    """Let a model of transformers attend to sequences that the ranks of an axis have parts of. It
-    gets its batches from context_batch().
+    """Let a model of transformers attend to sequences of which ranks of an axis have parts.
 
-    axis, method, length, name: as register_context_attention(). ConfigError for a model whose
-    attention cannot be replaced, or which has layers of which each needs the whole sequence.
+    It gets its batches from context_batch(). axis, method, length, name: as
+    register_context_attention(). Raises ConfigError for a model whose attention cannot be
+    replaced, or with other layers that need the whole sequence.
     """
     kind = type(model).__name__
     _check_model(kind, model)

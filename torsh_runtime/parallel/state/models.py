@@ -113,7 +113,7 @@ def is_model(thing: object) -> bool:
 def _check_tensors(name: str, model: Any, known: Set[int]) -> None:
     """Raise ConfigError for tensors that cannot be kept.
 
-    These are tensors made of other tensors, of which only a copy of the elements would stay, and
+    These are tensors made of other tensors, whose elements alone would be kept, and
     parts of parameters that no wrapper in the model knows. known: id() of those that wrappers know.
     """
     if framework_of(model).name != "torch":
