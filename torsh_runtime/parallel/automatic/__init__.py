@@ -1,4 +1,4 @@
-"""Plans for models that say, or whose kind says, how their layers may be cut."""
+"""Makes plans for models whose attributes, or whose type, say how their layers may be cut."""
 
 from torsh_runtime.parallel.automatic.planning import plan_of, resolved
 

@@ -1,9 +1,9 @@
-"""Layers around which adapters of low rank have been put, as by peft.
+"""Plans for layers around which adapters of low rank have been put, as by peft.
 
-Such a layer keeps the one that it adapts as `base_layer`, and adds to its output what `lora_B`
-makes of what `lora_A` makes of the input. A plan is made as if the layers were not adapted, and
-said of the adapters then: those of outputs that are cut have the same parts of lora_B, those of
-inputs that are cut of lora_A. The rest is whole.
+Such a layer keeps the layer that it adapts as `base_layer`. It adds lora_B(lora_A(input)) to that
+layer's output. A plan is made as if the layers were not adapted, and is then extended to the
+adapters: where outputs are cut, so is lora_B, and where inputs are cut, so is lora_A. The rest is
+whole.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _BASE, _DOWN, _UP, _DROPOUT = "base_layer", "lora_A", "lora_B", "lora_dropout"
 
 
 def adapted_in(modules: Mapping[str, Any]) -> dict[str, Any]:
-    """By name the layers that have adapters."""
+    """Return the layers that have adapters, by name."""
     return {name: each for name, each in modules.items() if _BASE in each._modules}
 
 
 def without_adapters(named: Mapping[str, Any], adapted: Mapping[str, Any]) -> dict[str, Any]:
-    """Modules or parameters under the names that they had before."""
+    """Return modules or parameters under the names they would have without adapters."""
     found = {}
     for name, each in named.items():
         where = next((where for where in adapted if name.startswith(f"{where}.")), None)
@@ -39,8 +39,11 @@ def without_adapters(named: Mapping[str, Any], adapted: Mapping[str, Any]) -> di
 def with_adapters(
     plan: Mapping[str, Entry], adapted: Mapping[str, Any], parameters: Mapping[str, Any]
 ) -> dict[str, Entry]:
-    """What a plan says of layers without adapters, and of these. ConfigError for adapters of other
-    kinds of layers that are cut, and for layers within parts of sums."""
+    """Extend a plan for layers without adapters to these.
+
+    Raises ConfigError for other kinds of adapters on layers that are cut, and for adapted layers
+    whose entry does not apply to adapters.
+    """
     found: dict[str, Entry] = {}
     for name, entry in plan.items():
         where = name if name in adapted else name.rpartition(".")[0]
@@ -57,7 +60,7 @@ def with_adapters(
 
 
 def _of_layer(where: str, layer: Any, entry: Entry) -> dict[str, Entry]:
-    """What the entry of a layer that is called means for its adapters."""
+    """Return the entries for adapters of a layer that is called."""
     if not isinstance(entry, Column | Row):
         raise ConfigError(
             f"{where!r} has adapters, and {type(entry).__name__}() is said of it, which is not "
@@ -79,7 +82,7 @@ def _of_layer(where: str, layer: Any, entry: Entry) -> dict[str, Entry]:
 
 
 def _of_weight(where: str, entry: Entry, parameters: Mapping[str, Any]) -> dict[str, Entry]:
-    """Of a layer of which a plan names parameters, for it is within a part of a sum."""
+    """Return the entries for a layer within a part of a sum, whose parameters the plan names."""
     dim = entry.dim % 2 if isinstance(entry, Cut) else None
     found: dict[str, Entry] = {}
     for name in parameters:
@@ -92,7 +95,7 @@ def _of_weight(where: str, entry: Entry, parameters: Mapping[str, Any]) -> dict[
 
 
 def _check(where: str, layer: Any) -> None:
-    """ConfigError for adapters that use more than the layer's output."""
+    """Raise ConfigError for adapters that use more than the layer's output."""
     own = layer._modules
     if _UP not in own or not own[_UP]._modules:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What plans say, for styles of layers."""
+"""Translates styles of layers into entries of plans."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _OF_MODULES: Mapping[Style, Entry | None] = {
 
 
 def entry_of_module(name: str, module: Any, style: Style) -> Entry | None:
-    """Of what is in no attention whose heads are cut; None if it stays as it is."""
+    """Return the entry of a module outside attentions whose heads are cut; None keeps it whole."""
     if style is Style.EXPERTS:
         return Summed() if any(each is not None for each in module._parameters.values()) else None
     if style in _OF_MODULES:
@@ -66,7 +66,7 @@ def entry_of_module(name: str, module: Any, style: Style) -> Entry | None:
 
 
 def entry_of_parameter(name: str, parameter: Any, style: Style) -> Entry | None:
-    """Of a parameter that is named itself."""
+    """Return the entry of a parameter that is named itself; None keeps it whole."""
     outputs = -2 if parameter.dim() > 1 else -1
     if style in _OF_EXPERTS and parameter.dim() == 3 and name.endswith(PACKED_EXPERTS):
         style = Style.PACKED
@@ -100,8 +100,10 @@ def entries_by_heads(
     ranks: int,
     own: Iterable[str],
 ) -> dict[str, Entry] | None:
-    """Of an attention, whose heads are cut; None if they cannot be. own: names of its modules and
-    parameters that have a style."""
+    """Return the entries of an attention whose heads are cut; None if they cannot be.
+
+    own: names of its modules and parameters that have a style.
+    """
     names = [name for name in own if styles[name] is not Style.WHOLE]
     heads, keys = attention.heads, attention.key_value_heads
     rows = [name for name in names if styles[name] is Style.ROW]
@@ -133,9 +135,11 @@ def _head_norms(
     known: Container[str],
     sizes: tuple[int, int],
 ) -> dict[str, Entry] | None:
-    """Entries of what each head is normalised with, which not every plan of transformers names;
-    None if the module has other layers of which nothing is known. sizes: the width of a head, and
-    the number of ranks."""
+    """Return the entries of what normalises each head, which not every plan of transformers names.
+
+    Returns None if the module has other layers that are unknown. sizes: the width of a head, and
+    the number of ranks.
+    """
     width, ranks = sizes
     heads, keys = attention.heads, attention.key_value_heads
     by_shape: dict[tuple[int, ...], Entry] = {(heads, width): Cut(0)}
@@ -160,7 +164,7 @@ def _head_norms(
 
 
 def _drops_for_all(attention: Attention, modules: Mapping[str, Any]) -> bool:
-    """Whether it drops what all ranks have, while they draw for their own heads."""
+    """Return whether it drops values that all ranks have, while they draw for their own heads."""
     return any(
         name.startswith(f"{attention.where}.")
         and name.rpartition(".")[2] in DROPPING_FOR_ALL
@@ -170,7 +174,7 @@ def _drops_for_all(attention: Attention, modules: Mapping[str, Any]) -> bool:
 
 
 def _shapes_by_inputs(module: Any) -> bool:
-    """Whether forward() uses the number of features that it is given, which are all heads'."""
+    """Return whether forward() uses the number of its input's features, which all heads share."""
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     return code is not None and any(
         name in OF_INPUTS
@@ -183,8 +187,11 @@ def _shapes_by_inputs(module: Any) -> bool:
 def _latent(
     attention: Attention, modules: Mapping[str, Any], styles: Mapping[str, Style]
 ) -> dict[str, Entry] | None:
-    """Of an attention whose keys and values are made of few features that all heads share: each
-    rank computes these, and a part of the sum over heads."""
+    """Return the entries of an attention with latent keys and values; None if it cannot be cut.
+
+    Its keys and values are computed from few features that all heads share. Each rank computes
+    these, and a part of the sum over heads.
+    """
     where, heads = attention.where, attention.heads
     if getattr(modules[where], "attention_dropout", None):
         return None  # which all ranks would draw alike
@@ -233,7 +240,10 @@ def _by_heads(
 
 
 def _counted(attention: Attention, module: Any) -> Heads:
-    """What a module counts its heads by. Without any it is said, too, for dropout's sake."""
+    """Return the attributes by which a module counts its heads.
+
+    An entry without any is needed too, for dropout.
+    """
     heads, keys = attention.heads, attention.key_value_heads
     told = COUNTS.get(attention.family, Counts())
     groups = (_GROUPS,) if getattr(module, _GROUPS, None) == heads // keys != 1 else ()
@@ -251,7 +261,7 @@ def _has(module: Any, name: str) -> bool:
 
 
 def _outputs(name: str, module: Any) -> int:
-    """How many features it gives."""
+    """Return the number of the module's output features."""
     for each in ("out_features", "nf", "embedding_dim"):
         if isinstance(getattr(module, each, None), int):
             return int(getattr(module, each))
@@ -259,7 +269,7 @@ def _outputs(name: str, module: Any) -> int:
 
 
 def _inputs(name: str, module: Any) -> int:
-    """How many features it takes."""
+    """Return the number of the module's input features."""
     for each in ("in_features", "nx"):
         if isinstance(getattr(module, each, None), int):
             return int(getattr(module, each))

@@ -1,4 +1,4 @@
-"""Which modules of a model hold experts that can be spread."""
+"""Finds the modules of a model that hold experts which can be spread."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COUNT = "num_experts"
 
 
 def experts_in(modules: Mapping[str, Any]) -> dict[str, Experts]:
-    """The entry of each module that holds experts, by its name. ConfigError if there is none."""
+    """Return the entry of each module that holds experts, by its name. ConfigError if none does."""
     found: dict[str, Experts] = {}
     others: dict[str, str] = {}
     for name, module in modules.items():

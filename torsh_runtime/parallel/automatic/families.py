@@ -1,7 +1,8 @@
-"""How layers of families of models may be cut, by model type: data.
+"""Data: how layers of families of models may be cut, by model type.
 
-What models of transformers say of themselves (`_tp_plan`) is in the same words; what is here goes
-before it. Patterns are names as they end, in which * and ? stand for what is between two dots.
+The words are those in which models of transformers describe themselves (`_tp_plan`); entries here
+take precedence over these. Patterns are ends of names, in which * and ? match text between two
+dots.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from typing import TypeVar
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What attentions of a family count their heads by, as Heads() takes it. Not every version of
-    transformers has all of it."""
+    """Names attributes by which attentions of a family count their heads, as Heads() takes them.
+    Not every version of transformers has all of these.
+    """
 
     cut: tuple[str, ...] = ()
     key_value_cut: tuple[str, ...] = ()
@@ -107,12 +109,12 @@ _ALIKE: Mapping[str, tuple[str, ...]] = {
     "roberta": ("camembert", "data2vec-text", "xlm-roberta", "xlm-roberta-xl"),
     "vit": ("beit", "deit", "dinov2", "dinov2_with_registers", "ijepa", "vit_msn"),
 }
-"""Model types whose layers are as those of another, by that one's."""
+"""For a model type, the types whose layers are cut in the same way."""
 _Told = TypeVar("_Told")
 
 
 def _with_alike(told: Mapping[str, _Told]) -> Mapping[str, _Told]:
-    """What is said of a family is said of those that are alike."""
+    """Copy the entry of each family to the families that are alike."""
     also = {name: told[like] for like in _ALIKE if like in told for name in _ALIKE[like]}
     return {**also, **told}
 
@@ -356,17 +358,20 @@ OTHER_INPUTS = (
     "pos_key_proj",
     "pos_query_proj",
 )
-"""Names, or parts of them, of layers of attentions that are given something else than the hidden
-states of their stack; the queries of attentions are not meant."""
+"""Names, or parts of them, of attention layers whose input is not the hidden states of their stack;
+layers of queries are excepted.
+"""
 DROPPING_FOR_ALL = ("pos_dropout",)
-"""Names of modules within attentions that drop some of what is for all heads."""
+"""Names of modules within attentions that drop parts of values for all heads."""
 PACKED_EXPERTS = ".gate_up_proj"
-"""How names end of parameters in which gates of experts lie before what they let through."""
+"""Last part of names of parameters that hold the experts' gates followed by the values they gate.
+"""
 OF_INPUTS = ("embed_dim", "hidden_dim", "hidden_size")
-"""Names that forward() of an attention has for the features of its input, and may shape its output
-by, so that it computes all heads or none."""
+"""Names, in an attention's forward(), of the number of its input's features. The output may be
+shaped by it, so that the attention computes all heads or none.
+"""
 FLAT: Mapping[str, tuple[str, ...]] = {"opt": ("fc1", "fc2")}
-"""Names of layers that are given rows and their tokens as one dimension, by model type."""
+"""Names of layers whose input has rows and tokens as one dimension, by model type."""
 _BETWEEN: Mapping[str, str] = {
     "bart": "dropout",
     "biogpt": "hidden_dropout_prob",
@@ -376,4 +381,6 @@ _BETWEEN: Mapping[str, str] = {
     "whisper": "dropout",
 }
 BETWEEN = _with_alike(_BETWEEN)
-"""Probabilities, by names in configurations, of dropout between layers that no module does."""
+"""Names, in configurations, of probabilities of dropout between layers that is not done by a
+module.
+"""

@@ -1,4 +1,4 @@
-"""Which modules belong to one attention, and how many heads that has."""
+"""Finds the modules of each attention, and the number of its heads."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _KEY_VALUE_HEADS = ("num_key_value_heads", "num_kv_heads", "kv_heads")
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """One of a model."""
+    """Describes an attention of a model."""
 
     where: str
     heads: int
-    """Of queries."""
+    """Number of heads of queries."""
     key_value_heads: int
     family: str
     """The model type."""
 
 
 def attentions_of(modules: Mapping[str, Any]) -> dict[str, Attention]:
-    """The attention that each module of a list of layers belongs to, by the module's name."""
+    """Return the attention to which each module of a list of layers belongs, by module name."""
     found: dict[str, Attention] = {}
     known: dict[str, Attention | None] = {}
     for name in modules:
@@ -41,7 +41,7 @@ def attentions_of(modules: Mapping[str, Any]) -> dict[str, Attention]:
 
 
 def _outermost(name: str, modules: Mapping[str, Any]) -> str | None:
-    """The name of the outermost module around it, or itself, that is called an attention."""
+    """Return the outermost of the module and those around it that is called an attention."""
     parts = name.split(".")
     first = next((at for at, part in enumerate(parts) if part.isdigit()), len(parts))
     for end in range(first + 2, len(parts) + 1):
@@ -63,7 +63,7 @@ def _read(where: str, modules: Mapping[str, Any]) -> Attention | None:
 
 
 def _family(where: str, modules: Mapping[str, Any]) -> str:
-    """The type of the outermost model that is known, or of the innermost one."""
+    """Return the type of the outermost known model around it, or else of the innermost one."""
     parts, found = where.split("."), ""
     for end in range(len(parts)):
         config = getattr(modules[".".join(parts[:end])], "config", None)
@@ -74,7 +74,7 @@ def _family(where: str, modules: Mapping[str, Any]) -> str:
 
 
 def _config(where: str, modules: Mapping[str, Any]) -> Any:
-    """That of the module or of the nearest one around it that has one."""
+    """Return the config of the module or of the nearest module around it that has one."""
     parts = where.split(".")
     for end in range(len(parts), -1, -1):
         config = getattr(modules[".".join(parts[:end])], "config", None)

@@ -1,4 +1,4 @@
-"""A model's plan, out of what its layers say of themselves."""
+"""Makes a model's plan from what is known of its layers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from torsh_runtime.parallel.tensor.plan import Entry, Vocabulary, matched
 
 AUTOMATIC = "auto"
 _ALONE = (Style.VOCABULARY, Style.GATHERED)
-"""Layers that may stay whole whatever becomes of others."""
+"""Styles of layers that may stay whole whatever happens to others."""
 _BY_ALL = {
     Style.COLUMN: Style.GATHERED,
     Style.PACKED_HEADS: Style.GATHERED,
@@ -35,13 +35,13 @@ _BY_ALL = {
     Style.SHARED: Style.WHOLE,
     Style.LATENT: Style.WHOLE,
 }
-"""What becomes of layers of an attention whose heads all ranks compute."""
+"""Styles of an attention's layers where all ranks compute its heads, by their usual style."""
 
 
 def resolved(
     plan: Mapping[str, Entry] | str, model: Any, ranks: int, experts: bool = False
 ) -> Mapping[str, Entry]:
-    """The plan that is meant. ConfigError for words that mean none."""
+    """Return the plan, made for the model if it is "auto". ConfigError for other strings."""
     if not isinstance(plan, str):
         return plan
     if plan != AUTOMATIC:
@@ -52,17 +52,18 @@ def resolved(
 def plan_of(
     model: Any, ranks: int, *, sequence: bool = False, experts: bool = False
 ) -> dict[str, Entry]:
-    """The plan by which parallelize(model, mesh, "auto") cuts a model of transformers on so many
-    ranks: data, to be printed, changed and passed.
+    """Return the plan by which parallelize(model, mesh, "auto") cuts a model of transformers.
 
-    It is that of the model (`_tp_plan`) or of its family. Heads stay whole. Where there are fewer
-    of them than ranks, or it is not known how an attention uses them, its weights are cut and each
-    rank computes all heads. ConfigError for what cannot be read.
+    The plan, for `ranks` ranks, is data that can be printed, changed and passed. It is that of the
+    model (`_tp_plan`) or of its family. Heads stay whole. Where there are fewer of them than ranks,
+    or it is not known how an attention uses them, its weights are cut and each rank computes all
+    heads. ConfigError for plans that cannot be read.
 
     sequence: whether ranks have parts of the sequence between layers, each with its share of norms
-        and dropout. ConfigError where that cannot be.
+    and dropout. ConfigError where that is impossible.
+
     experts: whether whole experts go to ranks along an axis of their own. ConfigError for a model
-        that has none, or others than those of which tokens, experts and weights are asked.
+    that has none, or whose experts are not called with tokens, experts and weights.
     """
     all_modules = dict(model.named_modules())
     all_parameters = dict(model.named_parameters(remove_duplicate=False))
@@ -95,8 +96,7 @@ def plan_of(
 
 
 def _refuse_dropout(modules: Mapping[str, Any], styles: Mapping[str, Style]) -> None:
-    """ConfigError for what drops some of the features of which ranks have parts, without a module
-    that does it."""
+    """Raise ConfigError if features that are cut are dropped by other means than a module."""
     for name, style in styles.items():
         owner = name.rpartition(".")[0]
         if style is Style.COLUMN and getattr(modules.get(owner), "activation_dropout", None):
@@ -109,7 +109,7 @@ def _refuse_dropout(modules: Mapping[str, Any], styles: Mapping[str, Style]) -> 
 def _styles_by_name(
     names: Iterable[str], told: Mapping[tuple[str, str], Style]
 ) -> dict[str, Style]:
-    """Of each module and parameter that has one; what is told last goes before."""
+    """Return the style of each module and parameter that has one; later patterns override."""
     found: dict[str, Style] = {}
     for name in names:
         for (prefix, pattern), style in told.items():
@@ -123,7 +123,7 @@ def _is_below(name: str, above: Iterable[str]) -> bool:
 
 
 def _ends(name: str, prefix: str, pattern: str) -> bool:
-    """Whether a name below the prefix ends as the pattern does."""
+    """Return whether a name below the prefix ends as the pattern does."""
     if prefix and not name.startswith(f"{prefix}."):
         return False
     parts, wanted = name.split("."), pattern.split(".")
@@ -136,7 +136,7 @@ def _of_attentions(
     styles: dict[str, Style],
     ranks: int,
 ) -> dict[str, Entry]:
-    """Entries of attentions whose heads are cut; styles of the others change."""
+    """Return entries of attentions whose heads are cut; change the styles of the others."""
     found: dict[str, Entry] = {}
     for attention in dict.fromkeys(attentions.values()):
         own = [
@@ -159,7 +159,7 @@ def _of_attentions(
 
 
 def _owns_others(modules: Mapping[str, Any], styles: Mapping[str, Style], own: list[str]) -> bool:
-    """Whether modules around the layers of an attention have parameters that nothing is said of."""
+    """Return whether modules around an attention's layers have parameters without a style."""
     around = {name.rpartition(".")[0] for name in own if name in modules}
     return any(
         each is not None and f"{name}.{parameter}" not in styles
@@ -171,7 +171,7 @@ def _owns_others(modules: Mapping[str, Any], styles: Mapping[str, Style], own: l
 def _leave_whole(
     modules: Mapping[str, Any], parameters: Mapping[str, Any], styles: dict[str, Style]
 ) -> None:
-    """Let what stands alone be whole where it cannot be cut, or what it is tied to cannot be."""
+    """Leave layers of _ALONE whole if they, or parameters tied to theirs, cannot be cut."""
     for name, style in styles.items():
         if style is Style.VOCABULARY and not _can_be_cut(name, modules.get(name)):
             styles[name] = Style.WHOLE
@@ -191,8 +191,10 @@ def _can_be_cut(name: str, table: Any) -> bool:
 
 
 def _tied(parameters: Mapping[str, Any], styles: Mapping[str, Style]) -> list[list[str]]:
-    """Names of what says what becomes of a parameter that several have together: its own, or its
-    module's."""
+    """Return, for each parameter that has several names, what decides on it under each.
+
+    That is the parameter's own name if it has a style, or else its module's.
+    """
     owners: dict[int, list[str]] = {}
     for name, parameter in parameters.items():
         where = name if name in styles else name.rpartition(".")[0]
@@ -203,7 +205,7 @@ def _tied(parameters: Mapping[str, Any], styles: Mapping[str, Style]) -> list[li
 def _shortened(
     plan: dict[str, Entry], modules: Mapping[str, Any], parameters: Mapping[str, Any]
 ) -> dict[str, Entry]:
-    """With one pattern for layers of a list that are treated alike."""
+    """Return the plan with one pattern for layers of a list that are treated alike."""
     groups: dict[str, list[str]] = {}
     for name in plan:
         groups.setdefault(re.sub(r"(?<=\.)\d+(?=\.)", "*", name), []).append(name)

@@ -1,4 +1,4 @@
-"""Plans in which ranks have parts of the sequence between layers."""
+"""Makes plans in which ranks have parts of the sequence between layers."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from torsh_runtime.parallel.tensor.plan import (
 )
 
 DIM = 1
-"""Of the sequence, behind that of rows."""
+"""Dimension of the sequence, after that of rows."""
 _INPUTS = ("",)
-"""The first one of forward()."""
+"""Names the first input of forward()."""
 _LAYER = re.compile(r"(?P<stack>(?:[^.\d][^.]*\.)*[^.\d][^.]*)\.\d+(?=\.)")
 
 
@@ -46,8 +46,11 @@ def with_sequences(
     attentions: Mapping[str, Attention],
     ranks: int,
 ) -> dict[str, Entry]:
-    """The plan, by names, in which each stack of layers begins by cutting the sequence and ends by
-    gathering it. ConfigError where layers have what does not compute for each token alone."""
+    """Return the plan in which each stack of layers cuts the sequence first and gathers it last.
+
+    Plans are by names. Raises ConfigError where layers have modules that may not compute for each
+    token alone.
+    """
     found = dict(plan)
     _refuse_lists_of_experts(plan, modules)
     _refuse_dropout(modules)
@@ -77,7 +80,7 @@ def _is_below(name: str, above: Iterable[str]) -> bool:
 
 
 def _is_gathered(where: str, plan: Mapping[str, Entry]) -> bool:
-    """Whether all ranks compute all of what a module does."""
+    """Return whether all ranks compute everything that a module computes."""
     return any(
         isinstance(entry, Column) and entry.gather_output and name.startswith(f"{where}.")
         for name, entry in plan.items()
@@ -109,7 +112,7 @@ def _refuse_lists_of_experts(plan: Mapping[str, Entry], modules: Mapping[str, An
 def _blocks_of_experts(
     plan: Mapping[str, Entry], modules: Mapping[str, Any], stack: _Stack
 ) -> dict[str, Entry]:
-    """Modules that hold experts and their router, whose loss is of all tokens."""
+    """Return entries for modules of experts and their router, whose loss is over all tokens."""
     found: dict[str, Entry] = {}
     for name, entry in plan.items():
         is_summed = isinstance(entry, Summed) and (
@@ -140,13 +143,13 @@ def _refuse_dropout(modules: Mapping[str, Any]) -> None:
 
 
 def _flat(stack: _Stack, attentions: Mapping[str, Attention]) -> tuple[str, ...]:
-    """Names of layers to which rows and sequence are one dimension."""
+    """Return names of layers for which rows and sequence are one dimension."""
     inside = (each for name, each in attentions.items() if name.startswith(f"{stack.where}."))
     return next((FLAT.get(each.family, ()) for each in inside), ())
 
 
 def _of_part(name: str, module: Any, entry: Entry, flat: tuple[str, ...]) -> Entry:
-    """What a layer's entry becomes where its input is a part of the sequence."""
+    """Return a layer's entry changed for an input that is a part of the sequence."""
     last = name.rpartition(".")[2]
     dim = 0 if last in flat else DIM
     if isinstance(entry, Heads):
@@ -163,7 +166,7 @@ def _of_part(name: str, module: Any, entry: Entry, flat: tuple[str, ...]) -> Ent
 
 
 def _alone(name: str, module: Any) -> dict[str, Entry]:
-    """The entry of what has none yet, by its name."""
+    """Return the entry, by name, of a module without one. ConfigError if it is not known."""
     kind = type(module).__name__.lower()
     if "dropout" in kind and getattr(module, "p", None):
         return {name: Part(DIM)}
@@ -181,7 +184,7 @@ def _alone(name: str, module: Any) -> dict[str, Entry]:
 def _gathering(
     stack: _Stack, plan: Mapping[str, Entry], attentions: Mapping[str, Attention], ranks: int
 ) -> dict[str, Entry]:
-    """Entries of attentions that have none yet, and need the whole sequence."""
+    """Return entries of attentions that have none yet, and need the whole sequence."""
     found: dict[str, Entry] = {}
     for name, entry in plan.items():
         where = name.rpartition(".")[0]

@@ -1,4 +1,4 @@
-"""How layers may be cut, in the words that models of transformers use for it."""
+"""Names how layers may be cut, in the words of transformers' models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torsh_runtime.parallel.automatic.families import FAMILIES
 
 
 class Style(Enum):
-    """What becomes of a module or a parameter."""
+    """Describes how a module or a parameter is cut."""
 
     COLUMN = "its output features are cut"
     ROW = "its input features are cut, as the columns before it left them"
@@ -69,14 +69,15 @@ _STYLES = {
     "first_colwise": Style.FIRST,
     "rowwise_spread": Style.SPREAD,
 }
-"""By their names in `_tp_plan`, `base_model_tp_plan` and FAMILIES."""
+"""Styles by their names in `_tp_plan`, `base_model_tp_plan` and FAMILIES."""
 
 
 def styles_of(model: Any) -> dict[tuple[str, str], Style]:
-    """By the name of a part of the model, and a pattern of names as they end below it. The last one
-    that a name matches holds: what the model carries comes before what is known of the families of
-    its parts, and short patterns before long ones. ConfigError for styles that nothing is known of,
-    and where there is nothing.
+    """Return styles by the name of a part of the model and a pattern for ends of names below it.
+
+    The last pattern that a name matches holds: the model's own plan comes before what is known of
+    the families of its parts, and short patterns before long ones. ConfigError for unknown styles,
+    and for a model without any.
     """
     carried = _longest_last(_carried(model))
     told = {("", pattern): _style(pattern, name) for pattern, name in carried}
@@ -108,7 +109,7 @@ def _style(pattern: str, name: str) -> Style:
 
 
 def _carried(model: Any) -> Mapping[str, str]:
-    """A model's own plan, by patterns of names from its beginning."""
+    """Return a model's own plan, by patterns of whole names."""
     own = getattr(model, "_tp_plan", None)
     if own:
         return dict(own)
@@ -122,7 +123,7 @@ def _carried(model: Any) -> Mapping[str, str]:
 
 
 def _families(model: Any) -> Iterator[tuple[str, str]]:
-    """The parts of a model that are models, with their types."""
+    """Yield the names and types of the model's parts that are models."""
     for name, module in model.named_modules():
         family = getattr(getattr(module, "config", None), "model_type", None)
         if family and hasattr(module, "base_model_prefix"):

@@ -1,9 +1,10 @@
-"""Sequences that ranks have parts of.
+"""Context parallelism: each rank has a part of every sequence.
 
-attention is what users call, plan what ranks agree on; batch and sequence divide batches and bring
-them together; transformers, masks and positions are for Hugging Face's models. chunks (pure: who
-has which tokens), tasks and bands (pure: who looks at what), order; blockwise (block after block of
-keys), routes (how they come), kernels and flash (one block), heads (whole sequences of some heads).
+Users call attention; plan makes ranks agree. batch and sequence divide batches and gather them;
+transformers, masks and positions are for Hugging Face's models. chunks (which rank has which
+tokens), and tasks and bands (which queries look at which keys), are pure. order reorders tokens;
+blockwise computes block after block of keys, which routes carry between ranks; kernels and flash
+compute one block, and heads whole sequences of some heads.
 """
 
 from torsh_runtime.parallel.context.attention import context_attention

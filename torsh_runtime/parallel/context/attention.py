@@ -1,4 +1,4 @@
-"""Attention over sequences that the ranks of an axis have parts of."""
+"""Computes attention over sequences of which the ranks of an axis have parts."""
 
 from __future__ import annotations
 
@@ -36,31 +36,35 @@ def context_attention(
     sinks: Any = None,
     attention_mask: Any = None,
 ) -> Any:
-    """Attention of this rank's tokens to those of all ranks: the numbers of one process that calls
-    scaled_dot_product_attention with whole sequences. Tensors of torch or of torsh_runtime.nn.
+    """Return the attention of this rank's tokens to those of all ranks.
+
+    The result has the numbers of one process that calls scaled_dot_product_attention with whole
+    sequences. Tensors are torch's or those of torsh_runtime.nn.
 
     query: (batch, heads, tokens, E), key: (batch, kv_heads, tokens, E), value: (batch, kv_heads,
-    tokens, F), where kv_heads divides heads and tokens are this rank's, as context_shard() gives
+    tokens, F), where kv_heads divides heads and tokens are this rank's, as context_shard() returns
     them: of n ranks, rank r has chunk r and chunk 2n - 1 - r of 2n. Returns (batch, heads, tokens,
     F). All ranks call it alike, and so do their backward passes.
 
     axis: the ranks, a process group or a DeviceMesh, as mesh["cp"]. causal: a token looks at itself
-    and those before it. documents: cumulative lengths (0, ..., length) of those that are packed
-    into a sequence, or such for each row of the batch; tokens look at their own document.
-    length: of the whole sequence; None if all ranks have as many tokens as this one. scale: None is
-    1/√E. window: tokens look at tokens less than so many places away, themselves included. softcap:
-    scores s become softcap · tanh(s / softcap). sinks: a tensor (heads,) of scores, one for each
-    head, whose weight falls on nothing; gradients flow to it, on each rank of its own queries.
-    attention_mask: of whole sequences, (batch, length), 1 for tokens and 0 for padding, which no
-    token looks at; a token that may look at none gets zeros. method:
-    - "ring": keys and values go from rank to rank, the next ones while these are computed with;
-      with a window or padding each rank gets what it looks at, from those who have it;
+    and those before it. documents: cumulative lengths (0, ..., length) of the documents packed into
+    a sequence, or a list of these for each row of the batch; tokens look at their own document
+    only. length: that of the whole sequence; None if all ranks have as many tokens as this one.
+    scale: None is 1/√E. window: tokens look at tokens less than this many places away, themselves
+    included. softcap: scores s become softcap · tanh(s / softcap). sinks: a tensor (heads,) with
+    one score for each head, whose weight falls on no value; each rank's gradient of it is that of
+    its own queries. attention_mask: that of whole sequences, (batch, length), 1 for tokens and 0
+    for padding, which no token looks at; a token that may look at none gets zeros. method:
+    - "ring": keys and values travel from rank to rank, the next ones while the current ones are
+      computed with; with a window or padding each rank gets what it looks at from the ranks that
+      have it;
     - "all_gather": they are gathered at once, which takes the memory for all of them;
-    - "all_to_all": each rank gets some heads of the whole sequence; their number is divisible by
-      that of the ranks, and so is kv_heads, or else that of the ranks by kv_heads.
+    - "all_to_all": each rank gets some heads of the whole sequence. The number of heads must be
+      divisible by that of ranks, and kv_heads and the number of ranks must be divisible one by the
+      other.
 
-    Raises ConfigError, on all ranks, for what does not fit and for what differs between ranks, and
-    what the group's collectives raise.
+    Raises ConfigError, on all ranks, for arguments that do not fit or that differ between ranks,
+    and the errors of the group's collectives.
     """
     group = group_of(axis)
     tensors = query, key, value, *(() if sinks is None else (sinks,))
@@ -118,7 +122,7 @@ def _kernel(query: Any, value: Any, softcap: float | None) -> Kernel:
 
 
 def _route(method: str, group: ProcessGroup, plan: Plan) -> tuple[Any, Any]:
-    """What makes one for a pass, and by rank the tasks about what comes of its block."""
+    """Return the factory of routes, and for each source rank the tasks about its block."""
     if method == "ring" and plan.sight.is_banded:
         return partial(Direct, group, plan.needed(group)), plan.tasks_of_parts(group)
     route = Ring if method == "ring" else Gathering

@@ -1,8 +1,8 @@
-"""Which queries look at which keys of a block where distance or padding counts: arithmetic.
+"""Computes which queries look at which keys of a block where distance or padding counts.
 
-Keys that a query looks at lie at distances (the query's place less the key's) between two bounds.
-Of two spans that is a band, which is cut into tiles: queries of a tile look at some keys all alike,
-for which no mask is needed, and at some before and behind these by a masked rectangle each.
+A query looks at keys whose distance (the query's place less the key's) is between two bounds. In
+two spans these pairs form a band, which is cut into tiles: there are keys that all queries of a
+tile look at, for which no mask is needed, and on either side of these a rectangle that is masked.
 """
 
 from __future__ import annotations
@@ -16,36 +16,39 @@ from torsh_runtime.parallel.context.chunks import Span, chunks
 from torsh_runtime.parallel.context.tasks import Band, Documents, Task, by_document
 
 Runs = tuple[tuple[tuple[int, int], ...], ...]
-"""Of each row of a batch where its tokens begin and end; what lies between is padding. () if there
-is none."""
+"""For each row of a batch, where runs of tokens begin and end; padding is between them. () if there
+is none.
+"""
 _TILES = 64, 512
 """The smallest and the largest number of queries in a tile."""
 
 
 class Sight(NamedTuple):
-    """Who looks at whom."""
+    """Tells which tokens look at which."""
 
     documents: Documents = ()
     is_causal: bool = True
     window: int | None = None
-    """Tokens look at tokens that are less than so many places away, themselves included."""
+    """Tokens look at tokens that are less than this many places away, themselves included."""
     runs: Runs = ()
 
     @property
     def is_banded(self) -> bool:
-        """Whether distance or padding counts."""
+        """Return whether distance or padding counts."""
         return self.window is not None or bool(self.runs)
 
     def bounds(self, length: int) -> tuple[int, int]:
-        """The smallest and the largest distance."""
+        """Return the smallest and the largest distance in a sequence of `length` tokens."""
         most = (self.window or length) - 1
         return (0 if self.is_causal else -most), most
 
 
 @lru_cache(maxsize=1024)
 def banded_tasks(length: int, ranks: int, rank: int, source: int, sight: Sight) -> tuple[Task, ...]:
-    """What a rank's queries have to look at among the source's keys. Each query of a task looks at
-    some key, and each task's keys lie in one chunk."""
+    """Return the tasks of a rank's queries among the source's keys.
+
+    Each query of a task looks at some key, and each task's keys are in one chunk.
+    """
     queries, keys = chunks(length, ranks, rank), chunks(length, ranks, source)
     found: list[Task] = []
     for rows, cuts, runs in _rows(length, sight):
@@ -59,7 +62,7 @@ def banded_tasks(length: int, ranks: int, rank: int, source: int, sight: Sight) 
 def _rows(
     length: int, sight: Sight
 ) -> Iterator[tuple[slice, tuple[int, ...], tuple[tuple[int, int], ...]]]:
-    """Rows of a batch that are alike, their documents and runs of tokens."""
+    """Yield groups of equal rows of a batch, with their documents and runs of tokens."""
     documents, runs = sight.documents or ((0, length),), sight.runs or (((0, length),),)
     number = max(len(documents), len(runs))
     documents *= number // len(documents)
@@ -72,7 +75,7 @@ def _rows(
 
 
 def _within(spans: Sequence[Span], runs: Sequence[Sequence[int]]) -> list[Span]:
-    """What of the spans is in the runs."""
+    """Return the parts of the spans that are in the runs."""
     found = []
     for (first, at, length), (start, stop) in product(spans, runs):
         start, stop = max(start, first), min(stop, first + length)
@@ -82,7 +85,7 @@ def _within(spans: Sequence[Span], runs: Sequence[Sequence[int]]) -> list[Span]:
 
 
 def _tiles(rows: slice, queries: Span, keys: Span, least: int, most: int) -> Iterator[Task]:
-    """A band of two spans, tile by tile."""
+    """Yield the tasks of two spans' band, tile by tile."""
     size = min(max((most + 1) // 2, _TILES[0]), _TILES[1])
     for first in range(0, queries.length, size):
         tile = _part(queries, first, min(first + size, queries.length))
@@ -111,7 +114,7 @@ def _task(rows: slice, queries: Span, keys: Span, least: int, most: int) -> Task
 
 
 def _clipped(span: Span, first: int, end: int) -> Span:
-    """What of it lies between two places."""
+    """Return the part of the span between two places of the sequence."""
     start, stop = max(first - span.first, 0), min(end - span.first, span.length)
     return _part(span, start, max(start, stop))
 
@@ -126,7 +129,7 @@ def _end(span: Span) -> int:
 
 @lru_cache(maxsize=1024)
 def needed(length: int, ranks: int, rank: int, source: int, sight: Sight) -> tuple[slice, ...]:
-    """Which of the source's tokens the rank has to get: of each chunk some, or nothing."""
+    """Return which of the source's tokens the rank needs: one slice at most of each chunk."""
     found, every = [], banded_tasks(length, ranks, rank, source, sight)
     for _, at, size in chunks(length, ranks, source):
         keys = [task.keys for task in every if at <= task.keys.start < at + size]
@@ -136,7 +139,7 @@ def needed(length: int, ranks: int, rank: int, source: int, sight: Sight) -> tup
 
 
 def of_what_came(tasks: Sequence[Task], came: Sequence[slice]) -> tuple[Task, ...]:
-    """Tasks about a block as they are about what of it came."""
+    """Return the tasks about a block with their keys' places in what was received of it."""
     found, at = [], 0
     for some in came:
         shift = at - some.start

@@ -1,4 +1,4 @@
-"""A batch for a language model, cut along its sequences."""
+"""Cuts batches for language models along their sequences."""
 
 from __future__ import annotations
 
@@ -13,26 +13,28 @@ from torsh_runtime.parallel.groups import group_of
 from torsh_runtime.parallel.operations import functions_of, joined
 
 _IGNORED = -100
-"""What labels have where there is nothing to learn."""
+"""The label where there is nothing to learn."""
 _OF_PACKED = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 
 
 def context_batch(batch: Mapping[str, Any], axis: Any, shift: bool = True) -> dict[str, Any]:
-    """This rank's part of a batch that all ranks of an axis have whole, as models of transformers
-    take it: `model(**tr.context_batch(batch, mesh["cp"]))`. Tensors of torch, or arrays.
+    """Return this rank's part of a batch that all ranks of an axis have whole.
 
-    batch: input_ids (rows, tokens), or inputs_embeds; and, as far as they are there, labels,
-    position_ids (which begin anew with each packed document), attention_mask (1 for tokens, 0 for
-    padding), cu_seq_lens_q (of documents packed into one row), and others, which are cut if they
-    have as many rows and tokens. Gives of these this rank's part, and always position_ids.
+    The batch and the result are arguments of transformers' models: `model(**tr.context_batch(batch,
+    mesh["cp"]))`. They hold torch's tensors, or arrays.
 
-    Labels are shifted before they are cut (shift=False: they are already, or are not to be), and
-    come as shift_labels, (rows, this rank's tokens), -100 where there is nothing to learn. For the
-    loss of models that take shift_labels, `labels` and num_items_in_batch come too, the latter such
-    that the mean of all ranks' losses and gradients is one process's; without shift they do not:
-    context_loss() is for all.
+    batch: input_ids (rows, tokens), or inputs_embeds; and optionally labels, position_ids (which
+    begin anew with each packed document), attention_mask (1 for tokens, 0 for padding),
+    cu_seq_lens_q (of documents packed into one row), and others, which are cut if they have as many
+    rows and tokens. The result has this rank's part of each, and always position_ids.
 
-    ConfigError for batches without tokens or with masks that are not of tokens.
+    Labels are shifted before they are cut (shift=False: they already are, or should not be), and
+    are returned as shift_labels, (rows, this rank's tokens), -100 where there is nothing to learn.
+    For the loss of models that take shift_labels, `labels` and num_items_in_batch are returned too.
+    The latter makes the mean of all ranks' losses and gradients that of one process. They are left
+    out without shift; context_loss() serves both.
+
+    Raises ConfigError for batches without tokens or with masks that are not of tokens.
     """
     found = {name: each for name, each in batch.items() if name not in _OF_PACKED}
     tokens = found.get("input_ids", found.get("inputs_embeds"))
@@ -64,7 +66,7 @@ def context_batch(batch: Mapping[str, Any], axis: Any, shift: bool = True) -> di
 
 
 def _positions(batch: Mapping[str, Any], tokens: Any) -> Any:
-    """Of whole sequences, (rows, tokens)."""
+    """Return the positions of whole sequences, (rows, tokens)."""
     rows, length = tokens.shape[:2]
     given, cuts = batch.get("position_ids"), batch.get("cu_seq_lens_q")
     if given is not None:
@@ -90,22 +92,25 @@ def _positions(batch: Mapping[str, Any], tokens: Any) -> Any:
 
 
 def _part(each: Any, rows: int, length: int, axis: Any) -> Any:
-    """This rank's tokens of what has some."""
+    """Return this rank's tokens of a value that has one for each token, else the value."""
     shape = tuple(getattr(each, "shape", ()))
     return context_shard(each, axis) if shape[:2] == (rows, length) else each
 
 
 def _shifted(labels: Any) -> Any:
-    """What comes next."""
+    """Return each token's next label."""
     return joined([labels[:, 1:], labels[:, :1] * 0 + _IGNORED], 1)
 
 
 def context_loss(scores: Any, labels: Any, axis: Any) -> Any:
-    """Cross entropy of this rank's tokens, such that its mean over the ranks of the axis, and that
-    of gradients, is the mean over all tokens of one process.
+    """Return the cross entropy of this rank's tokens, scaled so that ranks can average it.
+
+    The mean over the ranks of the axis, of losses and of gradients, is the mean over all tokens of
+    one process.
 
     scores: (rows, this rank's tokens, classes), tensors of torch. labels: (rows, tokens), -100
-    where there is nothing to learn; context_batch()'s shift_labels.
+    where there is nothing to learn, as context_batch()'s shift_labels. Raises ConfigError if no
+    rank has a label.
     """
     import torch
 

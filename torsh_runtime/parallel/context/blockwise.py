@@ -23,13 +23,13 @@ class Blockwise(JointOperation):
     route: Callable[[], Route]
     """Makes one for a pass."""
     tasks: Sequence[Sequence[Task]]
-    """By the rank whose block it is; in a rank's own block each query has one."""
+    """Tasks by the rank that owns the block; in a rank's own block each query has one."""
     kernel: Kernel
     scale: float
     is_banded: bool = False
-    """Whether tasks are bands: in the first block a query may have several, or none at all."""
+    """True if tasks are bands: in the first block a query may have several, or none at all."""
     has_sinks: bool = False
-    """Whether a fourth array gives each head a score whose weight falls on nothing."""
+    """True if a fourth array gives each head a score whose weight falls on no value."""
 
     def forward(self, *arrays: Array) -> tuple[Array, Sequence[Array]]:
         query, *block = arrays[:3]
@@ -81,13 +81,13 @@ class Blockwise(JointOperation):
 
 
 def _places(task: Task) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-    """Of its queries and of its keys."""
+    """Return the indices of the task's queries and of its keys."""
     every = slice(None)
     return (task.rows, every, task.queries), (task.rows, every, task.keys)
 
 
 def _of_sinks(sinks: Array, gradient: Array, output: Array, logsumexp: Array) -> Array:
-    """Their gradients: no value comes with what their weights take away."""
+    """Return the sinks' gradients: their weight takes from the values' and adds no value."""
     xp, computed = functions_of(sinks), kind(output)
     weights = xp.exp(cast(sinks, computed)[:, None] - logsumexp)
     delta = (cast(gradient, computed) * cast(output, computed)).sum(-1)
@@ -95,7 +95,7 @@ def _of_sinks(sinks: Array, gradient: Array, output: Array, logsumexp: Array) ->
 
 
 class _Merged:
-    """What the blocks make together. In the first one each query has its only task."""
+    """Merges the results of blocks. In the first block each query has exactly one task."""
 
     output: Array
     logsumexp: Array
@@ -105,7 +105,7 @@ class _Merged:
         self.is_begun = False
 
     def begin(self) -> None:
-        """With nothing: queries that look at no key give zeros."""
+        """Begin with zeros, which queries that look at no key keep."""
         self._make_room()
         self.output[...] = 0
         self.logsumexp[...] = -math.inf
@@ -116,7 +116,7 @@ class _Merged:
         self.logsumexp = empty_in_kind(self._like, self._shape[:3])
 
     def sink(self, sinks: Array) -> None:
-        """Let a score of each head count, whose value is zero."""
+        """Add a score of each head, whose value is zero, to the softmax."""
         xp = functions_of(self.output)
         scores = cast(sinks, self.output.dtype)[:, None]
         total = xp.logaddexp(self.logsumexp, scores)
@@ -124,7 +124,7 @@ class _Merged:
         self.logsumexp = total
 
     def add(self, own: tuple[slice, ...], output: Array, logsumexp: Array) -> None:
-        """Let what these were made of count too, for some queries; both arrays are taken."""
+        """Merge a result for some queries; both arrays are taken over."""
         if self.is_begun:
             merge(self.output[own], self.logsumexp[own], output, logsumexp)
         elif output.shape == self._shape:

@@ -1,9 +1,9 @@
-"""Which tokens of a sequence a rank has: arithmetic, without arrays of them.
+"""Computes which tokens of a sequence a rank has, without arrays of them.
 
 A sequence is cut into two chunks for each rank, whose sizes differ by one at most. Rank r of n has
 chunk r and chunk 2n - 1 - r, an early and a late one, so that in causal attention all have as much
 to do ("zigzag": Brandon et al., Striped Attention, 2023, divide for the same reason; Llama Team,
-The Llama 3 Herd of Models, 2024, as here).
+The Llama 3 Herd of Models, 2024, divide in this way).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ class Span(NamedTuple):
     first: int
     """The first one's place in the sequence."""
     at: int
-    """Where that one is in the rank's memory."""
+    """Place of the first one in the rank's memory."""
     length: int
 
 
 @lru_cache(maxsize=256)
 def chunks(length: int, ranks: int, rank: int) -> tuple[Span, Span]:
-    """The two that a rank has. ConfigError where there are too few tokens."""
+    """Return the early and the late chunk of a rank. ConfigError if there are too few tokens."""
     if 1 < ranks > length // 2:
         raise ConfigError(
             f"a sequence of {length} tokens gives {ranks} ranks no early and late chunk each: it "
@@ -39,13 +39,13 @@ def chunks(length: int, ranks: int, rank: int) -> tuple[Span, Span]:
 
 
 def lengths(length: int, ranks: int) -> tuple[int, ...]:
-    """How many tokens each rank has."""
+    """Return the number of each rank's tokens."""
     return tuple(sum(span.length for span in chunks(length, ranks, rank)) for rank in range(ranks))
 
 
 @lru_cache(maxsize=256)
 def seen(length: int, ranks: int, is_causal: bool) -> tuple[tuple[int, ...], ...]:
-    """For each rank how many of its tokens, from its first one on, each rank may look at."""
+    """Return for each rank how many of its tokens, counted from its first, each rank looks at."""
     sizes = lengths(length, ranks)
     return tuple(
         tuple(

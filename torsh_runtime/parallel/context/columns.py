@@ -11,7 +11,7 @@ from torsh_runtime.parallel.operations import Array
 
 _COLUMNS = 4
 Place = tuple[slice, slice, slice]
-"""Of some tokens, in all rows and heads."""
+"""Slices of rows, heads and tokens; all rows and heads are taken."""
 
 
 class Columns(Kernel):
@@ -21,7 +21,10 @@ class Columns(Kernel):
     """
 
     def __init__(self, kernel: Kernel, lengths: Container[int]) -> None:
-        """`lengths`: the numbers of keys at which columns are faster than the kernel alone."""
+        """Wrap a kernel.
+
+        `lengths`: the numbers of keys at which columns are faster than the kernel alone.
+        """
         self._kernel, self._lengths = kernel, lengths
 
     def forward(
@@ -76,7 +79,7 @@ class Columns(Kernel):
 
 
 def _columns(length: int) -> Iterator[tuple[Place, Place]]:
-    """The queries and the keys of each; the first one has all queries."""
+    """Yield the queries and the keys of each column; the first column has all queries."""
     width, every = -(-length // _COLUMNS), slice(None)
     for first in range(0, length, width):
         yield (every, every, slice(first, None)), (every, every, slice(first, first + width))

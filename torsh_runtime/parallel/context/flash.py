@@ -16,7 +16,7 @@ _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def is_for(query: Tensor, value: Tensor) -> bool:
-    """Whether the kernel takes such tensors."""
+    """Return whether the kernel takes such tensors."""
     is_on_cpu = query.device.type == "cpu" and query.dtype in _DTYPES
     return is_on_cpu and query.shape[-1] == value.shape[-1]
 
@@ -75,7 +75,7 @@ def _solid(tensor: Tensor) -> Tensor:
 
 
 def _mask(query: Tensor, key: Tensor, band: Band | None) -> Tensor | None:
-    """What is added to scores; (1, 1, queries, keys)."""
+    """Return a mask to add to scores, (1, 1, queries, keys)."""
     if band is None:
         return None
     mask: Tensor = hidden(query, query.shape[2], key.shape[2], band)

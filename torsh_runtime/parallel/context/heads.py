@@ -16,7 +16,7 @@ from torsh_runtime.parallel.context.order import by_rank, in_order
 
 
 def refusal(heads: int, kv_heads: int, ranks: int) -> str:
-    """Why so many heads cannot be divided; "" if they can."""
+    """Return why these heads cannot be divided between the ranks; "" if they can."""
     if heads % ranks or (kv_heads % ranks and ranks % kv_heads):
         return (
             f"{heads} heads and {kv_heads} of keys cannot be divided between {ranks} ranks: use "
@@ -26,7 +26,7 @@ def refusal(heads: int, kv_heads: int, ranks: int) -> str:
 
 
 def own_heads(tensor: Any, group: ProcessGroup) -> Any:
-    """What of it, (heads, ...), is of this rank's heads."""
+    """Return the part of a tensor (heads, ...) for this rank's heads."""
     share = tensor.shape[0] // group.world_size
     return tensor[group.rank * share : (group.rank + 1) * share]
 
@@ -39,8 +39,11 @@ def attention_by_heads(
     group: ProcessGroup,
     length: int,
 ) -> Any:
-    """`attention` to the whole sequence by this rank's heads; then of its tokens, by all heads.
-    Heads of keys that are fewer than ranks go to several of them."""
+    """Apply `attention` to this rank's heads of the whole sequence and return all heads of its
+    tokens.
+
+    If there are fewer heads of keys than ranks, several ranks get each.
+    """
     ranks = group.world_size
     sizes = lengths(length, ranks)
 

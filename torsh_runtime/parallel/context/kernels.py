@@ -1,13 +1,13 @@
 """Attention to one block of keys, forward and backward, on arrays of any framework.
 
 query: (batch, heads, L, E), key: (batch, kv_heads, S, E), value: (batch, kv_heads, S, F), where
-kv_heads divides heads: as many queries in succession have one key. Forward gives the output, as
-softmax over this block makes it, (batch, heads, L, F), and the logarithm of the sum of the
+kv_heads divides heads: consecutive heads of queries share one of keys. Forward returns the output
+of softmax over this block, (batch, heads, L, F), and the logarithm of the sum of the
 exponentials of scores, (batch, heads, L); both in float32, or float64 if the operands are. Backward
-takes these two as they are over all blocks, for which the gradients of each block's keys add up to
-the whole ones (Liu et al., Ring Attention, 2023). In causal attention query i looks at keys 0 to i,
-and there are no fewer queries than keys; in a band, at keys at some distances, of which each query
-has one.
+takes these two for all blocks together, so that the gradients of the blocks add up to the whole
+ones (Liu et al., Ring Attention, 2023). In causal attention query i looks at keys 0 to i,
+and there are no fewer queries than keys. In a band it looks at keys at some distances, at one key
+at least.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torsh_runtime.parallel.operations import Array, functions_of
 
 
 class Kernel(ABC):
-    """One way to compute it."""
+    """Computes attention to one block in one way."""
 
     @abstractmethod
     def forward(
@@ -34,7 +34,7 @@ class Kernel(ABC):
         scale: float,
         band: Band | None = None,
     ) -> tuple[Array, Array]:
-        """Output and logsumexp, in new memory."""
+        """Return the output and the logsumexp, in new memory."""
 
     @abstractmethod
     def backward(
@@ -49,18 +49,22 @@ class Kernel(ABC):
         scale: float,
         band: Band | None = None,
     ) -> tuple[Array, Array, Array]:
-        """The gradients of query, key and value that come by way of this block."""
+        """Return this block's contributions to the gradients of query, key and value."""
 
 
 class Products(Kernel):
-    """By products of whole matrices, which any framework has; of 16 bits in float32, as torch's
-    attention by products."""
+    """Multiplies whole matrices, which any framework can do; those of 16 bits in float32, as
+    torch's attention by products does.
+    """
 
     in_columns = range(256, sys.maxsize)
     """Lengths of causal attention that Columns make faster: all but small matrices."""
 
     def __init__(self, softcap: float | None = None) -> None:
-        """`softcap`: scores s become softcap · tanh(s / softcap) (Gemma Team, Gemma 2, 2024)."""
+        """Make a kernel without state.
+
+        `softcap`: scores s become softcap · tanh(s / softcap) (Gemma Team, Gemma 2, 2024).
+        """
         self._softcap = softcap
 
     def forward(
@@ -113,7 +117,7 @@ class Products(Kernel):
         return _flat(weights @ key), for_key, for_value
 
     def _capped(self, scores: Array) -> Array:
-        """These, in the same memory."""
+        """Cap scores in their own memory, and return them."""
         if self._softcap is not None:
             scores /= self._softcap
             functions_of(scores).tanh(scores, out=scores)
@@ -126,13 +130,13 @@ def _cast(*arrays: Array) -> list[Array]:
 
 
 def _grouped(array: Array, heads: int) -> Array:
-    """(batch, heads, L, E) as (batch, kv_heads, queries of one key, L, E); a view."""
+    """View (batch, heads, L, E) as (batch, kv_heads, queries of one key, L, E)."""
     batch, _, *rest = array.shape
     return array.reshape(batch, heads, -1, *rest)
 
 
 def _flat(array: Array) -> Array:
-    """The reverse."""
+    """Reverse _grouped()."""
     batch, heads, several, *rest = array.shape
     return array.reshape(batch, heads * several, *rest)
 
@@ -142,7 +146,7 @@ def _scores(query: Array, key: Array, scale: float) -> Array:
 
 
 def _hide(scores: Array, is_causal: bool, band: Band | None) -> None:
-    """Let those be -∞ of keys that a query does not look at."""
+    """Set scores of keys that a query does not look at to -∞."""
     queries, keys = scores.shape[-2:]
     if is_causal:
         band = Band(0, 0, queries)
@@ -151,7 +155,7 @@ def _hide(scores: Array, is_causal: bool, band: Band | None) -> None:
 
 
 def hidden(like: Array, queries: int, keys: int, band: Band) -> Array:
-    """-∞ for keys that a query does not look at, 0 for others; (queries, keys)."""
+    """Return (queries, keys): -∞ for keys that a query does not look at, 0 for others."""
     xp, (offset, least, most) = functions_of(like), band
     options = {"device": like.device} if hasattr(like, "new_empty") else {}
     full = xp.full((queries, keys), -math.inf, dtype=like.dtype, **options)

@@ -27,7 +27,7 @@ _HEADER = 2
 
 
 def refuse(where: str, what: str) -> NoReturn:
-    """Raise the ConfigError that says so."""
+    """Raise a ConfigError which says that context parallelism cannot compute `what` of `where`."""
     raise ConfigError(
         f"{where} has {what}, which context parallelism cannot compute as one process does: use "
         f"another attn_implementation without it here, or a model without that"
@@ -35,26 +35,26 @@ def refuse(where: str, what: str) -> NoReturn:
 
 
 class Look(NamedTuple):
-    """Which tokens a layer's tokens look at."""
+    """Tells which tokens a layer's tokens look at."""
 
     is_causal: bool
     window: int | None
-    """Tokens less than so many places away; None: all."""
+    """Tokens less than this many places away; None: all."""
     is_ours: bool
-    """Whether the model's mask says so, or only the layer does."""
+    """True if the model's mask determines it, not only the layer."""
     mask: Any = None
-    """The tensor that says it."""
+    """The tensor it was read from."""
 
     @property
     def tokens(self) -> Any:
-        """Of this rank's part 1 for tokens and 0 for padding, (batch, tokens); None: not given."""
+        """Return 1 for tokens and 0 for padding of this rank's part, (batch, tokens), or None."""
         if self.mask is None or self.mask.shape[1] == _HEADER:
             return None
         return self.mask[:, _HEADER:]
 
     @classmethod
     def of(cls, where: str, module: Any, mask: Any, is_causal: bool | None) -> Look:
-        """What a layer gets as its mask, or says itself where it gets none."""
+        """Read the mask a layer gets, or the layer's own attributes if it gets none."""
         if mask is None:
             causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
             return cls(bool(causal), None, False)
@@ -64,7 +64,10 @@ class Look(NamedTuple):
         return cls(bool(causal), window or None, True, mask)
 
     def window_beside(self, where: str, said: int | None, length: int) -> int | None:
-        """The window, of sequences of this length; `said`: what the layer says of it."""
+        """Return the window for sequences of this length; `said` is the layer's own window.
+
+        Raises ConfigError if the mask's window differs from it.
+        """
         both = self.window, said
         own, other = (None if each is None or each >= length else each for each in both)
         if self.is_ours and other is not None and own != other:
@@ -73,8 +76,10 @@ class Look(NamedTuple):
 
 
 def masked(*_: Any, **named: Any) -> Any:
-    """What transformers calls to make a mask: a tensor that Look.of() understands. ConfigError for
-    one that has another meaning."""
+    """Make a mask for transformers: a tensor that Look.of() understands.
+
+    Raises ConfigError for one that has another meaning.
+    """
     parts = _parts(named["mask_function"])
     if strange := parts - _KNOWN:
         refuse("the model", f"a mask by {', '.join(sorted(strange))}")
@@ -100,13 +105,13 @@ def masked(*_: Any, **named: Any) -> Any:
 
 
 def _own_tokens(named: dict[str, Any]) -> int:
-    """How many queries there are; older versions tell their places in the cache instead."""
+    """Return the number of queries; older versions pass their places in the cache instead."""
     length = named.get("q_length")
     return int(named["cache_position"].shape[0] if length is None else length)
 
 
 def _parts(function: Any) -> set[str]:
-    """The names of the functions that a mask's is made of."""
+    """Return the names of the functions that a mask's function is composed of."""
     found = {function.__qualname__.split(".")[0]}
     for cell in function.__closure__ or ():
         inner = cell.cell_contents

@@ -1,4 +1,4 @@
-"""What is computed block by block, or column by column, put together in float32 or float64."""
+"""Puts together what is computed block by block, or by column, in float32 or float64."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from torsh_runtime.parallel.operations import Array, functions_of
 
 
 def merge(output: Array, logsumexp: Array, more: Array, its: Array) -> None:
-    """Let what `more` was made of count too; all but `its` is written to."""
+    """Merge `more`, attention to other keys, into `output`; all arrays but `its` are overwritten.
+
+    `its` is the logsumexp of `more`.
+    """
     xp = functions_of(output)
     total = xp.logaddexp(logsumexp, its)
     weight = xp.exp(its - total)[..., None]
@@ -23,16 +26,16 @@ def merge(output: Array, logsumexp: Array, more: Array, its: Array) -> None:
 
 
 class Sum:
-    """Gradients of parts of an array."""
+    """Adds up gradients of parts of an array."""
 
     def __init__(self, like: Array) -> None:
         self._like = like
         self._total: Array | None = None
         self._first: tuple[tuple[slice, ...], Array] | None = None
-        """What came first, if it was not of all elements: an array of them all may follow."""
+        """The first gradient, if it was not of all elements: an array of them all may follow."""
 
     def add(self, at: tuple[slice, ...], gradient: Array) -> None:
-        """Of this part; the array is taken."""
+        """Add the gradient of the part `at`; its array may be reused for the sum."""
         is_all = gradient.shape == self._like.shape and gradient.dtype == kind(self._like)
         if self._total is None and is_all:
             self._begin(gradient)
@@ -43,7 +46,7 @@ class Sum:
             place += gradient
 
     def array(self) -> Array:
-        """All of it; zeros where nothing was added."""
+        """Return the whole gradient, with zeros where nothing was added."""
         if self._total is None:
             zeros = empty_by_token(self._like)
             zeros[...] = 0
@@ -57,27 +60,29 @@ class Sum:
 
 
 def empty_by_token(like: Array) -> Array:
-    """An uninitialised array of its shape, (batch, heads, tokens, size), in which tokens lie one
-    behind the other, as models have them."""
+    """Return an uninitialised array of like's shape, (batch, heads, tokens, size).
+
+    Tokens are in memory one behind the other, each with its heads, as models have them.
+    """
     batch, heads, tokens, size = like.shape
     return empty_in_kind(like, (batch, tokens, heads, size)).swapaxes(1, 2)
 
 
 def empty_in_kind(like: Array, shape: Sequence[int]) -> Array:
-    """An uninitialised array that is computed in."""
+    """Return an uninitialised array of this shape in the dtype for computing."""
     if hasattr(like, "new_empty"):
         return like.new_empty(tuple(shape), dtype=kind(like))
     return functions_of(like).empty(tuple(shape), kind(like))
 
 
 def kind(like: Array) -> Any:
-    """The dtype that is computed in: float32 where 16 bits are given."""
+    """Return the dtype to compute in: float64 for float64, and float32 for all others."""
     xp = functions_of(like)
     return xp.float64 if like.dtype == xp.float64 else xp.float32
 
 
 def cast(array: Array, dtype: Any) -> Array:
-    """The array itself if it has the dtype, or a copy that has."""
+    """Return the array itself if it has the dtype, or a converted copy."""
     if array.dtype == dtype:
         return array
     return array.to(dtype) if hasattr(array, "new_empty") else array.astype(dtype)

@@ -14,17 +14,17 @@ from torsh_runtime.parallel.regions.arrays import part
 
 
 def of_rank(tensor: Any, dim: int, length: int, ranks: int, rank: int) -> Any:
-    """The rank's tokens of a whole sequence."""
+    """Return the rank's tokens of a whole sequence."""
     return _picked(tensor, dim, chunks(length, ranks, rank))
 
 
 def by_rank(tensor: Any, dim: int, length: int, ranks: int) -> Any:
-    """A whole sequence, but the tokens of rank 0 first, then those of rank 1 and so on."""
+    """Reorder a whole sequence by rank: the tokens of rank 0, then those of rank 1 and so on."""
     return _picked(tensor, dim, _all_chunks(length, ranks))
 
 
 def in_order(tensor: Any, dim: int, length: int, ranks: int) -> Any:
-    """The reverse."""
+    """Reverse by_rank(): put tokens in the sequence's order."""
     spans = _all_chunks(length, ranks)
     starts = accumulate((span.length for span in spans), initial=0)
     there = [Span(start, 0, span.length) for start, span in zip(starts, spans, strict=False)]

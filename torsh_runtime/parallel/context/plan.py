@@ -1,4 +1,4 @@
-"""One call of context_attention as all ranks mean it."""
+"""Makes one plan for all ranks of a call of context_attention."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from torsh_runtime.parallel.operations import is_recorded
 
 
 class Plan(NamedTuple):
-    """What all ranks do."""
+    """Holds the arguments on which all ranks have agreed."""
 
     length: int
     sight: Sight
@@ -36,7 +36,9 @@ class Plan(NamedTuple):
     softcap: float | None
 
     def tasks(self, group: ProcessGroup | None = None) -> list[tuple[Task, ...]]:
-        """By the rank whose keys they are about; without a group those of whole sequences."""
+        """Return tasks by the rank whose keys they are about; those of whole sequences without a
+        group.
+        """
         rank, ranks = (group.rank, group.world_size) if group else (0, 1)
         places = [(self.length, ranks, rank, source) for source in range(ranks)]
         if self.sight.is_banded:
@@ -44,11 +46,11 @@ class Plan(NamedTuple):
         return [tasks(*each, self.sight.documents, self.sight.is_causal) for each in places]
 
     def needed(self, group: ProcessGroup) -> Callable[[int, int], tuple[slice, ...]]:
-        """Which tokens a rank needs of a source's, by the rank and the source."""
+        """Return a function of a rank and a source: which of the source's tokens the rank needs."""
         return partial(_needed, self.length, group.world_size, self.sight)
 
     def tasks_of_parts(self, group: ProcessGroup) -> list[tuple[Task, ...]]:
-        """As tasks(), where of other ranks' keys nothing comes but what is needed."""
+        """Return tasks() for blocks of which other ranks send only what is needed."""
         came = self.needed(group)
         return [
             every if source == group.rank else of_what_came(every, came(group.rank, source))
@@ -69,10 +71,10 @@ def agreed(
     scale: float | None,
     softcap: float | None,
 ) -> Plan:
-    """The same on all ranks. ConfigError on all of them otherwise.
+    """Return the plan that all ranks have in common. ConfigError, on all ranks, if they differ.
 
-    tensors: query, key, value, and sinks if there are. sight: what `causal`, `documents`, `window`
-    and `attention_mask` are.
+    tensors: query, key, value, and sinks if there are any. sight: `causal`, `documents`, `window`
+    and `attention_mask`.
     """
     text, made, problem = "", None, None
     try:
@@ -99,7 +101,7 @@ def _made(
     scale: float | None,
     softcap: float | None,
 ) -> Plan:
-    """What this rank means. ConfigError for what cannot be understood."""
+    """Return this rank's plan. ConfigError for arguments that cannot be understood."""
     shapes = [tuple(getattr(each, "shape", ())) for each in tensors[:3]]
     if any(len(shape) != 4 or not shape[-1] for shape in shapes):
         raise ConfigError(_misfit(*shapes))
@@ -146,7 +148,10 @@ def _cuts(documents: Any) -> Documents:
 
 
 def runs_of(mask: Any, whole: int) -> Runs:
-    """Where tokens begin and end in the rows of a mask of whole sequences; () if all are."""
+    """Return where tokens begin and end in each row of a mask; () if there is no padding.
+
+    The mask is that of whole sequences, (batch, `whole`). Other shapes raise ConfigError.
+    """
     rows = np.asarray(mask.cpu() if hasattr(mask, "cpu") else mask)
     if rows.ndim != 2 or rows.shape[1] != whole:
         raise ConfigError(
@@ -172,7 +177,7 @@ def _misfit(query: Sequence[int], key: Sequence[int], value: Sequence[int]) -> s
 
 
 def _problem(group: ProcessGroup, tensors: Sequence[Any], method: str, plan: Plan) -> str:
-    """What is wrong with this rank's call; "" if nothing is."""
+    """Return what is wrong with this rank's call; "" if nothing is."""
     q, k, v = (tuple(each.shape) for each in tensors[:3])
     if not (q[0] == k[0] and q[2:] == k[2:] and k[:3] == v[:3] and k[1] and q[1] % k[1] == 0):
         return _misfit(q, k, v)
@@ -197,7 +202,7 @@ def _problem(group: ProcessGroup, tensors: Sequence[Any], method: str, plan: Pla
 
 
 def _problem_of_rows(batch: int, plan: Plan) -> str:
-    """Of what is said of each row of a batch."""
+    """Return what is wrong with the arguments for rows of a batch; "" if nothing is."""
     for cuts in plan.sight.documents:
         if not cuts or cuts[0] or cuts[-1] != plan.length or any(a > b for a, b in pairwise(cuts)):
             return f"documents {cuts} are not cumulative lengths from 0 to {plan.length}"

@@ -1,4 +1,4 @@
-"""Whole sequences, as the positions that ranks have of them tell."""
+"""Derives whole sequences from the positions that ranks have of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WHOLE_LAYERS = ("full_attention", "sliding_attention", "attention", "hybrid_sli
 
 
 class Whole(NamedTuple):
-    """Sequences of all ranks."""
+    """Describes the whole sequences of all ranks."""
 
     length: int
     positions: NDArray[np.int64]
@@ -31,7 +31,7 @@ class Whole(NamedTuple):
     ranks: int
 
     def check_config(self, where: str, config: Any) -> None:
-        """ConfigError for what a model computes of more than its tokens, but not by attention."""
+        """Raise ConfigError if a model mixes whole sequences in other ways than by attention."""
         kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
         for kind in kinds or ():
             if kind not in _WHOLE_LAYERS:
@@ -44,7 +44,9 @@ class Whole(NamedTuple):
                 self._check_rotation(where, config, kind, rope)
 
     def _check_rotation(self, where: str, config: Any, kind: str, rope: dict[str, Any]) -> None:
-        """These depend on the largest position, of which each rank has its own."""
+        """Raise ConfigError if a rotation that depends on the largest position differs between
+        ranks.
+        """
         original = "original_max_position_embeddings"
         limit = rope.get(original) or getattr(config, original, None)
         limit = limit or config.max_position_embeddings
@@ -60,15 +62,16 @@ class Whole(NamedTuple):
 
 
 def _rotations(config: Any) -> list[dict[str, Any]]:
-    """Of all kinds of layers."""
+    """Return the parameters of all rotations that the layers use."""
     found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     inner = [each for each in found.values() if isinstance(each, dict)]
     return inner or [found]
 
 
 class Sequences:
-    """What the ranks of a group know together. The layers of a model ask the same; it is asked of
-    the other ranks once."""
+    """Caches the whole sequences of a group's ranks. All layers of a model ask for them; the other
+    ranks are asked once.
+    """
 
     def __init__(self, group: ProcessGroup, length: int | None) -> None:
         self._group, self._length = group, length
@@ -76,8 +79,10 @@ class Sequences:
         self._known: Whole | None = None
 
     def known(self, where: str, positions: Any, look: Look, own: int) -> Whole:
-        """Of sequences of which this rank has `own` tokens. ConfigError, on all ranks, for
-        positions that are not those of parts of sequences."""
+        """Return the sequences of which this rank has `own` tokens.
+
+        Raises ConfigError, on all ranks, for positions that are not those of parts of sequences.
+        """
         tensors = [each for each in (positions, look.mask) if each is not None]
         if self._known is None or not self._is_asked_again(tensors):
             self._known = self._gathered(where, positions, look, own)
@@ -85,7 +90,7 @@ class Sequences:
         return self._known
 
     def _is_asked_again(self, tensors: Sequence[Any]) -> bool:
-        """Whether these are the tensors of the last time, with the same elements."""
+        """Return whether these tensors are those of the last call, with the same elements."""
         return len(tensors) == len(self._asked) and all(
             last() is each and version == each._version
             for each, (last, version) in zip(tensors, self._asked, strict=True)
@@ -116,7 +121,10 @@ class Sequences:
 def _documents(
     where: str, positions: NDArray[np.int64], tokens: NDArray[np.int64] | None
 ) -> Sequence[Sequence[int]] | None:
-    """Cumulative lengths, of each row, of documents that begin where positions begin anew."""
+    """Return each row's cumulative lengths of documents, which begin where positions restart.
+
+    Returns None if no position restarts, or if there is padding.
+    """
     rows, length = positions.shape
     begins = np.diff(positions, axis=1) != 1
     if tokens is not None:

@@ -1,8 +1,8 @@
-"""How the keys and values of all ranks come to each, and their gradients back.
+"""Carries the keys and values of all ranks to each rank, and their gradients back.
 
-A route serves one pass: `blocks` gives what each rank has, this rank's own first. In a backward
-pass `give` takes what this rank adds to the gradients of the block that came last, and `returned`
-gives the sums for its own.
+A route serves one pass: `blocks` yields each rank's block, this rank's own first. In a backward
+pass `give` takes what this rank adds to the gradients of the latest block, and `returned` returns
+the sums for its own.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ Block = list[Array]
 
 
 class Route(ABC):
-    """One of them."""
+    """Brings all ranks' blocks to this rank during one pass."""
 
     kept: Sequence[Array] = ()
-    """Of a block that came in a forward pass, for the backward pass."""
+    """The part of a block from a forward pass that is kept for the backward pass."""
 
     @abstractmethod
     def blocks(
         self, own: Block, kept: Sequence[Array] | None = None
     ) -> Iterator[tuple[int, Block]]:
-        """Whose block it is, and the block. `kept`: what a forward pass has kept; None in one."""
+        """Yield each block's owner and the block. `kept`: what the forward pass kept, or None."""
 
     @abstractmethod
     def give(self, sums: Block) -> None:
@@ -40,11 +40,11 @@ class Route(ABC):
 
     @abstractmethod
     def returned(self) -> Block:
-        """The gradients of this rank's block, when all blocks came."""
+        """Return the gradients of this rank's block, after all blocks have been yielded."""
 
 
 class Alone(Route):
-    """This rank's block is the only one."""
+    """Serves attention in which this rank's block is the only one."""
 
     _sums: Block
 
@@ -61,16 +61,19 @@ class Alone(Route):
 
 
 class Ring(Route):
-    """Each rank passes what it has looked at on to the rank before it; the next block travels while
-    one is computed with, and the sums of its gradients follow it, to its owner in the end (Liu et
-    al., Ring Attention, 2023). In causal attention a block so meets those first who look at all of
-    it, and of its late chunk there is nothing to send to the others. The block that came first is
-    kept for the backward pass, which begins with it and ends with this rank's own, so that the last
-    sums travel meanwhile.
+    """Passes each block on to the rank before, after it has been looked at. The next block travels
+    while one is computed with, and the sums of its gradients follow it, to its owner in the end
+    (Liu et al., Ring Attention, 2023). In causal attention a block thus reaches those ranks first
+    that look at all of it, and its late chunk need not be sent to the others. The block that came
+    first is kept for the backward pass, which begins with it and ends with this rank's own, so that
+    the last sums travel meanwhile.
     """
 
     def __init__(self, group: ProcessGroup, seen: Sequence[Sequence[int]]) -> None:
-        """`seen`: for each rank's block how many of its tokens each rank looks at."""
+        """Make a route for one pass.
+
+        `seen`: for each rank's block how many of its tokens each rank looks at.
+        """
         self._group, self._seen = group, seen
         self._step = 0
         self._own: Block = []
@@ -100,7 +103,7 @@ class Ring(Route):
             yield self._group.rank, own
 
     def _source(self, later: int) -> int:
-        """Whose block this rank has so many steps later."""
+        """Return the owner of the block that this rank has `later` steps from now."""
         return (self._group.rank + self._step + later) % self._group.world_size
 
     def give(self, sums: Block) -> None:
@@ -117,7 +120,7 @@ class Ring(Route):
         self._sums = [each.swapaxes(1, 2) for each in room]
 
     def _added(self, sums: Block) -> Block:
-        """What came and these: the shorter one into the longer."""
+        """Add the received sums and these, the shorter one into the longer."""
         _wait(self._under_way)
         found = []
         for pair in zip(self._sums, sums, strict=True):
@@ -144,7 +147,10 @@ class Direct(Route):
     """
 
     def __init__(self, group: ProcessGroup, needed: Callable[[int, int], Sequence[slice]]) -> None:
-        """`needed`: which tokens a rank needs of a source's, by the rank and the source."""
+        """Make a route for one pass.
+
+        `needed`: which tokens a rank needs of a source's, by the rank and the source.
+        """
         self._group, self._needed = group, needed
         self._step = 0
         self._own: Block = []
@@ -172,7 +178,7 @@ class Direct(Route):
                 self._send_back(own)
 
     def _fetched(self, own: Block, step: int) -> tuple[Block, list[Work]]:
-        """Begin to send to the rank so many before what it needs, and to receive."""
+        """Begin to send the rank `step` places before what it needs, and to receive."""
         there, here = self._partners(step)
         sent = self._wanted(own, self._needed(there, self._group.rank))
         came = self._needed(self._group.rank, here)
@@ -180,7 +186,7 @@ class Direct(Route):
         return room, crossing(self._group, sent, there, room, here, usual_tag(own[0], _BLOCKS))
 
     def _partners(self, step: int) -> tuple[int, int]:
-        """Who looks at this rank's tokens in a step, and whose this one looks at."""
+        """Return the rank that looks at this rank's tokens in a step, and the one it looks at."""
         rank, ranks = self._group.rank, self._group.world_size
         return (rank - step) % ranks, (rank + step) % ranks
 
@@ -224,12 +230,12 @@ class Direct(Route):
 
 
 class Gathering(Route):
-    """All ranks' blocks are gathered at once (Llama Team, The Llama 3 Herd of Models, 2024): one
-    collective for each of keys and values, and the memory for all of them.
+    """Gathers all ranks' blocks at once (Llama Team, The Llama 3 Herd of Models, 2024), with one
+    collective each for keys and values, and memory for all of them.
     """
 
     def __init__(self, group: ProcessGroup, seen: Sequence[Sequence[int]]) -> None:
-        """`seen`: as for a Ring."""
+        """Make a route for one pass. `seen`: as for a Ring."""
         self._group, self._lengths = group, [each[rank] for rank, each in enumerate(seen)]
         self._sums: dict[int, Block] = {}
         self._source = 0
@@ -261,7 +267,7 @@ class Gathering(Route):
 
 
 def _by_token(sums: Sequence[Array]) -> Block:
-    """In the order in which kernels give gradients, and models take them."""
+    """Swap heads and tokens: kernels return gradients and models take them in this order."""
     return [contiguous(each.swapaxes(1, 2)) for each in sums]
 
 

@@ -1,4 +1,4 @@
-"""A batch of sequences that the ranks of an axis have parts of."""
+"""Divides sequences between the ranks of an axis, and gathers them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from torsh_runtime.parallel.groups import group_of
 
 
 def context_shard(tensor: Any, axis: Any, dim: int = 1) -> Any:
-    """This rank's tokens of whole sequences, which lie along `dim`: an early and a late chunk (see
-    context_attention). A tensor of torch or nn, through which gradients flow, or an array.
+    """Return this rank's tokens of whole sequences along `dim`: an early and a late chunk.
 
-    axis: a process group, or a DeviceMesh, as mesh["cp"]. ConfigError for fewer tokens than two for
-    each rank.
+    See context_attention() for the chunks. `tensor` is a tensor of torch or nn, through which
+    gradients flow, or an array.
+
+    axis: a process group, or a DeviceMesh, as mesh["cp"]. Raises ConfigError for fewer tokens than
+    two for each rank.
     """
     group = group_of(axis)
     dim %= len(tensor.shape)
@@ -30,10 +32,13 @@ def context_shard(tensor: Any, axis: Any, dim: int = 1) -> Any:
 def context_positions(
     length: int, axis: Any, documents: Sequence[int] | None = None
 ) -> NDArray[np.int64]:
-    """Where in its sequence of `length` tokens each of this rank's tokens stands, from 0; or in its
-    document, of which `documents` are the cumulative lengths. Shape (this rank's tokens,).
+    """Return the places of this rank's tokens, from 0, in their sequence of `length` tokens.
 
-    axis and ConfigError: as context_shard(); and for documents that are not of such a sequence.
+    With `documents`, cumulative lengths of documents, places are counted within each document. The
+    result is int64 of shape (this rank's tokens,).
+
+    axis and ConfigError: as context_shard(). Raises ConfigError also for documents that are not
+    those of such a sequence.
     """
     group = group_of(axis)
     spans = chunks(length, group.world_size, group.rank)
@@ -49,7 +54,7 @@ def context_positions(
 
 
 def context_gather(tensor: Any, axis: Any, length: int | None = None, dim: int = 1) -> Any:
-    """Whole sequences, in order, of what all ranks have of them: the reverse of context_shard().
+    """Gather the parts of all ranks and return whole sequences: the reverse of context_shard().
 
     Each rank uses the whole in its own way: backward adds up the gradients of all, as fits losses
     that are averaged over the ranks. length: None if all ranks have as many tokens as this one.

@@ -1,7 +1,7 @@
-"""Which queries look at which keys of a block: arithmetic.
+"""Computes which queries look at which keys of a block.
 
-Of two spans of tokens, in causal attention within a document, one looks at all of the other or at
-nothing of it, unless they are the same. So no mask is needed: a block is a few rectangles and
+Of two spans of tokens, in causal attention within a document, one looks at the whole other or at
+nothing of it, unless they are equal. So no mask is needed: a block is a few rectangles and
 triangles.
 """
 
@@ -15,11 +15,11 @@ from typing import NamedTuple
 from torsh_runtime.parallel.context.chunks import Span, chunks
 
 Documents = tuple[tuple[int, ...], ...]
-"""Of each row of a batch the cumulative lengths of its documents, or once for all rows."""
+"""Cumulative lengths of documents, for each row of a batch or once for all rows."""
 
 
 class Band(NamedTuple):
-    """Which keys of a rectangle its queries look at: those at some distances."""
+    """Selects the pairs of a rectangle's queries and keys by their distance."""
 
     offset: int
     """The first query's place in the sequence less the first key's."""
@@ -31,11 +31,11 @@ class Task(NamedTuple):
     """Attention of some of a rank's queries to some of a block's keys."""
 
     rows: slice
-    """Of the batch."""
+    """Rows of the batch."""
     queries: slice
     keys: slice
     is_causal: bool
-    """Whether query i looks at keys 0 to i only; there are as many then."""
+    """True if query i looks at keys 0 to i only; there are as many keys as queries then."""
     band: Band | None = None
     """None: queries look at all keys, or as `is_causal` says."""
 
@@ -44,7 +44,7 @@ class Task(NamedTuple):
 def tasks(
     length: int, ranks: int, rank: int, source: int, documents: Documents, is_causal: bool
 ) -> tuple[Task, ...]:
-    """What a rank's queries have to look at among the source's keys."""
+    """Return the tasks of a rank's queries among the source's keys."""
     queries, keys = chunks(length, ranks, rank), chunks(length, ranks, source)
     if not documents:
         return tuple(_between(slice(None), queries, keys, is_causal))
@@ -58,7 +58,7 @@ def tasks(
 
 
 def by_document(spans: Iterable[Span], cuts: Sequence[int]) -> dict[int, list[Span]]:
-    """The spans, cut where documents begin; by the document's number."""
+    """Return the spans, cut where documents begin, by the document's number."""
     found: dict[int, list[Span]] = {}
     for first, at, length in spans:
         for number, (start, end) in enumerate(pairwise(cuts)):
@@ -72,7 +72,7 @@ def by_document(spans: Iterable[Span], cuts: Sequence[int]) -> dict[int, list[Sp
 def _between(
     rows: slice, queries: Sequence[Span], keys: Sequence[Span], is_causal: bool
 ) -> Iterator[Task]:
-    """Of spans of one document, which lie one behind the other in memory."""
+    """Yield tasks for spans of one document that are contiguous in memory."""
     if not is_causal or queries == keys:
         yield Task(rows, _run(queries), _run(keys), is_causal)
         return

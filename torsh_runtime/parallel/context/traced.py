@@ -36,7 +36,7 @@ class _Attention(torch.autograd.Function):
 def attention(
     tensors: Sequence[Tensor], group: ProcessGroup, mask: Tensor | None, **how: Any
 ) -> Tensor:
-    """context_attention() within a graph. how: its other arguments, which are no tensors."""
+    """Call context_attention() within a graph. how: its arguments other than tensors."""
     result: Tensor = torch.ops.torsh.attention([*tensors], mask, group.key, f"{how}")
     return result
 

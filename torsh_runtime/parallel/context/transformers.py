@@ -22,7 +22,7 @@ _REFUSED = {
     "alibi": "a bias by distance",
     "cu_seq_lens_q": "lengths of packed documents (cut the batch by tr.context_batch())",
 }
-"""What models pass to attention functions, and would be others without."""
+"""Arguments for attention functions that are refused because ignoring them changes results."""
 _TOKENS = "input_ids"
 _POSITIONS = "context_positions"
 """The argument by which position_ids come to layers of models that do not pass them on."""
@@ -32,12 +32,12 @@ def register_context_attention(
     axis: Any, name: str = "torsh_context", method: Method = "ring", length: int | None = None
 ) -> str:
     """Let models of transformers attend by context_attention(): `model.set_attn_implementation(
-    tr.register_context_attention(mesh["cp"]))`. Returns the name. context_model() does that and
-    also sees to it that the model is one that can.
+    tr.register_context_attention(mesh["cp"]))`. Returns the name. context_model() does that, and
+    also checks that the model can do so.
 
-    axis, method: see context_attention(). length: of whole sequences; None asks the ranks. Each
-    rank gives the model its part of a batch, as context_batch() makes it. What cannot be computed
-    is a ConfigError with the first batch, on all ranks.
+    axis, method: see context_attention(). length: that of whole sequences; None: the sum over
+    ranks. Each rank gives the model its part of a batch, as context_batch() returns it. The first
+    batch raises ConfigError, on all ranks, for anything that cannot be computed.
     """
     from torsh_runtime.integrations.torch.compiling import leave_alone
 
@@ -63,11 +63,11 @@ def context_model(
     length: int | None = None,
     name: str = "torsh_context",
 ) -> None:
-    """Let a model of transformers attend to sequences that the ranks of an axis have parts of. It
-    gets its batches from context_batch().
+    """Let a model of transformers attend to sequences of which ranks of an axis have parts.
 
-    axis, method, length, name: as register_context_attention(). ConfigError for a model whose
-    attention cannot be replaced, or which has layers of which each needs the whole sequence.
+    It gets its batches from context_batch(). axis, method, length, name: as
+    register_context_attention(). Raises ConfigError for a model whose attention cannot be
+    replaced, or with other layers that need the whole sequence.
     """
     kind = type(model).__name__
     _check_model(kind, model)
@@ -104,14 +104,17 @@ def _check_model(kind: str, model: Any) -> None:
 
 
 def _attends(module: Any) -> bool:
-    """Whether its forward() asks transformers for the attention function."""
+    """Return whether the module's forward() asks transformers for the attention function."""
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
 
 
 def _first_position(model: Any) -> int:
-    """That of a sequence's first token: models whose table of positions has a row for padding, as
-    RoBERTa's, count from the row behind it."""
+    """Return the position of a sequence's first token.
+
+    Models whose table of positions has a row for padding, as RoBERTa's, count from the row behind
+    it.
+    """
     tables = (getattr(each, "position_embeddings", None) for each in model.modules())
     paddings = (getattr(table, "padding_idx", None) for table in tables)
     return next((each + 1 for each in paddings if each is not None), 0)
@@ -125,7 +128,7 @@ def _with_positions(
     args: tuple[Any, ...],
     named: dict[str, Any],
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a model's forward, so that all its layers get to know the positions."""
+    """Return the arguments of a model's forward, with positions for all its layers."""
     signature = inspect.signature(model.forward)
     given = signature.bind_partial(*args, **named).arguments
     positions = given.get("position_ids")
@@ -139,7 +142,7 @@ def _with_positions(
 
 
 def _check_first(kind: str, group: ProcessGroup, first: int, positions: Any, mask: Any) -> None:
-    """ConfigError, on all ranks, for tokens with positions that the model gives none."""
+    """Raise ConfigError, on all ranks, for tokens at positions below the model's first."""
     of_tokens = positions if mask is None else positions[mask != 0]
     lowest = int(of_tokens.min()) if of_tokens.numel() else first
     lowest = int(group.all_gather_numbers(np.array([lowest], np.int64)).min())
@@ -152,7 +155,7 @@ def _check_first(kind: str, group: ProcessGroup, first: int, positions: Any, mas
 
 
 class _Function:
-    """What transformers calls."""
+    """Computes attention when transformers calls it."""
 
     def __init__(self, group: ProcessGroup, method: Method, length: int | None) -> None:
         self._group, self._method = group, method
@@ -169,7 +172,7 @@ class _Function:
         dropout: float = 0.0,
         **named: Any,
     ) -> tuple[Any, None]:
-        """As transformers' own: (batch, tokens, heads, size), and no weights."""
+        """Return (batch, tokens, heads, size) and no weights, as transformers' own functions do."""
         where = type(module).__name__
         self._check(where, dropout, named)
         look = Look.of(where, module, attention_mask, named.get("is_causal"))

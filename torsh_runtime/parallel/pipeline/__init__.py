@@ -1,7 +1,7 @@
 """Pipeline parallelism: ranks have different stages of a model, and schedules are data.
 
-table, builders, files, simulation and choosing are pure. splitting cuts models; planning is what
-ranks agree on; executor runs a rank's row of a table on its stages (stage, autograd), which wire
+table, builders, files, simulation and choosing are pure. splitting cuts models; planning makes all
+ranks agree; executor runs a rank's row of a table on its stages (stage, autograd), which wire
 connects; wrapper has PipelineParallel.
 """
 

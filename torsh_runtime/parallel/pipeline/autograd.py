@@ -1,4 +1,4 @@
-"""What a stage needs of its framework: leaves, gradients, and backward passes in two parts."""
+"""Abstracts a stage's framework: leaves, gradients, and backward passes in two parts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torsh_runtime.parallel.regions.arrays import copied
 
 
 class Spec(NamedTuple):
-    """What a tensor that comes from another stage is like."""
+    """Describes a tensor that comes from another stage."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -20,107 +20,118 @@ class Spec(NamedTuple):
 
     @property
     def is_continuous(self) -> bool:
-        """Whether such a tensor can want gradients."""
+        """Return whether such a tensor can want gradients."""
         return "float" in self.dtype or "complex" in self.dtype
 
 
 class Autograd(ABC):
-    """`values` are what collectives take: arrays, or tensors that are not in any graph."""
+    """Computes for a stage in its framework. `values` are what collectives take: arrays, or tensors
+    outside any graph.
+    """
 
     @abstractmethod
     def leaf(self, values: Any, wants_gradient: bool) -> Any:
-        """A tensor of this memory at which a backward pass ends."""
+        """Return a tensor of this memory at which a backward pass ends."""
 
     @abstractmethod
     def values(self, tensor: Any) -> Any:
-        """Of a tensor, row-major. TypeError for what is no tensor."""
+        """Return the values of a tensor, row-major. TypeError for other objects."""
 
     def lasting(self, tensor: Any) -> Any:
-        """values() that stay as they are until somebody has taken them: a copy of what is in no
-        graph, as a buffer that the next microbatch changes."""
+        """Return values() that do not change until they have been taken.
+
+        Values outside any graph are copied, such as those of a buffer that the next microbatch
+        changes.
+        """
         values = self.values(tensor)
         return values if tensor.requires_grad else copied(values)
 
     @abstractmethod
     def spec(self, tensor: Any) -> Spec:
-        """What another rank has to know to receive it."""
+        """Return what another rank has to know to receive the tensor."""
 
     def beyond(self, tensor: Any) -> str:
-        """What it is besides its values, which whoever receives those does not get; "" if it is
-        nothing else."""
+        """Describe what the tensor is besides its values, which a receiver does not get; "" if
+        nothing.
+        """
         return ""
 
     @abstractmethod
     def nbytes(self, spec: Spec) -> int:
-        """Of such a tensor."""
+        """Return the number of bytes of such a tensor."""
 
     @abstractmethod
     def empty(self, spec: Spec) -> Any:
-        """Values to receive such a tensor into, where the stage's parameters are."""
+        """Return memory for the values of such a tensor, where the stage's parameters are."""
 
     @abstractmethod
     def zeros(self, spec: Spec) -> Any:
-        """The gradient of what nothing depends on."""
+        """Return the gradient of a tensor on which nothing depends."""
 
     @abstractmethod
     def gradient(self, leaf: Any) -> Any | None:
-        """The values of the gradient that has been accumulated."""
+        """Return the values of the leaf's accumulated gradient; None if it has none."""
 
     @abstractmethod
     def weight(self, loss: Any, weight: float) -> Any:
-        """Values of the loss's shape: its gradient, where it counts so much."""
+        """Return the gradient of a loss with this weight: values of the loss's shape."""
 
     @abstractmethod
     def number(self, loss: Any) -> float:
-        """Its value. ValueError unless it has one element."""
+        """Return the loss as a number. ValueError unless it has one element."""
 
     @abstractmethod
     def backward(self, outputs: Sequence[Any], gradients: Sequence[Any]) -> None:
-        """Accumulate gradients of all leaves."""
+        """Accumulate the gradients of all leaves."""
 
     @abstractmethod
     def backward_inputs(
         self, outputs: Sequence[Any], gradients: Sequence[Any], inputs: Sequence[Any]
     ) -> Callable[[], None]:
-        """Accumulate those of `inputs`, and of what cannot be parted from them; what is returned
-        accumulates the others. The outputs come from within splitting()."""
+        """Accumulate the gradients of `inputs`, and return a function for the other gradients.
+
+        Gradients that cannot be separated from those of `inputs` are accumulated at once, too. The
+        outputs must have been computed within splitting().
+        """
 
     @abstractmethod
     def splitting(self) -> AbstractContextManager[object]:
-        """A block for forward passes whose backward passes are in two parts."""
+        """Prepare, within the block, forward passes whose backward passes are in two parts."""
 
     def unfit(self) -> str:
-        """Why nothing that is computed now could be differentiated; "" if it can be."""
+        """Return why computations cannot be differentiated at present; "" if they can."""
         return ""
 
     @abstractmethod
     def recording(self, enabled: bool) -> AbstractContextManager[object]:
-        """A block in which what is computed can be differentiated, or not."""
+        """Enable or disable differentiation of what is computed within the block."""
 
     @abstractmethod
     def random_state(self) -> Any:
-        """Of the generator behind dropout."""
+        """Return the state of the generator that dropout uses."""
 
     @abstractmethod
     def set_random_state(self, state: Any) -> None:
-        """Go on from it."""
+        """Restore the state of the generator that dropout uses."""
 
     @abstractmethod
     def joined(self, outputs: Sequence[Any]) -> Any:
-        """Along dimension 0."""
+        """Concatenate outputs along dimension 0."""
 
     @abstractmethod
     def held_bytes(self, forward: Callable[[], object]) -> int:
-        """What a backward pass needs of this forward pass, in bytes, besides parameters."""
+        """Return how many bytes a backward pass needs of this forward pass, besides parameters."""
 
     @abstractmethod
     def synchronise(self) -> None:
-        """Wait until what was begun on a device is done."""
+        """Wait until the device has done all its work."""
 
 
 def autograd_of(module: Any, like: Any = None) -> Autograd:
-    """That of a model of torch or of torsh_runtime.nn, which computes where `like` is; None: where
-    its parameters are."""
+    """Return the Autograd of a model of torch or of torsh_runtime.nn.
+
+    It computes on the device of `like`; None: on that of the parameters.
+    """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(module, torch.nn.Module):
         from torsh_runtime.parallel.pipeline.torch_autograd import TorchAutograd

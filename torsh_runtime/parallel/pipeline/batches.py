@@ -1,4 +1,4 @@
-"""Batches and their microbatches."""
+"""Divides batches into microbatches."""
 
 from __future__ import annotations
 
@@ -13,29 +13,32 @@ from typing import Any, NamedTuple
 from torsh_runtime.errors import ConfigError
 
 MOST = 1 << 12
-"""More microbatches than anybody has: tags of messages tell so many apart."""
+"""Upper limit of the number of microbatches, which tags of messages can tell apart."""
 IGNORED = -100
 """A label that losses leave out."""
 DIVISOR = "num_items_in_batch"
-"""An argument of transformers' models, by which their loss divides a sum: no mean is left."""
+"""An argument of transformers' models, by which their loss divides a sum: the loss is no mean then.
+"""
 
 
 class Call(NamedTuple):
-    """What a whole model is called with."""
+    """Holds the arguments with which a whole model is called."""
 
     arguments: tuple[Any, ...]
     named: dict[str, Any]
 
 
 def arguments(batch: Any) -> tuple[Any, ...]:
-    """What a module is called with: the members of a tuple, or the batch itself."""
+    """Return a module's arguments: the members of a tuple, or the batch itself."""
     return batch if isinstance(batch, tuple) else (batch,)
 
 
 def microbatches(batch: Any, count: int) -> list[tuple[Any, ...]]:
-    """A batch cut along dimension 0 into parts of equal size; the first ones have one row more
-    where that cannot be. A list is of microbatches already, of any shapes. ConfigError for fewer
-    rows than microbatches, a list of another length, and tensors with different numbers of rows.
+    """Cut a batch along dimension 0 into `count` microbatches.
+
+    Their sizes are equal, or the first ones have one row more. A list holds microbatches already,
+    of any shapes. Raises ConfigError for fewer rows than microbatches, a list of another length,
+    and tensors with different numbers of rows.
     """
     if isinstance(batch, list):
         if len(batch) != count:
@@ -56,8 +59,11 @@ def microbatches(batch: Any, count: int) -> list[tuple[Any, ...]]:
 
 
 def calls(batch: Any, count: int) -> list[Call]:
-    """The same for what a whole model is called with: a dict of its arguments by name, or as
-    arguments() has it. What has one row, or none, all microbatches get. ConfigError as above."""
+    """Cut the arguments of a whole model into `count` calls.
+
+    The batch is a dict of arguments by name, or as arguments() takes it. All microbatches get
+    arguments with one row or without rows. ConfigError as microbatches().
+    """
     if isinstance(batch, list):
         if len(batch) != count:
             raise ConfigError(f"a list of {len(batch)} microbatches, and num_microbatches={count}")
@@ -85,7 +91,7 @@ def calls(batch: Any, count: int) -> list[Call]:
 
 
 def call_of(batch: Any) -> Call:
-    """What a whole model is called with: arguments, and arguments by name."""
+    """Return the arguments of a whole model, positional and by name."""
     return Call((), dict(batch)) if isinstance(batch, Mapping) else Call(arguments(batch), {})
 
 
@@ -99,7 +105,7 @@ def _ends(size: int, count: int) -> list[int]:
 
 
 def shapes_of_call(call: Call) -> str:
-    """Of all tensors, as text, and other arguments."""
+    """Return the shapes and dtypes of all tensors, and the other arguments, as text."""
     return ", ".join(
         f"{name} {tuple(each.shape)} {each.dtype}" if hasattr(each, "shape") else f"{name}={each!r}"
         for name, each in (*enumerate(call.arguments), *sorted(call.named.items()))
@@ -107,7 +113,7 @@ def shapes_of_call(call: Call) -> str:
 
 
 def contents(calls: Sequence[Call]) -> str:
-    """What differs where tensors of whole models' microbatches do, by rows."""
+    """Return sums over rows of all tensors as text, which differ where contents differ."""
     return str([[_sums(each) for each in (*given, *named.values())] for given, named in calls])
 
 
@@ -123,7 +129,7 @@ def _sums(tensor: Any) -> list[int]:
 
 
 def rows(tensor: Any) -> int:
-    """Along dimension 0. ConfigError for what has none."""
+    """Return the size of dimension 0. ConfigError for values without one."""
     shape: Sequence[int] = getattr(tensor, "shape", ())
     if not len(shape):
         raise ConfigError(
@@ -134,7 +140,7 @@ def rows(tensor: Any) -> int:
 
 
 def count_of(batch: Any, most: int) -> int:
-    """How many microbatches it makes."""
+    """Return how many microbatches the batch makes: a list's length, or `most` at most."""
     if isinstance(batch, list):
         return len(batch)
     size = dealt(batch) if isinstance(batch, Mapping) else rows(arguments(batch)[0])
@@ -144,7 +150,7 @@ def count_of(batch: Any, most: int) -> int:
 
 
 def dealt(batch: Any) -> int:
-    """How many rows are dealt to microbatches; 0 if that is not done, or cannot be."""
+    """Return how many rows are divided into microbatches; 0 if the batch is not, or cannot be."""
     if batch is None or isinstance(batch, list):
         return 0
     sizes = {each.shape[0] for each in _members(batch) if len(getattr(each, "shape", ()))}
@@ -152,8 +158,10 @@ def dealt(batch: Any) -> int:
 
 
 def check_together(inputs: int, targets: int, count: int) -> None:
-    """ConfigError if a batch and its targets are not dealt alike to so many microbatches;
-    0 of either: that is not known. Each row may have several of the targets'."""
+    """Raise ConfigError if a batch and its targets are not divided alike into `count` microbatches.
+
+    inputs, targets: numbers of rows; 0 if unknown. Each row may have several targets.
+    """
     if not inputs or not targets or inputs == targets:
         return
     if targets % inputs or inputs % count:
@@ -164,7 +172,7 @@ def check_together(inputs: int, targets: int, count: int) -> None:
 
 
 def shapes(parts: Sequence[tuple[Any, ...]]) -> str:
-    """Of all tensors, as text."""
+    """Return the shapes and dtypes of all tensors as text."""
     return "; ".join(
         ", ".join(f"{tuple(each.shape)} {each.dtype}" for each in part if hasattr(each, "shape"))
         for part in parts
@@ -172,20 +180,22 @@ def shapes(parts: Sequence[tuple[Any, ...]]) -> str:
 
 
 def digest(text: str) -> int:
-    """63 bits that differ where texts do."""
+    """Return 63 bits of the text's SHA-256."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
 
 def counts(targets: Sequence[Any], tokens: Callable[[Any], Any] | None) -> list[float]:
-    """What each microbatch's loss is the mean of: rows, or what `tokens` says."""
+    """Return of how many items each microbatch's loss is the mean: rows, or as `tokens` counts."""
     if tokens is not None:
         return [float(tokens(target)) for target in targets]
     return [float(rows(arguments(target)[0])) for target in targets]
 
 
 def is_uneven(targets: Sequence[Any]) -> bool:
-    """Whether microbatches' targets have labels that losses leave out, of some more than of others,
-    so that rows do not tell what a loss is the mean of."""
+    """Return whether losses leave out different shares of the microbatches' labels.
+
+    The number of rows then does not tell of how many items a loss is the mean.
+    """
     kept = [_share_kept(each) for each in targets]
     return len({*kept}) > 1
 
@@ -198,6 +208,6 @@ def _share_kept(target: Any) -> Fraction:
 
 
 def has_divisor(batch: Any) -> bool:
-    """Whether the model is told what to divide a sum by."""
+    """Return whether the model gets the number by which it is to divide a sum."""
     parts = batch if isinstance(batch, list) else [batch]
     return any(isinstance(each, Mapping) and DIVISOR in each for each in parts)

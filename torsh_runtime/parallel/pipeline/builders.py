@@ -1,6 +1,6 @@
-"""The published schedules. All are pure: sizes in, a table out.
+"""Builds the published schedules. All functions are pure: sizes in, a table out.
 
-Stages are one per rank, or several: in a loop (stage s on rank s mod ranks) or, of ZBV, in a V.
+Ranks have one stage each, or several: in a loop (stage s on rank s mod ranks) or, for ZBV, in a V.
 """
 
 from __future__ import annotations
@@ -16,25 +16,27 @@ F, B, I, W = Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT  # noqa: E741
 
 
 def loop(num_stages: int, ranks: int) -> tuple[int, ...]:
-    """The rank of each stage, round and round."""
+    """Return the rank of each stage, in a loop over the ranks."""
     return tuple(stage % ranks for stage in range(num_stages))
 
 
 def vee(num_stages: int, ranks: int) -> tuple[int, ...]:
-    """The rank of each stage, there and back: the first rank has the last stage, too."""
+    """Return the rank of each stage, in a V: the first rank has the last stage, too."""
     there_and_back = [*range(ranks), *reversed(range(ranks))]
     return tuple(there_and_back[stage % (2 * ranks)] for stage in range(num_stages))
 
 
 def forward_only(placement: Sequence[int], num_microbatches: int) -> Table:
-    """For evaluation: each microbatch goes through as soon as it can."""
+    """Build a table for evaluation: each microbatch passes through as soon as it can."""
     return Table(_waves(placement, num_microbatches, F), "forward only")
 
 
 def gpipe(placement: Sequence[int], num_microbatches: int) -> Table:
-    """All forward passes, then all backward passes (Huang et al., "GPipe: Efficient Training of
-    Giant Neural Networks using Pipeline Parallelism", 2019). With equal stages the bubble is
-    (p - 1) / (m + p - 1) of the time; all m microbatches are alive at once.
+    """Build a table of all forward passes, then all backward passes.
+
+    (Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism",
+    2019.) With equal stages the bubble is (p - 1) / (m + p - 1) of the time; all m microbatches are
+    alive at once.
     """
     forward = _waves(placement, num_microbatches, F)
     backward = _waves(placement, num_microbatches, B)
@@ -42,12 +44,13 @@ def gpipe(placement: Sequence[int], num_microbatches: int) -> Table:
 
 
 def one_f_one_b(ranks: int, num_microbatches: int, ahead: int = 0) -> Table:
-    """1F1B: as soon as it can a rank goes back and forth by turns (Narayanan et al.,
-    "Memory-Efficient Pipeline-Parallel DNN Training", 2021: PipeDream-flush). The bubble is
-    GPipe's; rank r has at most p - r microbatches alive.
+    """Build 1F1B: as soon as it can, a rank alternates forward and backward passes.
 
-    ahead: so many more forward passes for each stage that follows before the first backward pass.
-        They fill the time in which gradients are on their way over slow links.
+    (Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training", 2021: PipeDream-flush.)
+    The bubble is GPipe's; rank r has at most p - r microbatches alive.
+
+    ahead: number of additional forward passes, for each stage that follows, before the first
+    backward pass. They fill the time in which gradients are on their way over slow links.
     """
     _check(ranks, num_microbatches)
 
@@ -61,9 +64,11 @@ def one_f_one_b(ranks: int, num_microbatches: int, ahead: int = 0) -> Table:
 
 
 def interleaved(ranks: int, num_microbatches: int, per_rank: int) -> Table:
-    """1F1B of several stages per rank, in a loop (Narayanan et al., "Efficient Large-Scale Language
-    Model Training on GPU Clusters Using Megatron-LM", 2021): the bubble is `per_rank` times
-    smaller. ConfigError unless microbatches can be dealt in equal rounds of at least one per rank.
+    """Build 1F1B with several stages per rank, in a loop.
+
+    (Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using
+    Megatron-LM", 2021.) The bubble is `per_rank` times smaller. Raises ConfigError unless
+    microbatches can be divided into equal rounds of at least one per rank.
     """
     _check(ranks, num_microbatches)
     rounds = max(1, num_microbatches // ranks)
@@ -91,11 +96,13 @@ def interleaved(ranks: int, num_microbatches: int, per_rank: int) -> Table:
 
 
 def zb_h1(ranks: int, num_microbatches: int, ahead: int = 0) -> Table:
-    """1F1B whose weight gradients fill the end (Qi et al., "Zero Bubble Pipeline Parallelism",
-    2024): with equal stages the bubble is (p - 1) (F + I - W). No rank has more than p microbatches
-    alive. Where the paper has each W of rank r come r microbatches late, here the first r come last
-    and all others directly behind their I, whose operands are in the caches then: the times and
-    the memory are the same. ahead: as of one_f_one_b.
+    """Build 1F1B whose weight gradients fill the idle time at the end.
+
+    (Qi et al., "Zero Bubble Pipeline Parallelism", 2024.) With equal stages the bubble is (p - 1)
+    (F + I - W). No rank has more than p microbatches alive. In the paper each W of rank r comes r
+    microbatches late. Here the first r come last, and all others directly after their I, whose
+    operands are in the caches then: the times and the memory are the same. ahead: as for
+    one_f_one_b.
     """
     _check(ranks, num_microbatches)
 
@@ -115,9 +122,10 @@ def zb_h1(ranks: int, num_microbatches: int, ahead: int = 0) -> Table:
 
 
 def zbv(ranks: int, num_microbatches: int) -> Table:
-    """Two stages on each rank, in a V (Qi et al., section 6): where F, I and W take equally long
-    no rank idles between its first and last step once there are 2 p - 1 microbatches, and none has
-    more alive than 1F1B's first rank.
+    """Build ZBV: two stages on each rank, in a V (Qi et al., section 6).
+
+    Where F, I and W take equally long, no rank idles between its first and last step once there are
+    2 p - 1 microbatches, and none has more alive than 1F1B's first rank.
     """
     _check(ranks, num_microbatches)
     return Table(
@@ -126,7 +134,7 @@ def zbv(ranks: int, num_microbatches: int) -> Table:
 
 
 def _zbv_row(ranks: int, num_microbatches: int, rank: int) -> Iterator[Step]:
-    """Of as many microbatches as fill the pipeline; those that there are not are left out."""
+    """Yield a rank's steps for as many microbatches as fill the pipeline, without those beyond."""
     padded = max(num_microbatches, 2 * ranks - 1)
     down, up = rank, 2 * ranks - 1 - rank
     there, back = [(down, F)], [(up, F), (up, I), (up, W)]
@@ -149,8 +157,10 @@ def _zbv_row(ranks: int, num_microbatches: int, rank: int) -> Iterator[Step]:
 
 
 def named(name: str, placement: Sequence[int], num_microbatches: int) -> Table:
-    """The schedule of this name for stages on these ranks; "1f1b+1" is one with one forward pass
-    ahead. ConfigError for an unknown name, and for one that does not fit the placement.
+    """Build the schedule of this name for stages on these ranks.
+
+    "1f1b+1" has one forward pass ahead. Raises ConfigError for an unknown name, and for one that
+    does not fit the placement.
     """
     base, _, ahead = name.partition("+")
     if base not in NAMES or not (ahead.isdigit() or not ahead):
@@ -191,7 +201,7 @@ NAMES: dict[str, Callable[[int, int, int], tuple[_Place | None, _Build | None]]]
     "zbv": lambda ranks, per_rank, ahead: (vee, partial(zbv, ranks)),
     "forward-only": lambda ranks, per_rank, ahead: (None, None),
 }
-"""What builds each, and where its stages are; None: anywhere."""
+"""Functions that return a schedule's placement (None: any) and its builder (None: by placement)."""
 
 
 def _taking_turns(forward: Sequence[Step], backward: Sequence[Step], warm: int) -> Iterator[Step]:
@@ -203,7 +213,7 @@ def _taking_turns(forward: Sequence[Step], backward: Sequence[Step], warm: int) 
 
 
 def _waves(placement: Sequence[int], num_microbatches: int, kind: Kind) -> tuple[Row, ...]:
-    """Steps of one kind in an order in which none waits for a later one."""
+    """Return steps of one kind in an order in which none waits for a later one."""
     stages = len(placement)
     _check(stages, num_microbatches)
 

@@ -1,4 +1,4 @@
-"""The best of the published tables for what steps cost."""
+"""Chooses the best of the published tables for given costs of steps."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from torsh_runtime.parallel.pipeline.simulation import Costs, simulate
 from torsh_runtime.parallel.pipeline.table import Table
 
 AHEAD = 3
-"""So many more forward passes ahead are tried at most."""
+"""Largest number of additional forward passes ahead that is tried."""
 
 
 def candidates(placement: Sequence[int], num_microbatches: int, splits: bool) -> Iterator[Table]:
-    """The tables that fit stages on these ranks. splits: whether backward passes may be in two
-    parts."""
+    """Yield the tables that fit stages on these ranks.
+
+    splits: whether backward passes may be in two parts.
+    """
     more = [f"{name}+{n}" for name in ("1f1b", "zb-h1") for n in range(1, AHEAD + 1)]
     for name in ("1f1b", "interleaved", "zb-h1", "zbv", *more, "gpipe"):
         if not splits and name.startswith("zb"):
@@ -33,8 +35,10 @@ def best_table(
     memory_limit: float | None = None,
     splits: bool = True,
 ) -> Table:
-    """The one that ends first; of equals the one that holds least, then the first. memory_limit:
-    what a rank may hold, in the unit of costs.activation. ConfigError if none keeps to it.
+    """Return the table that ends first; of equals the one that holds least, then the first.
+
+    memory_limit: what a rank may hold, in the unit of costs.activation. Raises ConfigError if no
+    table keeps to it.
     """
     found = [simulate(table, costs) for table in candidates(placement, num_microbatches, splits)]
     small = [each for each in found if memory_limit is None or max(each.peaks) <= memory_limit]
@@ -48,8 +52,10 @@ def best_table(
 
 
 def of_fewer(table: Table, placement: Sequence[int], num_microbatches: int) -> Table:
-    """For a batch that makes fewer microbatches: of the same name if there is such a table for so
-    many, else a simple one."""
+    """Return a table for a batch that makes fewer microbatches.
+
+    It has the same name if there is such a table for this number; otherwise it is GPipe's.
+    """
     try:
         return builders.named(table.name, placement, num_microbatches)
     except ConfigError:

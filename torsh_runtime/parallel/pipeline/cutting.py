@@ -1,4 +1,4 @@
-"""Where a row of layers is cut."""
+"""Finds the places where a row of layers is cut."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from torsh_runtime.errors import ConfigError
 
 
 def parts_of(model: object, layers: Sequence[str], cuts: Sequence[str]) -> list[Sequence[str]]:
-    """The layers of each stage, of which all but the first begin with one of `cuts`. ConfigError
-    for names that are no layers of the model, or not in the layers' order."""
+    """Return the layers of each stage; all stages but the first begin with one of `cuts`.
+
+    Raises ConfigError for names that are no layers of the model, or not in the layers' order.
+    """
     wrong = [name for name in cuts if name not in layers]
     if wrong or not layers:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Pictures of tables, for a terminal or as PNG."""
+"""Draws tables, for a terminal or as PNG."""
 
 from __future__ import annotations
 
@@ -21,20 +21,24 @@ _OTHERS = "#9d9d9d"
 
 
 def summary(found: Simulation) -> str:
-    """Its figures, in a line."""
+    """Return its figures in one line: makespan, bubble and what is alive by rank."""
     peaks = ", ".join(f"{peak:g}" for peak in found.peaks)
     alive = f", alive by rank {peaks}" if peaks else ""
     return f"makespan {found.makespan:.4g}, bubble {100 * found.bubble:.1f} %{alive}"
 
 
 def as_text(found: Simulation, width: int) -> str:
-    """A line for each rank, whose columns are equal parts of the time: at most `width`, each with
-    the step that most of it is spent in, and dots where a rank is idle."""
+    """Draw a line for each rank, whose `width` columns are equal parts of the time.
+
+    Steps are drawn as bars, and dots where a rank is idle.
+    """
     return "\n".join(f"{rank:>3} |{_line(row, found, width)}|" for rank, row in _rows(found))
 
 
 def save_png(runs: Sequence[tuple[str, Simulation]], path: Path) -> None:
-    """The runs, with their titles, one above the other. BackendUnavailable without matplotlib."""
+    """Write the runs, with their titles, one above the other. BackendUnavailable without
+    matplotlib.
+    """
     if find_spec("matplotlib") is None:
         raise BackendUnavailable(
             "a picture as PNG", "Install matplotlib (pip install matplotlib), or leave --png out."
@@ -68,7 +72,7 @@ def _rows(found: Simulation) -> Sequence[tuple[int, Sequence[Span]]]:
 
 
 def _line(row: Sequence[Span], found: Simulation, width: int) -> str:
-    """Steps as bars of their lengths, which begin with their names as far as these fit."""
+    """Draw steps as bars of their lengths, which begin with their names as far as these fit."""
     cells = ["."] * width
     scale = width / found.makespan if found.makespan else 0.0
     is_several = found.table.num_stages > len(found.spans)

@@ -20,25 +20,27 @@ from torsh_runtime.status import own_page
 
 @dataclass(frozen=True)
 class Work:
-    """What a step of training or evaluation is of. The lists have a member for each microbatch."""
+    """Holds the data of a step of training or evaluation. The lists have a member for each
+    microbatch.
+    """
 
     batch: Sequence[tuple[Any, ...]]
-    """The first stage's inputs."""
+    """Inputs of the first stage."""
     calls: Sequence[Any]
-    """What all stages get besides; empty for stages that take what comes alone."""
+    """Calls of the whole model, for stages that need them beside their inputs; else empty."""
     targets: Sequence[Any]
-    """Of the last stage's loss_fn; empty without one."""
+    """Targets for the last stage's loss_fn; empty without one."""
     has_losses: bool
-    """Whether losses are wanted of the last stage, and no outputs."""
+    """True if the last stage returns losses instead of outputs."""
     weights: Sequence[float]
-    """How much the microbatches' losses count."""
+    """Weights of the microbatches' losses."""
     trains: bool
 
 
 class Executor:
-    """All of one rank's stages. Each step is taken when what it needs has come; what shared
-    memory does not hold until then is received `ahead` of the steps that need it, and sends never
-    block.
+    """Executes the steps of all stages of one rank. Each step is taken when its inputs have come.
+    Messages that shared memory does not hold until then are received `ahead` of the steps that need
+    them, and sends never block.
     """
 
     def __init__(
@@ -51,20 +53,21 @@ class Executor:
         self._group, self._stages, self._last = group, stages, len(placement) - 1
         self._placement, self._wire, self._page = placement, wire, own_page()
         self._waits = ""
-        """What for, while it waits for another rank."""
+        """Description of what it waits for, while it waits for another rank."""
         self._here: dict[Message, Sequence[Any]] = {}
         self.present: Step | None = None
         """The step that is being taken."""
         self.spans: list[Span] = []
-        """When steps of the last run began and ended; seconds since it began."""
+        """Beginnings and ends of the last run's steps, in seconds since it began."""
         self.outputs: dict[int, Any] = {}
-        """What the last stage returned, by microbatch: losses, or outputs."""
+        """Losses or outputs of the last stage, by microbatch."""
 
     def run(self, table: Table, work: Work, key: object, ahead: int) -> None:
-        """Take all of this rank's steps. `key` stands for the batch's shapes; `ahead`: so many
-        messages at most are received before they are needed.
+        """Take all of this rank's steps.
 
-        Raises PipelineError if a step fails, here or on another rank: then the group is dead.
+        `key` stands for the batch's shapes. `ahead`: the largest number of messages that are
+        received before they are needed. Raises PipelineError if a step fails, here or on another
+        rank: then the group is dead.
         """
         self._work, self.spans, self.outputs = work, [], {}
         self._wire.begin(key, table)
@@ -97,7 +100,7 @@ class Executor:
             self.spans.append(Span(step, start, time.perf_counter() - begun))
 
     def forget(self) -> None:
-        """What was under way in a run that failed."""
+        """Forget everything that was under way in a run that failed."""
         self.present = None
         self._wait_no_more("")
         self._here.clear()
@@ -106,7 +109,9 @@ class Executor:
             stage.forget()
 
     def _take(self, step: Step, begun: float) -> float:
-        """When it began, which is when what it needs had come."""
+        """Take a step, and return when it began: when its inputs had come, in seconds since
+        `begun`.
+        """
         stage, kind, microbatch = self._stages[step.stage], step.kind, step.microbatch or 0
         if kind is Kind.FORWARD:
             inputs = self._inputs(step)
@@ -197,7 +202,7 @@ class Executor:
         self._wait(f"waits for stage {receiver} to take what {needs} needs", receiver)
 
     def _wait(self, what: str, stage: int) -> None:
-        """Say what for, should this rank get no further: to torshrun, and in errors."""
+        """Note what this rank waits for, for torshrun and for errors."""
         peer = self._placement[stage]
         self._waits = f"{what}: {self._group.called(peer)}"
         if self._page is not None:
@@ -218,7 +223,7 @@ class Executor:
             self._wire.send(message, gradients, ())
 
     def _awaited(self, step: Step, everywhere: bool = False) -> Message | None:
-        """The message that a step needs; from another rank, unless `everywhere`."""
+        """Return the message that a step needs; from another rank, unless `everywhere`."""
         kind = step.kind
         if kind is Kind.FORWARD:
             source = step.stage - 1
@@ -243,9 +248,11 @@ def _short(step: Step) -> str:
 
 
 def ahead_of(buffers: Mapping[Any, int], stages: Sequence[int]) -> int:
-    """How many messages a rank with these stages may receive before it needs them: as many as wait
-    for it at once in the simulation, and two at least, so that one can come while another one is
-    used."""
+    """Return how many messages a rank with these stages may receive before it needs them.
+
+    This is the number that wait for it at once in the simulation, and at least two, so that one can
+    come while another one is used.
+    """
     into: dict[int, int] = defaultdict(int)
     for edge, count in buffers.items():
         into[edge[1]] += count

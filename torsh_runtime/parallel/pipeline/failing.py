@@ -1,4 +1,4 @@
-"""How all ranks of a pipeline learn what one of them raised."""
+"""Tells all ranks of a pipeline what one of them raised."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from torsh_runtime.parallel.pipeline.lanes import Lanes
 
 T = TypeVar("T")
 _PATIENCE = 2.0
-"""Seconds in which other ranks, who may be computing, have to learn what was raised."""
+"""Seconds for other ranks, which may be computing, to learn what was raised."""
 
 
 class Failures:
-    """Of one pipeline. Who raises writes down what, and then aborts its groups, so that nobody
-    waits for it; the others find it there. Of a mesh those are the groups of all axes, and who
-    hears of it aborts its own: replicas, and ranks with parts of the same layers, hear it, too.
+    """Passes errors on among a pipeline's ranks. A rank that raises writes its error to the store
+    and then aborts its groups, so that no rank waits for it; the others find the error there. In a
+    mesh these are the groups of all axes. A rank that learns of an error aborts its own groups, so
+    replicas, and ranks with parts of the same layers, learn of it, too.
     """
 
     def __init__(
@@ -32,9 +33,12 @@ class Failures:
         self._key = f"pipeline/{self._all.name}"
 
     def telling(self, call: Callable[[], T]) -> T:
-        """What it returns. The PipelineError that it raises, or that made another rank abort. What
-        is no Exception, as Ctrl-C, ends the step of all as well: half of it is under way, which the
-        next one would take for its own."""
+        """Return what call() returns, and pass on what it raises.
+
+        Raises the PipelineError that it raises, or that made another rank abort. Errors that are no
+        Exception, as Ctrl-C, end the step on all ranks as well: half of it is under way, which the
+        next step would take for its own.
+        """
         try:
             return call()
         except PipelineError as error:
@@ -83,7 +87,7 @@ class Failures:
         return None
 
     def _wait_for_others(self) -> None:
-        """A little, for the store may end with this process."""
+        """Wait a little, because the store may end with this process."""
         store = _store()
         with suppress(TorshError):
             if store is not None:
@@ -98,6 +102,6 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _store() -> Any:
-    """The job's, which lives on when a group is dead; None where a group has no job."""
+    """Return the job's store, which outlives groups; None where a group has no job."""
     make = getattr(default_group(), "store", None)
     return None if make is None else make()

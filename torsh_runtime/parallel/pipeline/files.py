@@ -1,8 +1,8 @@
-"""Tables as text: torch.distributed.pipelining's CSV, and a JSON of our own.
+"""Reads and writes tables as text: the CSV of torch.distributed.pipelining, and JSON.
 
 CSV has a line for each rank and in its cells steps such as 0F0, 1B3, 0I1, 0W1; empty cells are
-bubbles. What torch's full tables say of messages (SEND_F, RECV_B and so on) is left out: the
-executor knows it from the steps. JSON has {"name": ..., "ranks": [["0F0", ...], ...]}.
+bubbles. Messages in torch's full tables (SEND_F, RECV_B and so on) are ignored: the executor
+derives them from the steps. JSON has {"name": ..., "ranks": [["0F0", ...], ...]}.
 """
 
 from __future__ import annotations
@@ -25,20 +25,25 @@ _TOGETHER = re.compile(r"\((.*)\)OVERLAP_F_B")
 _LARGEST_FILE = 1 << 25
 """Bytes; the times of 64 ranks with 4,096 microbatches take most of it."""
 _TOLD = 60
-"""So many characters of a cell, or of a table's name, are told."""
+"""Number of characters of a cell, or of a table's name, that messages quote."""
 
 
 def load_table(path: str | Path) -> Table:
-    """The table in a file whose name ends in .csv or .json. ConfigError for what is none, naming
-    the rank and the cell, and as read_text()."""
+    """Load the table in a file whose name ends in .csv or .json.
+
+    Raises ConfigError for files without a table, naming the rank and the cell, and as read_text().
+    """
     path = Path(path)
     text = read_text(path)
     return from_json(text, path.name) if path.suffix == ".json" else from_csv(text, path.name)
 
 
 def read_text(path: Path) -> str:
-    """A file's. ConfigError for what this user cannot open, for what is no regular file, as it may
-    be without an end or never begin, for one larger than any table, and for what is not UTF-8."""
+    """Return a file's text.
+
+    Raises ConfigError for a file that this user cannot open, for anything but a regular file, whose
+    reading may never begin or end, for one larger than any table, and for one that is not UTF-8.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -60,21 +65,21 @@ def read_text(path: Path) -> str:
 
 
 def save_table(table: Table, path: str | Path) -> None:
-    """Write it as load_table() reads it."""
+    """Write a table in the format that load_table() reads."""
     path = Path(path)
     text = to_json(table) if path.suffix == ".json" else to_csv(table)
     path.write_text(text, encoding="utf-8")
 
 
 def to_csv(table: Table) -> str:
-    """As torch reads it, too."""
+    """Return the table as CSV, which torch can read, too."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows([map(str, row) for row in table.rows])
     return out.getvalue()
 
 
 def from_csv(text: str, name: str = "table") -> Table:
-    """The opposite of to_csv(). Empty lines at the end are of no rank."""
+    """Read a table from CSV, as to_csv() writes it. Empty lines at the end are ignored."""
     try:
         rows = list(csv.reader(io.StringIO(text)))
     except csv.Error as error:
@@ -85,13 +90,13 @@ def from_csv(text: str, name: str = "table") -> Table:
 
 
 def to_json(table: Table) -> str:
-    """A line for each rank."""
+    """Return the table as JSON, with a line for each rank."""
     rows = ",\n  ".join(json.dumps([str(step) for step in row]) for row in table.rows)
     return f'{{"name": {json.dumps(table.name)}, "ranks": [\n  {rows}\n]}}\n'
 
 
 def from_json(text: str, name: str = "table") -> Table:
-    """The opposite of to_json()."""
+    """Read a table from JSON, as to_json() writes it."""
     try:
         found = json.loads(text)
         rows = [[str(cell) for cell in row] for row in found["ranks"]]
@@ -101,7 +106,7 @@ def from_json(text: str, name: str = "table") -> Table:
 
 
 def _name(told: object, file: str) -> str:
-    """What people get to see, on their terminals."""
+    """Return a table's name, which is shown on terminals, after checking it."""
     if not isinstance(told, str) or not told.isprintable() or len(told) > _TOLD:
         raise ConfigError(
             f"{file}: a table's name is a text of at most {_TOLD} printable characters, and no "

@@ -1,4 +1,4 @@
-"""What ranks are given for a step, and agree on before anybody begins it."""
+"""Makes ranks agree on what they are given for a step, before any of them begins it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torsh_runtime.parallel.pipeline import batches
 from torsh_runtime.parallel.pipeline.sharing import Sharing, check_wanted
 
 _SHAPES, _COUNT, _PROBLEM, _FROZEN, _ROWS, _TARGETS, _SCALE, _PIPELINE, _CONTENT = range(9)
-"""Columns of what each rank tells."""
+"""Columns of the numbers that each rank contributes."""
 
 
 class Purpose(NamedTuple):
-    """Of a step."""
+    """Holds what a step is for."""
 
     trains: bool
     has_losses: bool
@@ -26,16 +26,16 @@ class Purpose(NamedTuple):
 
 
 class Given(NamedTuple):
-    """This rank's microbatches."""
+    """Holds this rank's microbatches."""
 
     inputs: list[Any]
     targets: list[Any]
     key: Any
-    """Of the shapes that all ranks have."""
+    """Key of the shapes that all ranks have."""
     microbatches: int
 
     def first(self, most: int | None) -> Given:
-        """So many of them at most."""
+        """Return the first microbatches, `most` at most."""
         return self._replace(
             inputs=self.inputs[:most],
             targets=self.targets[:most],
@@ -44,7 +44,7 @@ class Given(NamedTuple):
 
 
 class Giving:
-    """Deals batches to microbatches, as all ranks of a mesh have agreed."""
+    """Divides batches into microbatches, after all ranks of a mesh have agreed."""
 
     def __init__(
         self,
@@ -55,9 +55,12 @@ class Giving:
         has_own_loss: bool,
         counts_rows: bool,
     ) -> None:
-        """ends: the ranks of the first and the last stage. is_whole: whether stages run the model's
+        """Prepare to divide batches.
+
+        ends: the ranks of the first and the last stage. is_whole: whether stages run the model's
         own forward(), for which all of them need the batch. counts_rows: whether microbatches'
-        losses count by rows of their targets."""
+        losses count by rows of their targets.
+        """
         self._group, self._everyone, self._ends = group, everyone, ends
         self.is_whole, self.has_own_loss = is_whole, has_own_loss
         self._counts_rows = counts_rows
@@ -72,8 +75,11 @@ class Giving:
         sharing: Sharing,
         problem: str,
     ) -> Given:
-        """One exchange of numbers, so that nobody begins what others do not: in training of the
-        whole mesh, whose replicas would wait for each other's gradients."""
+        """Agree in one exchange of numbers, and return this rank's microbatches.
+
+        No rank begins what others do not. In training all ranks of the mesh take part, because
+        replicas would wait for each other's gradients. Raises ConfigError on all of them.
+        """
         inputs: list[Any] = []
         targets: list[Any] = []
         count = most
@@ -136,7 +142,7 @@ class Giving:
 
 
 def _count(batch: Any, target: Any, most: int, trains: bool) -> int:
-    """How many microbatches there are to be: fewer for fewer rows."""
+    """Return the number of microbatches, which is smaller for fewer rows."""
     given = target if batch is None else batch
     if given is None or (trains and isinstance(given, list)):
         return most
@@ -157,25 +163,27 @@ def _pipelines(told: NDArray[np.int64]) -> list[NDArray[np.int64]]:
 
 
 def _said_of_batches(rows: NDArray[np.int64]) -> tuple[set[int], set[int]]:
-    """The keys of shapes, and the numbers of microbatches, that a pipeline's ranks have."""
+    """Return the keys of shapes, and the numbers of microbatches, that a pipeline's ranks have."""
     keys, counts = ({*column.tolist()} - {0} for column in rows.T[:2])
     return keys, counts
 
 
 def _frozen(module: Any) -> int:
-    """A key of which parameters want no gradients, on which depends what stages send."""
+    """Return a key of which parameters want no gradients, which determines what stages send."""
     wanted = "".join("01"[each.requires_grad] for each in module.parameters())
     return batches.digest(wanted)
 
 
 def single(arguments: tuple[Any, ...]) -> Any:
-    """What arguments() made a tuple of."""
+    """Reverse arguments(): return a single argument itself, others as a tuple."""
     return arguments[0] if len(arguments) == 1 else arguments
 
 
 def loss_of(output: Any) -> Any:
-    """That which a model returns: by this name, or of a tuple the only number. None if it returns
-    none."""
+    """Return the loss in a model's output; None if there is none.
+
+    It has this name, or is the only number in a tuple.
+    """
     if isinstance(output, tuple) and not hasattr(output, "loss"):
         numbers = [each for each in output if getattr(each, "shape", None) == ()]
         return numbers[0] if len(numbers) == 1 else None
@@ -183,7 +191,7 @@ def loss_of(output: Any) -> Any:
 
 
 def own_loss(output: Any, _: Any) -> Any:
-    """That which a model has computed itself."""
+    """Return the loss that a model has computed itself. ValueError if there is none."""
     loss = loss_of(output)
     if loss is None:
         raise ValueError(
@@ -194,7 +202,7 @@ def own_loss(output: Any, _: Any) -> Any:
 
 
 def result_of(output: Any) -> Any:
-    """The tensor that is meant by a model's output: logits, where they have this name."""
+    """Return the main tensor of a model's output: logits, where it has these."""
     if not hasattr(output, "get") or not hasattr(output, "values"):
         return output
     found = next((output[name] for name in ("logits", "last_hidden_state") if name in output), None)

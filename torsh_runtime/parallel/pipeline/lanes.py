@@ -1,8 +1,8 @@
-"""Groups for messages between stages whose arrays are on GPUs.
+"""Makes groups for messages between stages whose arrays are on GPUs.
 
-NCCL has no tags, and what a rank begins in a group waits for what it has begun there before. So
-each pair of ranks has two groups, one for each way: there messages come in the order in which they
-are sent, and wait for nothing else.
+NCCL has no tags, and an operation that a rank begins in a group waits for those begun there before.
+So each pair of ranks has two groups, one for each direction: in these, messages arrive in the order
+in which they are sent, and wait for nothing else.
 """
 
 from __future__ import annotations
@@ -23,18 +23,22 @@ from torsh_runtime.parallel.regions.arrays import empty
 
 _QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 _FEWEST = 8
-"""What CUDA has if nothing is said."""
+"""Number of CUDA's queues by default."""
 
 
 class Lanes:
-    """Of one rank. Ranks are those of the pipeline's group."""
+    """Holds the lanes of one rank. Ranks are those of the pipeline's group."""
 
     def __init__(
         self, group: ProcessGroup, pairs: Set[tuple[int, int]], like: Any, kind: BackendType
     ) -> None:
-        """pairs: of all ranks that send each other something, the lower one first. like: values on
-        this rank's GPU. All ranks call it; a message goes along each lane, because NCCL connects
-        two ranks at their first one, and holds up until then who sends it."""
+        """Make the lanes, and send a message along each. All ranks call it.
+
+        NCCL connects two ranks at their first message, and blocks its sender until then.
+
+        pairs: all pairs of ranks that send each other messages, the lower rank first. like: values
+        on this rank's GPU.
+        """
         self._group, self.like = group, like
         self._lanes: dict[tuple[int, int], ProcessGroup] = {}
         for low, high in sorted(pairs):
@@ -52,15 +56,15 @@ class Lanes:
 
     @property
     def rank(self) -> int:
-        """This one's, in the pipeline's group."""
+        """Return this rank's number in the pipeline's group."""
         return self._group.rank
 
     def send(self, tensor: object, dst: int, tag: int = 0, async_op: bool = False) -> Work:
-        """As ProcessGroup.send(); a tag makes no difference."""
+        """Send like ProcessGroup.send(); a tag makes no difference."""
         return self._lanes[self.rank, dst].send(tensor, int(dst > self.rank), 0, async_op)
 
     def recv(self, tensor: object, src: int, tag: int = 0, async_op: bool = False) -> Work:
-        """As ProcessGroup.recv(); a tag makes no difference."""
+        """Receive like ProcessGroup.recv(); a tag makes no difference."""
         return self._lanes[src, self.rank].recv(tensor, int(src > self.rank), 0, async_op)
 
     def abort(self) -> None:
@@ -75,9 +79,11 @@ def lanes_of(
     tied: Iterable[Sequence[int]],
     placement: Sequence[int],
 ) -> Lanes | None:
-    """For a model whose parameters are on GPUs, which it is on all ranks or on none; None where
-    they are not, and where ranks send each other nothing. tied: ranks that have the same parameter.
-    All ranks call it. ConfigError, which is so on all ranks, for a backend that cannot send both.
+    """Make lanes for a model whose parameters are on GPUs, as on all ranks or on none.
+
+    Returns None for other models, and where ranks send each other nothing. All ranks call it. tied:
+    ranks that have the same parameter. Raises ConfigError, on all ranks alike, for a backend that
+    cannot send from both devices.
     """
     ends = [*pairwise(placement), *((ranks[0], rank) for ranks in tied for rank in ranks[1:])]
     pairs = {(min(pair), max(pair)) for pair in ends if pair[0] != pair[1]}
@@ -96,8 +102,10 @@ def lanes_of(
 
 
 def device_of(modules: Sequence[Any]) -> str:
-    """What the parameters of stages are on, "GPU" or "CPU". ConfigError where messages between
-    stages on GPUs would hold up what comes after them."""
+    """Return where the parameters of stages are, "GPU" or "CPU".
+
+    Raises ConfigError where messages between stages on GPUs would block what comes after them.
+    """
     if _on_gpu(modules) is None:
         return "CPU"
     if not _has_queues():
@@ -109,13 +117,13 @@ def device_of(modules: Sequence[Any]) -> str:
 
 
 def _has_queues() -> bool:
-    """Whether streams of this process may do without each other."""
+    """Return whether streams of this process can run independently."""
     text = os.environ.get(_QUEUES, "")
     return not text.isdecimal() or int(text) >= _FEWEST
 
 
 def _on_gpu(modules: Sequence[Any]) -> Any | None:
-    """The values of one of their parameters that are on a GPU, if any are."""
+    """Return the values of a parameter that is on a GPU; None if none is."""
     for module in modules:
         for _, parameter in all_parameters(module):
             values = parameter.data

@@ -1,4 +1,4 @@
-"""What steps cost, measured."""
+"""Measures the costs of steps."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from torsh_runtime.parallel.pipeline.table import Kind, Step, Table
 from torsh_runtime.parallel.regions.arrays import copied, empty
 
 RUNS, WARM_UP = 9, 2
-"""The median of so many counts, after some more."""
+"""Number of measurements, whose median counts, and of runs before them."""
 BURST = 4
-"""So many messages one after the other, as many as a shaped link may let pass at once."""
+"""Number of consecutive messages, as many as a shaped link may let pass at once."""
 _KINDS = (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT)
 
 
@@ -41,9 +41,11 @@ def measured_costs(
     run: Callable[[Table], object],
     can_split: bool,
 ) -> Costs:
-    """Of one microbatch, the same on all ranks, who compute at the same time as they do in
-    training. lanes: where values go that are on GPUs. run: takes the steps of a table of one
-    microbatch."""
+    """Measure the costs of one microbatch, the same on all ranks.
+
+    Ranks compute at the same time, as they do in training. lanes: used for values on GPUs. run:
+    takes the steps of a table of one microbatch.
+    """
     own = np.zeros((len(placement), 6))
     with unchanged([stage.module for stage in stages.values()], _any(stages).autograd):
         for stage in stages.values():
@@ -79,17 +81,19 @@ def _times(
 
 
 class _Burst(NamedTuple):
-    """Times messages."""
+    """Measures how long messages take."""
 
     messages: ProcessGroup | Lanes
     like: Any
-    """What is sent is where this is."""
+    """Array on the device from which messages are sent."""
     synchronise: Callable[[], None]
     """Waits for what is under way on the device."""
 
     def time(self, pair: tuple[int, int], size: int) -> float:
-        """Seconds that a message of so many bytes takes from the one to the other, of several that
-        follow each other."""
+        """Return the seconds that a message of `size` bytes takes between two ranks.
+
+        It is one of several that follow each other.
+        """
         group, rank = self.messages, self.messages.rank
         memory = empty(self.like, (size // self.like.itemsize + 1,))
         answer = empty(self.like, (1,))
@@ -117,7 +121,10 @@ def _costs(
     placement: Sequence[int],
     sent: Mapping[int, int],
 ) -> Costs:
-    """Everyone's figures; then neighbours time messages of the size of their activations."""
+    """Combine the figures of all ranks, after neighbours have timed messages.
+
+    These have the size of their activations.
+    """
     for number in range(len(placement) - 1):
         pair = placement[number], placement[number + 1]
         sizes = group.all_gather_numbers(np.array([sent.get(number, 0)], np.int64))[:, 0]
@@ -133,7 +140,7 @@ def _costs(
 
 
 def one(placement: Sequence[int]) -> Table:
-    """The table of one microbatch that goes forward and back."""
+    """Return the table of one microbatch that goes forward and back."""
     stages = range(len(placement))
     steps = [Step(stage, Kind.FORWARD, 0) for stage in stages]
     steps += [Step(stage, Kind.BACKWARD, 0) for stage in reversed(stages)]
@@ -150,7 +157,7 @@ def _any(stages: Mapping[int, Stage]) -> Stage:
 
 @contextmanager
 def unchanged(modules: Sequence[Any], autograd: Autograd) -> Iterator[None]:
-    """Gradients, buffers and random numbers are after the block what they were before."""
+    """Restore gradients, buffers and random numbers after the block."""
     random = autograd.random_state()
     gradients = [
         (p, None if p.grad is None else copied(p.grad.data))
@@ -171,7 +178,7 @@ def unchanged(modules: Sequence[Any], autograd: Autograd) -> Iterator[None]:
 
 
 def timeline_of(group: ProcessGroup, spans: Sequence[Span], table: Table) -> Simulation:
-    """What every rank's steps came to, in the form of a simulation. It blocks."""
+    """Return the times of all ranks' steps in the form of a simulation. It blocks."""
     texts = texts_of_all(group, json.dumps([(span.start, span.end) for span in spans]))
     rows = tuple(
         tuple(Span(step, *times) for step, times in zip(row, json.loads(text), strict=True))
@@ -188,7 +195,7 @@ def save_timeline(timeline: Simulation, path: Any) -> None:
 
 
 def load_timeline(path: Any) -> Simulation:
-    """The opposite. ConfigError for another file."""
+    """Read what save_timeline() wrote. ConfigError for any other file."""
     try:
         content = json.loads(read_text(path))
         table = from_json(json.dumps(content["table"]))

@@ -19,7 +19,7 @@ from torsh_runtime.parallel.pipeline.autograd import Autograd, Spec
 
 
 class NnAutograd(Autograd):
-    """See Autograd. A recorded graph can be walked in two parts as it is."""
+    """Computes for stages of torsh_runtime.nn, whose recorded graphs can be walked in two parts."""
 
     def __init__(self, module: Any, like: Any = None) -> None:
         first = next((each.data for each in module.parameters()), None) if like is None else like

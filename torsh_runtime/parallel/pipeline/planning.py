@@ -1,4 +1,4 @@
-"""What ranks agree on before a pipeline is made."""
+"""Makes ranks agree on a plan before a pipeline is made."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ _WRAP = "wrap() of PipelineParallel"
 
 
 class Plan(NamedTuple):
-    """Of one pipeline."""
+    """Holds the plan of one pipeline."""
 
     modules: list[Any]
-    """All stages."""
+    """Modules of all stages."""
     placement: tuple[int, ...]
     table: Table | None
-    """None: it is chosen when costs have been measured."""
+    """None if it is chosen when costs have been measured."""
 
 
 def planned(
@@ -59,8 +59,11 @@ def planned(
     placement: Sequence[int] | None,
     num_microbatches: int,
 ) -> Plan:
-    """As PipelineParallel's arguments say. ConfigError on all ranks of `everyone`, who are those of
-    the mesh that the pipeline is of, if one has a problem, or if their plans differ."""
+    """Make the plan that PipelineParallel's arguments describe.
+
+    Raises ConfigError on all ranks of `everyone`, which are those of the pipeline's mesh, if one
+    has a problem, or if their plans differ.
+    """
     if isinstance(schedule, Path):
         schedule = str(schedule)
     if isinstance(cuts, str):
@@ -90,7 +93,7 @@ def _plan(
     num_microbatches: int,
     ranks: int,
 ) -> Plan:
-    """This rank's. ConfigError for what does not fit."""
+    """Return this rank's plan. ConfigError for arguments that do not fit."""
     count, most = num_microbatches, batches.MOST - 1  # so many steps are built below
     if not hasattr(count, "__index__") or not 1 <= count <= most:
         raise ConfigError(f"num_microbatches={count!r}: a whole number from 1 to {most}")
@@ -108,7 +111,7 @@ def _plan(
 
 
 def _layers(study: Any) -> list[str]:
-    """Of a model whose stages run its own forward(); none of other models."""
+    """Return the layers of a model whose stages run its own forward(); none for other models."""
     return [] if study is None else [*study.layers]
 
 
@@ -118,8 +121,11 @@ def wrapped(
     everyone: ProcessGroup,
     data: ProcessGroup | None,
 ) -> dict[int, Any]:
-    """What wrap() makes of a rank's stages. ConfigError on all ranks if it raises on any: ranks of
-    other stages would wait, and replicas of the stage in their wrappers."""
+    """Return what wrap() makes of a rank's stages.
+
+    Raises ConfigError on all ranks if it raises on any: ranks of other stages would wait, and
+    replicas of the stage in their wrappers.
+    """
     call = wrap or (lambda stage: stage)
     made: dict[int, Any] = {}
     with Attempt() as attempt:
@@ -134,8 +140,10 @@ def wrapped(
 
 
 def _check_unsharded(made: Mapping[int, Any], stages: Mapping[int, Any], number: int) -> None:
-    """ConfigError if a stage shares a parameter with another one that has been sharded: it would
-    have the other's part of it."""
+    """Raise ConfigError if a stage shares a parameter with another one that has been sharded.
+
+    It would have only the other's part of it.
+    """
     own = {id(parameter): name for name, parameter in stages[number].named_parameters()}
     for other, wrapper in made.items():
         sharded = wrapper.sharded() if hasattr(wrapper, "sharded") else {}
@@ -150,9 +158,11 @@ def _check_unsharded(made: Mapping[int, Any], stages: Mapping[int, Any], number:
 
 
 def _meet_around_wrappers(group: ProcessGroup, problem: Exception | None) -> None:
-    """ConfigError on all ranks if wrap() raised on any. One that is still within a wrapper, where
-    ranks agree too, has an error there for this one's problem, and comes here next: until a timeout
-    this one asks again."""
+    """Raise ConfigError on all ranks if wrap() raised on any.
+
+    A rank may still be within a wrapper, where ranks agree too. It then gets an error there for
+    this rank's problem, and comes here next. Until then, or a timeout, this rank asks again.
+    """
     deadline = time.monotonic() + group.timeout
     while (told := compared(group, _WRAP, "", problem)) is not None:
         if all(said.what == _WRAP for said in told):
@@ -165,8 +175,10 @@ def _meet_around_wrappers(group: ProcessGroup, problem: Exception | None) -> Non
 
 
 def _check_chain(group: ProcessGroup, model: Any, example: Any) -> None:
-    """ConfigError if the layers of an example's model do not give what it gives; a warning where
-    that is not known."""
+    """Raise ConfigError if the layers of an example's model do not give what the model gives.
+
+    Logs a warning if there is no example, so that this is not known.
+    """
     if example is None:
         if group.rank == 0 and has_own_forward(model):
             _log.warning(
@@ -185,7 +197,7 @@ def _check_chain(group: ProcessGroup, model: Any, example: Any) -> None:
 def _measured_cuts(
     group: ProcessGroup, model: Any, parts: int, example: Any, study: Any, attempt: Attempt
 ) -> list[str]:
-    """As rank 0 measured."""
+    """Return the layers where stages begin, by rank 0's measurements."""
     names, costs = list[str](), list[float]()
     if attempt.error is None:
         with attempt:
@@ -196,7 +208,7 @@ def _measured_cuts(
 
 
 def _costs(model: Any, parts: int, example: Any, study: Any) -> tuple[list[str], list[float]]:
-    """Names of layers, and what each takes."""
+    """Return the names of layers, and the cost of each."""
     if study is not None:
         return [*study.layers], study.costs()
     names = [*layers_of(model)]
@@ -259,7 +271,7 @@ def _text(plan: Plan, num_microbatches: int) -> str:
 
 
 def _parameters(module: Module) -> list[str]:
-    """As they are whole: ranks may have different parts."""
+    """Describe parameters by their whole shapes, because ranks may have different parts."""
     shapes = {key: layout.shape for key, layout in layouts_by_id(module).items()}
     return [
         f"{name} {shapes.get(id(each), tuple(each.shape))} {kind_of(each)[0]}"

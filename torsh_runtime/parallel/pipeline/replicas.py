@@ -1,4 +1,4 @@
-"""Who has the same stages, and other batches."""
+"""Finds ranks that have the same stages, and different batches."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.parallel.pipeline.stage import HOLDS, REDUCES
 
 DATA_AXES = ("dp", "cp")
-"""Along which batches differ."""
+"""Axes along which batches differ."""
 
 
 def data_group(mesh: DeviceMesh | None) -> ProcessGroup | None:
-    """The ranks of a mesh whose batches differ; None if there is one alone."""
+    """Return the ranks of a mesh whose batches differ; None if there is only one."""
     names = [] if mesh is None else [name for name in DATA_AXES if name in mesh.mesh_dim_names]
     if mesh is None or not names:
         return None
@@ -24,8 +24,10 @@ def data_group(mesh: DeviceMesh | None) -> ProcessGroup | None:
 
 
 def unreduced(stages: Mapping[int, Any], data: ProcessGroup | None, is_wrapped: bool) -> str:
-    """What is wrong where batches differ between ranks, and nothing averages gradients over these;
-    "" if nothing is."""
+    """Return what is wrong if batches differ between ranks and gradients are not averaged.
+
+    Returns "" if nothing is wrong.
+    """
     if data is None:
         return ""
     ranks = f"ranks {', '.join(map(str, data.ranks))} have different batches"

@@ -1,4 +1,6 @@
-"""Parameters that stages on different ranks have in common, such as an embedding's and a head's."""
+"""Keeps parameters equal that stages on different ranks share, such as those of an embedding and a
+head.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +23,18 @@ from torsh_runtime.parallel.regions.arrays import copied, empty
 
 
 class Shared(NamedTuple):
-    """One of them."""
+    """Describes one shared parameter."""
 
     parameter: Any
     ranks: tuple[int, ...]
-    """Of the pipeline, that have it."""
+    """Ranks of the pipeline that have it."""
 
 
 def shared(stages: Sequence[Any], placement: Sequence[int]) -> list[Shared]:
-    """Those of all stages, in the same order on all ranks; also those that are constant yet."""
+    """Return the shared parameters of all stages, in the same order on all ranks.
+
+    Parameters that are constant at present are included.
+    """
     owners: dict[int, tuple[Any, dict[int, None]]] = {}
     for number, stage in enumerate(stages):
         for _, parameter in all_parameters(stage):
@@ -39,19 +44,19 @@ def shared(stages: Sequence[Any], placement: Sequence[int]) -> list[Shared]:
 
 
 class Sharing:
-    """Keeps what this rank has of them alike."""
+    """Keeps this rank's shared parameters equal to those of other ranks."""
 
     def __init__(
         self, group: ProcessGroup, lanes: Lanes | None, parameters: Sequence[Shared], stage: Any
     ) -> None:
-        """lanes: where values go that are on GPUs. stage: all of this rank's."""
+        """Prepare to share. lanes: used for values on GPUs. stage: all stages of this rank."""
         self._group, self._framework, self._stage = group, framework_of(stage), stage
         self._messages = lanes or group
         self._all = parameters
         self._parameters = [each for each in parameters if group.rank in each.ranks]
 
     def send_values(self) -> None:
-        """Give all the first one's values."""
+        """Send the first rank's values to all ranks that have a parameter."""
         for parameter, ranks in self._parameters:
             values = parameter.data
             if self._group.rank != ranks[0]:
@@ -59,21 +64,24 @@ class Sharing:
             exchange(self._messages, ranks, values, _add)
 
     def earlier(self, stage: Any) -> frozenset[str]:
-        """Names in a stage of its parameters that earlier ranks have as well."""
+        """Return the names in a stage of its parameters that earlier ranks have as well."""
         own = {id(each) for each, ranks in self._parameters if ranks[0] < self._group.rank}
         named = stage.named_parameters(remove_duplicate=False)
         return frozenset(name for name, each in named if id(each) in own)
 
     def wanted(self) -> list[int]:
-        """For each tied parameter of the model 1 if it is to have a gradient here and 2 if it is a
-        constant; 0 where this rank has it not."""
+        """Return a number for each tied parameter of the model.
+
+        1 if it is to have a gradient here, 2 if it is a constant, and 0 if this rank does not have
+        it.
+        """
         return [
             2 - parameter.requires_grad if self._group.rank in ranks else 0
             for parameter, ranks in self._all
         ]
 
     def begin(self) -> None:
-        """Put aside what earlier steps have accumulated, which is a sum of all already."""
+        """Put aside what earlier steps have accumulated, which is a sum over ranks already."""
         self._before = []
         self._trained = [each for each in self._parameters if each.parameter.requires_grad]
         for parameter, _ in self._trained:
@@ -82,7 +90,7 @@ class Sharing:
             parameter.grad = None
 
     def add_gradients(self) -> None:
-        """Give all the sum of all gradients since begin(), and add that to what was there."""
+        """Sum the gradients since begin() over all ranks, and add them to the earlier ones."""
         held = self._held() if self._trained else {}
         for (parameter, ranks), before in zip(self._trained, self._before, strict=True):
             if parameter.grad is None:
@@ -98,7 +106,9 @@ class Sharing:
                 values += before
 
     def _held(self) -> dict[int, tuple[Piece, ProcessGroup]]:
-        """Of parameters that wrappers have sharded, by id(), this rank's piece, and over whom."""
+        """Return this rank's piece, and its group, for parameters that wrappers have sharded, by
+        id().
+        """
         found: dict[int, tuple[Piece, ProcessGroup]] = {}
         for each in getattr(self._stage, "parallel_wrappers", ()):
             if hasattr(each, "sharded"):
@@ -109,7 +119,7 @@ class Sharing:
     def _add_parts(
         self, ranks: Sequence[int], values: Any, piece: Piece, group: ProcessGroup
     ) -> None:
-        """The same where ranks have pieces, which other stages have cut otherwise."""
+        """Sum gradients where ranks have pieces, which other stages may have cut differently."""
         values = values.reshape(-1)
         whole = empty(values, (math.prod(piece.global_shape),))
         whole[...] = 0
@@ -124,8 +134,10 @@ def _add(target: Values, source: Values) -> None:
 
 
 def check_wanted(group: ProcessGroup, wanted: NDArray[np.int64]) -> None:
-    """ConfigError if ranks want different things of a tied parameter; of each rank of the group a
-    row of wanted()."""
+    """Raise ConfigError if ranks want different things of a tied parameter.
+
+    wanted: for each rank of the group a row of wanted().
+    """
     for column in wanted.T:
         trained, constant = (
             ", ".join(map(group.called, np.flatnonzero(column == kind).tolist())) for kind in (1, 2)
@@ -138,8 +150,10 @@ def check_wanted(group: ProcessGroup, wanted: NDArray[np.int64]) -> None:
 
 
 def merged(stages: Mapping[int, Any], everyone: Sequence[Any]) -> Any:
-    """One module with all of a rank's stages, whose parameters are named as in the whole model: of
-    stages that are no parts of one model that is Sequential(*everyone)."""
+    """Merge all of a rank's stages into one module, with parameters named as in the whole model.
+
+    Stages that are no parts of one model are named as in Sequential(*everyone).
+    """
     first, *others = stages.values()
     if hasattr(first, "merged_with"):  # they are parts of one model that are called as it is
         return first.merged_with(others) if others else first
@@ -160,8 +174,7 @@ def merged(stages: Mapping[int, Any], everyone: Sequence[Any]) -> Any:
 
 
 def _of_earlier(stages: Mapping[int, Any], everyone: Sequence[Any]) -> dict[str, Any]:
-    """Parameters of these stages that earlier ones of other ranks have as well, by their names
-    there."""
+    """Return parameters that earlier stages of other ranks have as well, by their names there."""
     first: dict[int, tuple[int, str]] = {}
     for number, stage in enumerate(everyone):
         for name, parameter in stage.named_parameters():

@@ -1,4 +1,6 @@
-"""What a table costs before anything runs: time, idle time, memory; and whether it can end."""
+"""Computes what a table costs, in time, idle time and memory, and whether it can end, before it
+runs.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,14 @@ from torsh_runtime.errors import ConfigError
 from torsh_runtime.parallel.pipeline.table import COMPUTES, Kind, Step, Table
 
 Edge = tuple[int, int, Kind]
-"""From a stage to a stage: activations (FORWARD) or their gradients (BACKWARD)."""
+"""Sending and receiving stage, of activations (FORWARD) or their gradients (BACKWARD)."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What steps take, in any one unit of time, and hold. A sequence has a number for each stage;
-    a number counts for all."""
+    """Holds the time that steps take, in any one unit, and what they hold. A sequence has a number
+    for each stage; a number counts for all.
+    """
 
     forward: float | Sequence[float] = 1.0
     input: float | Sequence[float] = 1.0
@@ -24,18 +27,18 @@ class Costs:
     backward: float | Sequence[float] | None = None
     """None: input and weight together."""
     transfer: float | Sequence[float] = 0.0
-    """For which a message occupies the link between two ranks, by the stage that sends it."""
+    """Time for which a message occupies the link between two ranks, by the stage that sends it."""
     latency: float = 0.0
-    """After which what was sent has come."""
+    """Time from the end of that until the message has arrived."""
     reduce: float | Sequence[float] = 0.0
     unshard: float | Sequence[float] = 0.0
     activation: float | Sequence[float] = 1.0
-    """What a microbatch that has gone forward holds until its backward pass has ended."""
+    """Memory of a microbatch from its forward pass until its backward pass has ended."""
     kept: float = 1.0
-    """Which part of that is held from a backward pass's first half to its second."""
+    """Fraction of that which is held from a backward pass's first part to its second."""
 
     def of(self, step: Step) -> float:
-        """What a step takes."""
+        """Return the time that a step takes."""
         if step.kind is Kind.BACKWARD and self.backward is None:
             return _at(self.input, step.stage) + _at(self.weight, step.stage)
         found: dict[Kind, float | Sequence[float]] = {
@@ -50,11 +53,11 @@ class Costs:
         return _at(found[step.kind], step.stage)
 
     def sending(self, stage: int) -> float:
-        """What a message of this stage's takes of its link."""
+        """Return the time for which a message of this stage occupies its link."""
         return _at(self.transfer, stage)
 
     def holds(self, stage: int) -> float:
-        """Of a microbatch in this stage."""
+        """Return what a microbatch holds in this stage."""
         return _at(self.activation, stage)
 
 
@@ -64,7 +67,7 @@ def _at(cost: float | Sequence[float], stage: int) -> float:
 
 @dataclass(frozen=True)
 class Span:
-    """When a step began and ended."""
+    """Records the beginning and the end of a step."""
 
     step: Step
     start: float
@@ -73,30 +76,30 @@ class Span:
 
 @dataclass(frozen=True)
 class Simulation:
-    """What a table comes to."""
+    """Holds the times, memory and messages of a table."""
 
     table: Table
     spans: tuple[tuple[Span, ...], ...]
-    """Of each rank."""
+    """Spans of each rank."""
     peaks: tuple[float, ...] = ()
-    """The most that each rank holds of activations at once."""
+    """Largest amount of activations that each rank holds at once."""
     buffers: Mapping[Edge, int] = field(default_factory=dict)
-    """How many messages of each edge are sent and not yet used, at most."""
+    """Largest number of messages of each edge that are sent and not yet used."""
 
     @property
     def makespan(self) -> float:
-        """From the first step's start to the last one's end."""
+        """Return the time from the first step's start to the last one's end."""
         return max((span.end for row in self.spans for span in row), default=0.0)
 
     @property
     def bubble(self) -> float:
-        """Which part of all ranks' time is idle."""
+        """Return the fraction of all ranks' time that is idle."""
         busy = sum(span.end - span.start for row in self.spans for span in row)
         return 1 - busy / (len(self.spans) * self.makespan) if self.makespan else 0.0
 
     @property
     def idle(self) -> tuple[float, ...]:
-        """How long each rank waits between its first and its last step."""
+        """Return how long each rank waits between its first and its last step."""
         return tuple(
             row[-1].end - row[0].start - sum(span.end - span.start for span in row) if row else 0.0
             for row in self.spans
@@ -104,8 +107,10 @@ class Simulation:
 
 
 def dependency(step: Step, num_stages: int) -> Step | None:
-    """The step of another kind or stage that this one cannot go before; the backward pass is named
-    B even where it is I. None if there is none."""
+    """Return the step of another kind or stage that has to come before this one, or None.
+
+    The backward pass is named B even where it is I.
+    """
     stage, kind, microbatch = step
     if kind is Kind.FORWARD:
         return Step(stage - 1, kind, microbatch) if stage else None
@@ -117,10 +122,11 @@ def dependency(step: Step, num_stages: int) -> Step | None:
 
 
 def simulate(table: Table, costs: Costs | None = None) -> Simulation:
-    """Each rank takes its steps in order, each as soon as what it needs has come; sends cost ranks
-    no time, and go over each link one after the other.
+    """Simulate a table.
 
-    ConfigError if steps wait for each other in a circle, which it names.
+    Each rank takes its steps in order, each as soon as its inputs have arrived. Sends cost ranks no
+    time, and use each link one after the other. Raises ConfigError if steps wait for each other in
+    a circle, which it names.
     """
     run = _Run(table, costs or Costs())
     run.go()
@@ -171,7 +177,7 @@ class _Run:
         return tuple(self.forms.get(each, each) for each in found if each is not None)
 
     def _ready(self, step: Step) -> float | None:
-        """When all that the step needs is there; None if that is not known yet."""
+        """Return when everything that the step needs is there; None if that is not known yet."""
         needed = self._needs(step)
         if any(each not in self.ends for each in needed):
             return None
@@ -196,8 +202,11 @@ class _Run:
         self.sent[step] = ((step.stage, to, kind), end)
 
     def _circle(self, rank: int) -> str:
-        """The steps that wait for each other. A rank's next step waits for one that stands behind
-        another rank's next step, and so on, until a rank comes again."""
+        """Describe the steps that wait for each other.
+
+        A rank's next step waits for one that comes after another rank's next step, and so on, until
+        a rank comes again.
+        """
         places = {step: rank for rank, row in enumerate(self.table.rows) for step in row}
         seen: dict[int, int] = {}
         texts: list[str] = []
@@ -249,7 +258,7 @@ class _Run:
 
 
 def _most(events: Sequence[tuple[float, int]]) -> int:
-    """How many are there at once; at one time they come before they go."""
+    """Return how many are there at once; at equal times arrivals come before departures."""
     there = most = 0
     for _, change in sorted(events, key=lambda event: (event[0], -event[1])):
         there += change

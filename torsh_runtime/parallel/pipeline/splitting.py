@@ -18,14 +18,17 @@ from torsh_runtime.parallel.pipeline.cutting import parts_of
 
 
 class StageModule:
-    """Some of a model's layers, one after the other, under the names that they have in the model.
+    """Calls some of a model's layers one after the other, under the names that they have in the
+    model.
 
-    What a layer returns the next one gets: a tuple as its arguments, so that skip connections are
-    values that layers pass on.
+    Each layer gets what the one before returned. A tuple becomes its arguments, so that skip
+    connections are values that layers pass on.
     """
 
     def __init__(self, layers: Mapping[str, Any], tied: Mapping[str, Any]) -> None:
-        """tied: parameters that other stages have, too, by their names in the model."""
+        """Make a stage of these layers. tied: parameters of other stages, too, by name in the
+        model.
+        """
         super().__init__()
         for name, parameter in tied.items():
             home, _, own = name.rpartition(".")
@@ -37,8 +40,11 @@ class StageModule:
         self.layer_names, self.tied_names = (*layers,), (*tied,)
 
     def forward(self, *values: Any) -> Any:
-        """What the last of the layers returns. The first one gets copies if it works in place, as
-        a ReLU may: autograd lets nobody change what comes from another stage."""
+        """Return what the last of the layers returns.
+
+        The first layer gets copies if it works in place, as a ReLU may: autograd does not allow
+        changes of tensors from another stage.
+        """
         for place, name in enumerate(self.layer_names):
             layer: Any = reduce(_child, name.split("."), self)
             if not place and works_in_place(layer):
@@ -48,9 +54,11 @@ class StageModule:
 
 
 def layers_of(model: Any) -> dict[str, Any]:
-    """The layers that a model calls one after the other, by name: those that its method
-    pipeline_layers() names, in order; else its children, in place of which containers' (Sequential,
-    ModuleList, ModuleDict) children stand.
+    """Return the layers that a model calls one after the other, by name.
+
+    They are those that its method pipeline_layers() names, in order. Without one they are its
+    children, with containers (Sequential, ModuleList, ModuleDict) replaced by their children.
+    Raises ConfigError if pipeline_layers() names a layer twice or one that does not exist.
     """
     named = dict(model.named_modules(remove_duplicate=False))
     if hasattr(model, "pipeline_layers"):
@@ -73,14 +81,17 @@ def layers_of(model: Any) -> dict[str, Any]:
 
 
 def works_in_place(layer: object) -> bool:
-    """Whether a layer says that it changes its input."""
+    """Return whether a layer's attributes say that it changes its input."""
     return getattr(layer, "inplace", False) is True
 
 
 def study_of(model: Any, example: Any) -> Any | None:
-    """A Study of a torch model whose stages are to run its own forward(): it says what it takes, as
-    models of transformers do, or the example is a dict of its arguments. None for other ones, whose
-    layers are called one after the other. ConfigError for a model that cannot be cut so."""
+    """Return a Study of a torch model whose stages are to run its own forward(), or None.
+
+    Such a model describes its inputs, as models of transformers do, or the example is a dict of its
+    arguments. Layers of other models are called one after the other. Raises ConfigError for a model
+    that cannot be cut so.
+    """
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(model, torch.nn.Module) or not has_own_forward(model):
         return None
@@ -93,11 +104,12 @@ def study_of(model: Any, example: Any) -> Any | None:
 
 
 def split_model(model: Any, cuts: Sequence[str], example: Any = None) -> list[Any]:
-    """The stages of a model, of which each but the first begins with the layer of a name in `cuts`.
+    """Return the stages of a model; all but the first begin with the layer of a name in `cuts`.
 
     Parameters keep their names in the model; one that several stages use has the same name in all.
-    Layers are the model's own, not copies. ConfigError for names that are no layers, or not in the
-    layers' order, and for a model that has parameters outside of them.
+    Layers are the model's own, not copies. Raises ConfigError for names that are no layers, or not
+    in the layers' order, and for a model that has parameters outside of them.
+
     example: a microbatch as a dict, for a model whose stages are to run its own forward(); one of
     transformers needs none.
     """
@@ -112,8 +124,10 @@ def split_model(model: Any, cuts: Sequence[str], example: Any = None) -> list[An
 
 
 def check_chain(model: Any, example: Sequence[Any], begin_anew: Callable[[], None]) -> None:
-    """ConfigError if the layers, one after the other, do not give what the model gives. begin_anew:
-    lets random numbers be those that the model drew."""
+    """Raise ConfigError if the layers, one after the other, do not give what the model gives.
+
+    begin_anew: restores the random numbers that the model drew.
+    """
     wanted, values = _tuple(model(*example)), tuple(example)
     begin_anew()
     try:
@@ -132,8 +146,10 @@ def check_chain(model: Any, example: Sequence[Any], begin_anew: Callable[[], Non
 
 
 def has_own_forward(model: Any) -> bool:
-    """Whether a model may do something else than call its layers one after the other, and does not
-    say by pipeline_layers() that it does not."""
+    """Return whether a model may do more than call its layers one after the other.
+
+    A method pipeline_layers() says that it does not.
+    """
     is_row = type(model).forward.__qualname__ == "Sequential.forward"
     return not is_row and not hasattr(model, "pipeline_layers")
 
@@ -150,7 +166,7 @@ def _is_close(tensor: Any, other: Any) -> bool:
 
 
 def measured(model: Any, example: Sequence[Any], wait: Callable[[], None]) -> list[float]:
-    """Seconds that each layer takes for a microbatch, the faster of two passes forward."""
+    """Return the seconds of each layer for a microbatch, in the faster of two forward passes."""
     found: list[float] = []
     for number in range(2):
         values = tuple(example)
@@ -167,8 +183,10 @@ def measured(model: Any, example: Sequence[Any], wait: Callable[[], None]) -> li
 
 
 def balanced(costs: Sequence[float], parts: int) -> list[int]:
-    """Where to cut a row of costs so that the largest of so many sums is as small as can be: the
-    places at which the second part and the later ones begin. ConfigError for too few costs.
+    """Cut a row of costs so that the largest sum of a part is as small as possible.
+
+    Returns the places at which the second part and the later ones begin. ConfigError for too few
+    costs.
     """
     if not 1 <= parts <= len(costs):
         raise ConfigError(f"{len(costs)} layers do not make {parts} stages")
@@ -186,7 +204,7 @@ def balanced(costs: Sequence[float], parts: int) -> list[int]:
 
 
 def stage_class(model: Any) -> type[Any]:
-    """StageModule as a module of the model's framework."""
+    """Return a class that is StageModule and a module of the model's framework."""
     return _class_around(framework_of(model).module_type)
 
 
@@ -227,7 +245,7 @@ def _flat(module: Any, prefix: str) -> Any:
 
 
 def _container(root: Any, path: str) -> Any:
-    """The module of this path, made of empty ones where there is none."""
+    """Return the module of this path, and create empty ones where there is none."""
     kind = next(base for base in type(root).__mro__ if base.__name__ == "Module")
     for name in filter(None, path.split(".")):
         found = dict(root.named_children()).get(name)

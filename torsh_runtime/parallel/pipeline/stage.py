@@ -1,4 +1,4 @@
-"""One stage of a model: forward and backward passes of microbatches that are under way."""
+"""Runs one stage of a model: forward and backward passes of the microbatches under way."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Passage:
 
     inputs: Sequence[Any]
     outputs: Sequence[Any] | None
-    """None where they are computed again."""
+    """None if they are to be computed again."""
     target: Any
     weight: float
     call: Any = None
@@ -33,8 +33,8 @@ class _Passage:
 
 
 class Stage:
-    """What a rank computes of the model. `module` takes the first stage's inputs, or what the stage
-    before returned: a tensor, or a tuple of tensors, which come as arguments.
+    """Runs a stage of the model on its rank. `module` takes the first stage's inputs, or what the
+    stage before returned: a tensor, or a tuple of tensors, which become its arguments.
     """
 
     def __init__(
@@ -45,42 +45,47 @@ class Stage:
         loss_fn: Callable[[Any, Any], Any] | None,
         checkpoints: bool,
     ) -> None:
-        """loss_fn: of the last stage. checkpoints: whether only inputs are kept, and the forward
-        pass is computed again when its backward pass is due."""
+        """Make a stage.
+
+        loss_fn: given for the last stage. checkpoints: whether only inputs are kept, and the
+        forward pass is computed again when its backward pass is due.
+        """
         self.number, self.module = number, module
         self.autograd, self._loss_fn, self._checkpoints = autograd, loss_fn, checkpoints
         self.splits = False
         self.last: int | None = None
-        """The microbatch whose backward pass is the last one of a step; None: each could be."""
+        """Microbatch whose backward pass is the last one of a step; None: any could be."""
         self._passages: dict[int, _Passage] = {}
         self.peak = 0
-        """The most microbatches that were alive at once."""
+        """Largest number of microbatches that were alive at once."""
         self.is_sampling = False
-        """Whether passes leave what they are of in `sample`, and these:"""
+        """True if passes store their inputs and gradients in `sample` and `sample_gradients`."""
         self.held = self.sent_bytes = 0
-        """Of a microbatch: what it holds until its backward pass has ended, and of its outputs."""
+        """Bytes of a microbatch: held until its backward pass has ended, and of its outputs."""
         self.sample: _Passage | None = None
         self.sample_gradients: Sequence[Any] = ()
 
     def begin(self, last: int | None) -> None:
-        """A step of training begins, whose last backward pass in one part is that of `last`."""
+        """Begin a step of training, whose last backward pass in one part is that of `last`."""
         self.last = last
         if self._is_held:
             self.module.unshard()
 
     @property
     def _is_held(self) -> bool:
-        """Whether parameters, of which a wrapper leaves each rank a part, are whole for a step, as
-        their gradients may come at any time."""
+        """Return whether sharded parameters are kept whole for a step.
+
+        This is needed if backward passes are in two parts, because gradients may come at any time.
+        """
         return self.splits and all(hasattr(self.module, each) for each in (REDUCES, HOLDS, LETS_GO))
 
     def evaluate(self, inputs: Sequence[Any], call: Any = None) -> Any:
-        """What the module returns, which cannot be differentiated."""
+        """Return what the module returns, which cannot be differentiated."""
         with self.autograd.recording(False):
             return self.module(*inputs, **_microbatch(call))
 
     def kept(self, output: Any) -> Any:
-        """What evaluate() returned, of the last stage, for as long as other microbatches go by."""
+        """Return an output of the last stage that stays as it is while other microbatches pass."""
         if isinstance(output, tuple):
             return tuple(map(self.kept, output))
         if not hasattr(output, "requires_grad"):
@@ -88,7 +93,7 @@ class Stage:
         return self.autograd.leaf(self.autograd.lasting(output), False)
 
     def loss(self, output: Any, target: Any) -> Any:
-        """Of a microbatch."""
+        """Return the loss of a microbatch. ValueError if it is not a tensor of one number."""
         assert self._loss_fn is not None, "the executor asks the last stage"
         loss = self._loss_fn(output, target)
         if not hasattr(loss, "requires_grad") or math.prod(loss.shape) != 1:
@@ -108,8 +113,11 @@ class Stage:
         weight: float,
         call: Any = None,
     ) -> tuple[Any, ...]:
-        """The outputs; of the last stage the loss. inputs: leaves, whose gradients backward()
-        returns; call: what the whole model would be called with, of a stage that needs it."""
+        """Return the outputs, or the loss in the last stage.
+
+        inputs: leaves, whose gradients backward() returns. call: the whole model's arguments, for a
+        stage that needs them.
+        """
         passage = _Passage(inputs, None, target, weight, call)
         if self._checkpoints:
             passage.random = self.autograd.random_state()
@@ -124,9 +132,12 @@ class Stage:
         return outputs
 
     def sent(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> list[Spec]:
-        """What outputs are like, for who receives them. Of what is computed again all floating
-        point tensors count as those that want gradients, if anything here does. TypeError for what
-        is no tensor, or more than its values."""
+        """Describe the outputs for the rank that receives them.
+
+        If they are computed again, all floating-point tensors count as wanting gradients, if
+        anything here does. Raises TypeError for outputs that are no tensors, or more than their
+        values.
+        """
         other = next((each for each in outputs if not hasattr(each, "requires_grad")), outputs)
         if other is not outputs:
             raise TypeError(
@@ -149,7 +160,7 @@ class Stage:
         return [spec._replace(wants_gradient=wants and spec.is_continuous) for spec in specs]
 
     def backward(self, microbatch: int, gradients: Sequence[Any]) -> list[Any]:
-        """Gradients of the inputs that want them; those of parameters are accumulated."""
+        """Return gradients of the inputs that want them, and accumulate those of parameters."""
         passage = self._passages.pop(microbatch)
         if self.is_sampling:
             self.sample_gradients = gradients
@@ -160,7 +171,9 @@ class Stage:
         return self._of_inputs(passage)
 
     def backward_inputs(self, microbatch: int, gradients: Sequence[Any]) -> list[Any]:
-        """The same, and what can wait of the parameters' gradients waits for weights()."""
+        """Return gradients as backward() does, but leave those of parameters to weights() if
+        possible.
+        """
         passage = self._passages[microbatch]
         outputs, wanted = self._differentiable(passage, gradients)
         passage.outputs = None
@@ -170,13 +183,13 @@ class Stage:
         return self._of_inputs(passage)
 
     def weights(self, microbatch: int) -> None:
-        """The second part."""
+        """Accumulate the gradients of parameters that backward_inputs() has left."""
         later = self._passages.pop(microbatch).later
         if later is not None:
             later()
 
     def again(self, splits: bool) -> Iterator[tuple[Kind, Callable[[], object]]]:
-        """Steps of the sample, to be taken in order, some of them twice: they can be timed."""
+        """Yield steps of the sample, some of them twice, to be taken in order and timed."""
         assert self.sample is not None, "it has been taken before"
         target, weight, call = self.sample.target, self.sample.weight, self.sample.call
         gradients = self.sample_gradients
@@ -194,13 +207,13 @@ class Stage:
                 self.module.reshard()
 
     def _fresh(self, value: Any) -> Any:
-        """A leaf of the same values, without a gradient."""
+        """Return a leaf with the same values, without a gradient."""
         if not hasattr(value, "requires_grad"):
             return value
         return self.autograd.leaf(self.autograd.values(value), value.requires_grad)
 
     def forget(self) -> None:
-        """All that is under way."""
+        """Forget all microbatches that are under way."""
         self._passages.clear()
 
     def _computed(self, passage: _Passage, record: bool) -> tuple[Any, ...]:
@@ -222,19 +235,19 @@ class Stage:
         self.sent_bytes = sum(self.autograd.values(each).nbytes for each in outputs)
 
     def _unreduced(self) -> Any:
-        """A wrapper for data parallelism leaves its reduction for the step of the table."""
+        """Let a wrapper for data parallelism leave its reduction to the step of the table."""
         is_left = hasattr(self.module, REDUCES)
         return self.module.no_sync() if is_left else nullcontext()
 
     def _reducing(self, microbatch: int) -> AbstractContextManager[object]:
-        """A wrapper that reduces within backward passes does so in the last one."""
+        """Let a wrapper that reduces within backward passes do so in the last one only."""
         is_told = self.last not in (None, microbatch) and self._reduces_within
         held: AbstractContextManager[object] = self.module.no_sync() if is_told else nullcontext()
         return held
 
     @property
     def _reduces_within(self) -> bool:
-        """Whether a wrapper for data parallelism reduces within backward passes."""
+        """Return whether a wrapper for data parallelism reduces within backward passes."""
         waits = hasattr(self.module, REDUCES) and not hasattr(self.module, HOLDS)
         return hasattr(self.module, "no_sync") and not (waits or self._is_held)
 
@@ -249,7 +262,9 @@ class Stage:
 
     @contextmanager
     def _buffers_kept(self) -> Iterator[None]:
-        """A block in which buffers, as of running means, are copies: they have been changed."""
+        """Replace buffers, as those of running means, by copies within the block: they have
+        changed.
+        """
         kept = [(buffer, buffer.data) for _, buffer in self.module.named_buffers()]
         for buffer, _ in kept:
             buffer.data = copied(buffer.data)
@@ -262,7 +277,7 @@ class Stage:
     def _differentiable(
         self, passage: _Passage, gradients: Sequence[Any]
     ) -> tuple[list[Any], list[Any]]:
-        """Outputs with their gradients, as far as the former depend on anything."""
+        """Return outputs that depend on anything, and their gradients."""
         if self._loss_fn is not None and passage.weight == 0 and not self._reduces_within:
             return [], []  # the mean over nothing is no number, nor is its gradient
         again = passage.outputs is None

@@ -1,5 +1,6 @@
-"""Refuses what a model has not become: a rank trains its stages, and the model's other layers stay
-as they were."""
+"""Refuses to use a model that has been cut: a rank trains its stages only, and the model's other
+layers stay as they were.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +11,10 @@ from torsh_runtime.errors import ConfigError
 
 
 def refuse_stale(model: Any, own: Any) -> None:
-    """Let a torch model that has been cut raise a ConfigError where it is called, or asked for its
-    state, when only those of its parameters have changed since that are also in `own`."""
+    """Make a torch model that has been cut raise ConfigError where it is called or saved.
+
+    It raises only if parameters have changed since then, and all that have are also in `own`.
+    """
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(model, torch.nn.Module):
         return
@@ -22,7 +25,7 @@ def refuse_stale(model: Any, own: Any) -> None:
 
 
 class _Refusal:
-    """A hook. Copies of the model have it, too, which it lets go."""
+    """Checks a model as a hook. Copies of the model have it, too, and are not refused."""
 
     def __init__(self, model: Any, own: Any) -> None:
         here = {id(each) for each in own.parameters()}
@@ -33,7 +36,7 @@ class _Refusal:
 
     @property
     def is_needed(self) -> bool:
-        """Whether other ranks train something."""
+        """Return whether other ranks train some of the parameters."""
         return len(self._own) < len(self._versions)
 
     def __call__(self, module: Any, *_: object) -> None:

@@ -1,4 +1,4 @@
-"""A schedule as data: for each rank of a pipeline the steps that it takes, in order."""
+"""Describes a schedule as data: for each rank of a pipeline the steps that it takes, in order."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from torsh_runtime.errors import ConfigError
 
 
 class Kind(Enum):
-    """What a step does; the values are the letters of torch.distributed.pipelining's tables."""
+    """Names what a step does, by the letters of torch.distributed.pipelining's tables."""
 
     FORWARD = "F"
     BACKWARD = "B"
     INPUT = "I"
     """The part of a backward pass that earlier stages wait for: gradients of a stage's inputs."""
     WEIGHT = "W"
-    """The rest of it: gradients of a stage's parameters."""
+    """The rest of a backward pass: gradients of a stage's parameters."""
     UNSHARD = "UNSHARD"
     RESHARD = "RESHARD"
     REDUCE = "REDUCE_GRAD"
 
 
 _TOLD = 5
-"""So many problems of a table are told."""
+"""Number of a table's problems that a message names."""
 COMPUTES = (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT)
-"""What is done with a microbatch."""
+"""Kinds of steps that have a microbatch."""
 
 
 class Step(NamedTuple):
-    """What a rank does at one time. Its text is "1B3": stage 1, backward, microbatch 3."""
+    """Describes what a rank does at one time. As text, "1B3" is stage 1, backward, microbatch 3."""
 
     stage: int
     kind: Kind
     microbatch: int | None = None
-    """None of steps that a whole stage takes once."""
+    """None for steps that a whole stage takes once."""
 
     def __str__(self) -> str:
         at = "" if self.microbatch is None else self.microbatch
@@ -50,24 +50,24 @@ Row = tuple[Step, ...]
 
 @dataclass(frozen=True)
 class Table:
-    """A schedule: `rows[rank]` are the steps of that rank of the pipeline."""
+    """Represents a schedule: `rows[rank]` are the steps of that rank of the pipeline."""
 
     rows: tuple[Row, ...]
     name: str = "table"
 
     @property
     def num_stages(self) -> int:
-        """How many stages its steps name."""
+        """Return the number of stages that the steps name."""
         return 1 + max((step.stage for step in self.steps()), default=-1)
 
     @property
     def num_microbatches(self) -> int:
-        """How many microbatches its steps name."""
+        """Return the number of microbatches that the steps name."""
         return 1 + max((step.microbatch or 0 for step in self.steps()), default=-1)
 
     @property
     def placement(self) -> tuple[int, ...]:
-        """The rank of each stage. ConfigError for a stage that is on none or on several."""
+        """Return the rank of each stage. ConfigError for a stage that is on none or on several."""
         ranks: dict[int, list[int]] = {}
         for rank, row in enumerate(self.rows):
             for stage in dict.fromkeys(step.stage for step in row):
@@ -84,21 +84,21 @@ class Table:
 
     @property
     def trains(self) -> bool:
-        """Whether it has backward passes."""
+        """Return whether the table has backward passes."""
         return any(step.kind in COMPUTES[1:] for step in self.steps())
 
     @property
     def splits(self) -> bool:
-        """Whether backward passes are in two parts."""
+        """Return whether backward passes are in two parts."""
         return any(step.kind is Kind.INPUT for step in self.steps())
 
     def steps(self) -> Iterator[Step]:
-        """Of all ranks."""
+        """Yield the steps of all ranks."""
         for row in self.rows:
             yield from row
 
     def with_reductions(self) -> Table:
-        """The same, in which each stage's gradients are reduced after its last backward pass."""
+        """Return a table that reduces each stage's gradients after its last backward pass."""
         return replace(self, rows=tuple(_reduced(row) for row in self.rows))
 
 
@@ -117,9 +117,11 @@ def check(
     num_microbatches: int | None = None,
     placement: Sequence[int] | None = None,
 ) -> None:
-    """ConfigError that names what is amiss: a step that is missing or there twice, a stage on two
-    ranks or on another than `placement` says, a reduction before its stage's last backward pass.
-    Whether steps wait for each other in a circle simulate() finds.
+    """Raise ConfigError that names what is wrong with a table.
+
+    Such are a step that is missing or there twice, a stage on two ranks or on a different one than
+    in `placement`, and a reduction before its stage's last backward pass. simulate() finds steps
+    that wait for each other in a circle.
     """
     problems = [*islice(_problems(table, num_stages, num_microbatches), _TOLD + 1)]
     there = table.placement if not problems or num_stages is None else ()
@@ -138,7 +140,7 @@ def check(
 
 
 def _problems(table: Table, num_stages: int | None, num_microbatches: int | None) -> Iterator[str]:
-    """One by one: a table that names a high number misses more steps than there is memory for."""
+    """Yield problems one by one: a table with a high number misses more steps than memory holds."""
     stages = table.num_stages if num_stages is None else num_stages
     microbatches = table.num_microbatches if num_microbatches is None else num_microbatches
     counts = Counter(table.steps())

@@ -1,4 +1,4 @@
-"""Stages that are torch's modules."""
+"""Computes for stages that are torch's modules."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _run_backward: Any = torch.autograd.graph._engine_run_backward
 
 
 class TorchAutograd(Autograd):
-    """See Autograd."""
+    """Computes for stages that are torch's modules, on one device."""
 
     def __init__(self, module: torch.nn.Module, like: Tensor | None = None) -> None:
         first = next(module.parameters(), None) if like is None else like
@@ -134,5 +134,5 @@ class TorchAutograd(Autograd):
 
 
 def _resolved(tensor: Tensor) -> Tensor:
-    """Row-major, and no conjugate or negative that torch has only noted."""
+    """Make a tensor row-major, and carry out conjugates or negatives that torch has only noted."""
     return tensor.resolve_conj().resolve_neg().contiguous()

@@ -1,7 +1,7 @@
-"""Weight gradients of torch's linear, convolution and embedding that are computed later.
+"""Computes weight gradients of torch's linear, convolution and embedding later.
 
-Where a stage calls these with parameters, a mode puts autograd functions in their place that leave
-the parameters' gradients for a second part of the backward pass (Qi et al., "Zero Bubble Pipeline
+Where a stage calls these with parameters, a mode replaces them by autograd functions that leave the
+parameters' gradients to a second part of the backward pass (Qi et al., "Zero Bubble Pipeline
 Parallelism", 2024). All other operations have their whole backward pass in the first part.
 """
 
@@ -27,15 +27,15 @@ _C: Any = torch._C
 
 
 class Left(NamedTuple):
-    """What is left of an operation's backward pass."""
+    """Holds the rest of an operation's backward pass."""
 
     parameters: tuple[Tensor, ...]
     add: Callable[[], None]
-    """Accumulates their gradients."""
+    """Accumulates the gradients of the parameters."""
 
 
 class _Aside(NamedTuple):
-    """What a parameter with hooks has been relieved of for a first part."""
+    """Holds the hooks and the gradient of a parameter that are put aside for a first part."""
 
     parameter: Tensor
     hooks: dict[int, Any]
@@ -43,7 +43,7 @@ class _Aside(NamedTuple):
 
 
 class Later:
-    """Where weight gradients are left, while somebody collects them."""
+    """Collects weight gradients to be computed later."""
 
     def __init__(self) -> None:
         self.calls: list[Left] | None = None
@@ -51,8 +51,10 @@ class Later:
 
     @contextmanager
     def collecting(self) -> Iterator[list[Left]]:
-        """A block for the first part of a backward pass; what it gives has the second part, which
-        carry_out() takes."""
+        """Collect the second part of the backward pass that runs within the block.
+
+        Yields the list for carry_out(), which is complete after the block.
+        """
         calls: list[Left] = []
         self.calls = calls
         try:
@@ -62,8 +64,10 @@ class Later:
             self._put_back(calls)
 
     def leave(self, add: Callable[[], None], *parameters: Tensor | None) -> None:
-        """For the second part; and so is what else the first one finds of the gradient of a
-        parameter whose hooks a program has registered: they are to be called once, with all of it.
+        """Leave a computation to the second part.
+
+        If a program has registered hooks of a parameter, these are to be called once, with the
+        whole gradient. So all that the first part finds of its gradient is left, too.
         """
         assert self.calls is not None, "somebody collects"
         trained = tuple(each for each in parameters if each is not None and each.requires_grad)
@@ -86,7 +90,10 @@ class Later:
 
 
 def carry_out(left: list[Left]) -> None:
-    """The second part. A parameter's hooks are called once, when its gradient is complete."""
+    """Compute the second part.
+
+    A parameter's hooks are called once, when its gradient is complete.
+    """
     awaited = Counter(id(parameter) for each in left for parameter in each.parameters)
     with torch.no_grad():
         while left:
@@ -100,19 +107,19 @@ def carry_out(left: list[Left]) -> None:
 
 
 def _hooks(parameter: Tensor) -> dict[int, Any]:
-    """By register_post_accumulate_grad_hook()."""
+    """Return hooks registered by register_post_accumulate_grad_hook()."""
     found: dict[int, Any] | None = parameter._post_accumulate_grad_hooks
     return {} if found is None else found
 
 
 def _programs_hooks(parameter: Tensor) -> dict[int, Any]:
-    """Those that are no wrapper's: wrappers reduce when the table says so."""
+    """Return hooks that are not a wrapper's: wrappers reduce when the table says so."""
     hooks = _hooks(parameter)
     return {key: hook for key, hook in hooks.items() if not isinstance(hook, OnGradient)}
 
 
 class Splitting(TorchFunctionMode):
-    """See the module."""
+    """Replaces torch's functions by those that leave weight gradients for later."""
 
     def __init__(self, later: Later) -> None:
         super().__init__()
@@ -132,9 +139,12 @@ class Splitting(TorchFunctionMode):
 
 
 def _is_left_alone() -> bool:
-    """In a checkpoint, which computes anew without the mode and has to save the same; where calls
-    have other dtypes than what they are given; and where functions are transformed, as by vmap()
-    and jvp(), which know torch's own operations."""
+    """Return whether torch's own operations have to be used.
+
+    This is so in a checkpoint, which computes again without the mode and has to save the same;
+    under autocast, where calls use different dtypes than their arguments have; and where functions
+    are transformed, as by vmap() and jvp(), which know torch's own operations.
+    """
     if any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
         return True
     if _C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0:
@@ -144,19 +154,20 @@ def _is_left_alone() -> bool:
 
 
 def _is_parameter(tensor: Any) -> bool:
-    """Whether its gradient may come later; of complex numbers these backward passes know nothing"""
+    """Return whether it is a parameter whose gradient may come later, and not complex."""
     is_trained = isinstance(tensor, Tensor) and tensor.requires_grad and not tensor.is_complex()
     return is_trained and _can_wait(tensor)
 
 
 def _is_plain(tensor: Any) -> bool:
-    """Whether operations do with it what torch says: a subclass may do something else."""
+    """Return whether operations treat it as torch does: a subclass may do something else."""
     return type(tensor) in (Tensor, torch.nn.Parameter, type(None))
 
 
 def _can_wait(tensor: Tensor | None) -> bool:
-    """Whether nothing else is to have its gradient: no operation, and no hook that may change
-    it."""
+    """Return whether only the parameter gets its gradient: no operation, and no hook that may
+    change it.
+    """
     return tensor is None or (tensor.is_leaf and not tensor._backward_hooks)
 
 
@@ -168,8 +179,10 @@ def _add(parameter: Tensor, gradient: Tensor) -> None:
 
 
 def _needed(ctx: Any, weight: Tensor) -> Tensor | None:
-    """What the gradient of the input is computed of, if there is one: that is saved, so that torch
-    says it where something changes a weight before its backward pass."""
+    """Return the weight if the input's gradient is needed, which is computed from it.
+
+    It is saved so that torch reports changes of a weight before its backward pass.
+    """
     return weight if ctx.needs_input_grad[0] else None
 
 

@@ -1,8 +1,8 @@
-"""What stages on different ranks send each other.
+"""Carries messages between stages on different ranks.
 
 The first time that batches have certain shapes, each tensor is announced before it is sent. Later
-the receiver knows what comes, and has memory ready for it beforehand, unless shared memory holds
-it until it is needed.
+the receiver knows what comes, and prepares memory for it, unless shared memory holds it until it is
+needed.
 """
 
 from __future__ import annotations
@@ -24,22 +24,25 @@ from torsh_runtime.parallel.pipeline.lanes import Lanes
 from torsh_runtime.parallel.pipeline.table import Kind, Row, Table
 
 _FIRST_TAG = 1 << 16
-"""Above those that programs use themselves."""
+"""First tag for messages, above those that programs use themselves."""
 
 
 _HELD_AT_ONCE = 4
-"""Shared memory must have room for so many messages from a rank if it is to hold them."""
+"""Number of messages from a rank for which shared memory must have room if it is to hold them."""
 
 _KNOWN = 256
-"""Of so many kinds of batches shapes are known; those of the one that was seen least lately are
-told anew."""
+"""Number of kinds of batches whose shapes are remembered. Those of the kind seen least recently are
+announced again.
+"""
 
 
 class Message(NamedTuple):
-    """Activations of a microbatch to the next stage, or their gradients to the one before."""
+    """Identifies activations of a microbatch for the next stage, or their gradients for the one
+    before.
+    """
 
     sender: int
-    """The stage that it is from."""
+    """The stage that sends it."""
     receiver: int
     microbatch: int
 
@@ -63,7 +66,7 @@ Shapes = dict[Message, list[Spec]]
 
 
 class Wire:
-    """Messages of one rank, in a group of the pipeline's ranks."""
+    """Sends and receives the messages of one rank, in a group of the pipeline's ranks."""
 
     def __init__(
         self,
@@ -72,7 +75,7 @@ class Wire:
         autograd: Autograd,
         placement: Sequence[int],
     ) -> None:
-        """lanes: where values go that are on GPUs."""
+        """Connect a rank to the others. lanes: used for values on GPUs."""
         self._group, self._autograd, self._placement = group, autograd, placement
         self._lanes = lanes
         self._table: Table | None = None
@@ -83,13 +86,13 @@ class Wire:
         self._is_new = True
         self._awaited: dict[Message, _Awaited] = {}
         self._held: set[Message] = set()
-        """What is not to be received before it is needed."""
+        """Messages that are not to be received before they are needed."""
         self._sending: list[_Sending] = []
         self.sent = 0
-        """Bytes, since begin()."""
+        """Number of bytes sent since begin()."""
 
     def begin(self, key: object, table: Table) -> None:
-        """Of a step whose batch has shapes that `key` stands for."""
+        """Begin a step with a batch whose shapes `key` stands for."""
         if self._lanes is not None:
             if table is not self._table:
                 orders = {rank: [*self._sent_here(row)] for rank, row in enumerate(table.rows)}
@@ -101,8 +104,10 @@ class Wire:
         self._held.clear()
 
     def send(self, message: Message, values: Sequence[Any], specs: Sequence[Spec]) -> None:
-        """Begin to send; values must stay as they are. ConfigError if they are of other shapes than
-        the last time that batches had these shapes."""
+        """Begin to send; values must stay as they are.
+
+        Raises ConfigError if their shapes differ from those of the last batch with the same shapes.
+        """
         to, tag = self._placement[message.receiver], self._tag(message)
         works = []
         if self._is_new and message.sender < message.receiver:
@@ -122,8 +127,11 @@ class Wire:
         self._sending.append(_Sending(message, works, values))
 
     def expect(self, message: Message) -> None:
-        """Begin to receive it, if it is known what comes, and unless shared memory holds it until
-        it is needed: a thread that takes it in meanwhile would only interrupt what is computed."""
+        """Begin to receive a message, if its shapes are known.
+
+        If shared memory holds it until it is needed, nothing is done: a thread that receives it
+        earlier would only interrupt computations.
+        """
         if message in self._held:
             return
         for due in self._due(message):
@@ -136,8 +144,10 @@ class Wire:
                 self._begin(due, specs, async_op=True)
 
     def _is_held(self, specs: Sequence[Spec]) -> bool:
-        """Whether shared memory holds such a message until it is needed. On a lane, where each
-        has to be received in its turn, it holds none."""
+        """Return whether shared memory holds such a message until it is needed.
+
+        On a lane, where messages have to be received in order, it holds none.
+        """
         together = _HELD_AT_ONCE * sum(map(self._autograd.nbytes, specs))
         return self._lanes is None and together <= self._group.held_bytes
 
@@ -151,7 +161,7 @@ class Wire:
             self._queues[source].popleft()
 
     def receive(self, message: Message) -> list[Any]:
-        """The values. It blocks, at most as long as the group's timeout."""
+        """Return the values. Blocks for the group's timeout at most."""
         for due in self._due(message):
             if self._is_new and due.sender < due.receiver:
                 told = self._group.recv_object(self._placement[due.sender], self._tag(due))
@@ -165,7 +175,7 @@ class Wire:
         return list(awaited.values)
 
     def _due(self, message: Message) -> list[Message]:
-        """What is to be received for it: itself, and on a lane all that was sent there before."""
+        """Return what is to be received: the message, and on a lane all that was sent before it."""
         if message in self._awaited:
             return []
         if self._lanes is None:
@@ -174,7 +184,7 @@ class Wire:
         return [*islice(queue, queue.index(message) + 1)]
 
     def _sent_here(self, row: Row) -> Iterator[Message]:
-        """What another rank sends to this one when it takes these steps, in order."""
+        """Yield what another rank sends to this one when it takes these steps, in order."""
         last = len(self._placement) - 1
         for stage, kind, microbatch in row:
             way = {Kind.FORWARD: 1, Kind.BACKWARD: -1, Kind.INPUT: -1}.get(kind, 0)
@@ -185,8 +195,10 @@ class Wire:
                 yield Message(stage, stage + way, microbatch or 0)
 
     def specs(self, message: Message) -> list[Spec] | None:
-        """What comes; None if that is not known yet. Of gradients: of the activations that want
-        them."""
+        """Return the shapes of a message; None if they are not known yet.
+
+        Those of gradients are those of the activations that want them.
+        """
         if message.sender < message.receiver:
             return self._shapes.get(message)
         there = Message(message.receiver, message.sender, message.microbatch)
@@ -194,7 +206,9 @@ class Wire:
         return None if specs is None else [spec for spec in specs if spec.wants_gradient]
 
     def end(self, before: Callable[[Message], None]) -> None:
-        """Wait until all has been sent; `before` waiting it is told for which message."""
+        """Wait until everything has been sent; call `before` with each message before waiting for
+        it.
+        """
         for each in self._sending:
             if not each.done:
                 before(each.message)
@@ -206,7 +220,7 @@ class Wire:
             del self._known[next(iter(self._known))]
 
     def forget(self) -> None:
-        """What is under way, of a step that failed."""
+        """Forget what is under way in a step that failed."""
         self._sending.clear()
         self._awaited.clear()
 
@@ -218,8 +232,11 @@ class Wire:
 def exchange(
     group: ProcessGroup | Lanes, ranks: Sequence[int], values: Any, add: Callable[..., Any]
 ) -> Any:
-    """The sum over these ranks of the group, this one among them: the same bits on all, added up in
-    their order. `add(target, source)` works in place; values are written to."""
+    """Return the sum over these ranks of the group, this one among them.
+
+    It has the same bits on all ranks, as values are added in the order of ranks. `add(target,
+    source)` works in place; `values` is overwritten.
+    """
     first, *others = ranks
     tag = _FIRST_TAG - 1
     if group.rank != first:

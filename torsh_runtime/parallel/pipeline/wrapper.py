@@ -1,4 +1,4 @@
-"""PipelineParallel."""
+"""Trains models whose stages are on different ranks."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _INSTEAD = {
     "generate": f": no rank has all layers, and stages keep no cache. To generate, {_WHOLE}",
     "save_pretrained": f": no rank has all layers. To save as transformers does, {_WHOLE}",
 }
-"""What to do in place of what pipelines cannot do."""
+"""Alternatives to methods that pipelines do not have."""
 _DIVIDED = (
     f"the batch has {batches.DIVISOR}, and others have other batches, over which that may have "
     f"been counted or not: leave it out, as labels of all microbatches and replicas are counted"
@@ -54,10 +54,10 @@ _DIVIDED = (
 
 
 class PipelineParallel:
-    """A model whose stages are on different ranks, and whose batches go through in microbatches
-    (Huang et al., "GPipe", 2019). The numbers are those of one process that accumulates the
-    gradients of the same microbatches; with whole backward passes and without data parallelism and
-    tied parameters they are its bits.
+    """Runs a model whose stages are on different ranks, with batches cut into microbatches (Huang
+    et al., "GPipe", 2019). The numbers are those of one process that accumulates the gradients of
+    the same microbatches. With whole backward passes, and without data parallelism and tied
+    parameters, all bits are equal.
 
         pipeline = tr.PipelineParallel(model, 8, mesh=mesh, cuts=["blocks.6"], loss_fn=loss)
         optimizer = AdamW(pipeline.module.parameters())
@@ -85,27 +85,27 @@ class PipelineParallel:
         wrap: Callable[[Any], Any] | None = None,
         memory_limit: float | None = None,
     ) -> None:
-        """All ranks of the pipeline call it, with the same arguments and the same model.
+        """Make a pipeline. All its ranks call this, with the same arguments and the same model.
 
-        stages: a module for each stage, or a model that `cuts` tells how to cut: names of the
-            layers that later stages begin with, or how many stages there are to be, as equal as
-            measuring a microbatch `example` makes them. What its layers are layers_of() says. With
-            an example it is also checked that they give what the model's own forward() gives.
-        placement: the rank of each stage; None is the schedule's.
+        stages: a module for each stage, or a model that is cut by `cuts`: names of the layers
+            that later stages begin with, or the number of stages, made as equal as possible by
+            measurements with a microbatch `example`. Its layers are those of layers_of(). With an
+            example it is also checked that they give what the model's own forward() gives.
+        placement: the rank of each stage; None: the schedule's placement.
         mesh: its axis "pp" is the pipeline, and all its ranks call this; along "dp" and "cp", where
-            it has them, batches differ: the loss and the weights of microbatches are of all of
-            them. Without a mesh `group` has the ranks; None is the default group.
-        schedule: "gpipe", "1f1b", "interleaved", "zb-h1", "zbv", with "+1" for a forward pass more
-            ahead ("1f1b+1"), "auto", a Table, or the path of one (load_table()).
+            it has them, batches differ: the loss and the weights of microbatches cover all of
+            these. Without a mesh `group` has the ranks; None is the default group.
+        schedule: "gpipe", "1f1b", "interleaved", "zb-h1", "zbv", with "+1" for one more forward
+            pass ahead ("1f1b+1"), "auto", a Table, or the path of one (load_table()).
         loss_fn: (output of the last stage, target) -> the mean over a microbatch.
         tokens: target -> the number of elements that loss_fn takes the mean of; None: its rows.
         checkpoint: keep inputs of stages only, and go forward again before going back.
         wrap: called with each of this rank's stages, such as for DistributedDataParallel over
-            mesh["dp", "cp"], whose gradients are reduced once per step. It has to be there where
+            mesh["dp", "cp"], whose gradients are reduced once per step. It is required where
             batches differ; it may return the stage as it is if you average gradients yourself.
         memory_limit: bytes of activations that "auto" may let a rank hold; None: any.
 
-        ConfigError on all ranks if something does not fit, or differs between them.
+        Raises ConfigError on all ranks if arguments do not fit, or differ between ranks.
         """
         group = mesh.get_group(AXIS) if mesh is not None else group_of(group)
         self.group: ProcessGroup = group
@@ -148,8 +148,10 @@ class PipelineParallel:
         self._executor = Executor(self.group, self._stages, placement, wire)
 
     def _take_part(self, plan: Plan) -> dict[int, Any]:
-        """This rank's stages, and with them what it has of the model, which says who has the rest;
-        tied parameters are alike on all ranks that have them."""
+        """Take this rank's stages, and share tied parameters with other ranks.
+
+        The module with all of these stages gets to know which ranks have the rest.
+        """
         rank = self.group.rank
         own = {n: m for n, m in enumerate(plan.modules) if plan.placement[n] == rank}
         self.module = merged(own, plan.modules)
@@ -165,7 +167,7 @@ class PipelineParallel:
 
     @cached_property
     def _can_split(self) -> bool:
-        """Whether weight gradients may come later on all ranks, which all of them ask together."""
+        """Return whether weight gradients may come later on all ranks, which call this together."""
         own = np.array([self._is_kept], np.int64)
         return bool(self.group.all_gather_numbers(own).all())
 
@@ -180,32 +182,34 @@ class PipelineParallel:
     if not TYPE_CHECKING:  # a checker would take any name
 
         def __getattr__(self, name: str) -> Any:
-            """AttributeError, which says how a pipeline does what modules do."""
+            """Raise AttributeError, which says how a pipeline does what modules do."""
             said = _INSTEAD.get(name, "")
             if not said and hasattr(self.__dict__.get("module"), name):
                 said = f": this rank's stages have it, pipeline.module.{name}"
             raise AttributeError(f"{type(self).__name__} has no {name!r}{said}")
 
     def __call__(self, batch: Any) -> Any:
-        """As forward()."""
+        """Call forward() with the batch."""
         return self.forward(batch)
 
     @property
     def table(self) -> Table:
-        """The schedule. ConfigError before "auto" has chosen one."""
+        """Return the schedule. ConfigError before "auto" has chosen one."""
         if self._table is None:
             raise ConfigError("schedule='auto' chooses its table in the first step()")
         return self._table
 
     @property
     def present(self) -> Step | None:
-        """The step of the table that this rank is taking, for who looks on from within its modules;
-        None outside of step(), forward() and evaluate()."""
+        """Return the step of the table that this rank is taking, for observers within its modules.
+
+        It is None outside of step(), forward() and evaluate().
+        """
         return self._executor.present
 
     @property
     def peaks(self) -> dict[int, int]:
-        """How many microbatches each of this rank's stages has had alive at once, at most."""
+        """Return the largest number of live microbatches of each of this rank's stages."""
         return {number: stage.peak for number, stage in self._stages.items()}
 
     def step(
@@ -215,14 +219,14 @@ class PipelineParallel:
         elements that the microbatches' losses are means of, along the mesh's data axes, too.
 
         batch: the first stage's input; target: loss_fn's. Tensors, or tuples of them, whose rows
-        are dealt to microbatches, or lists of num_microbatches of such, of any shapes. Ranks
+        are divided into microbatches, or lists of num_microbatches of such, of any shapes. Ranks
         without the first stage may give None for the one, those without the last for the other.
-        scaler: whose scale gradients are multiplied with, and not the loss that is returned; all
-        ranks of the mesh pass theirs, and scaler.step(optimizer) follows.
+        scaler: gradients, but not the returned loss, are multiplied by its scale. All ranks of
+        the mesh pass theirs, and call scaler.step(optimizer) afterwards.
 
-        ConfigError on all ranks of the mesh for a batch that does not fit one of them, and for
-        scalers by which not all would step alike; PipelineError if a stage raises, or waits in
-        vain: then the group is dead.
+        Raises ConfigError on all ranks of the mesh for a batch that does not fit one of them, and
+        for scalers with which ranks would step differently, and PipelineError if a stage raises,
+        or its waiting times out: then the group is dead.
         """
         return self._failures.telling(lambda: self._step(batch, target, scaler))
 
@@ -238,7 +242,7 @@ class PipelineParallel:
         return self._loss(weights)
 
     def _table_of(self, count: int) -> Table:
-        """The schedule, for a batch that makes so many microbatches."""
+        """Return the schedule for a batch that makes `count` microbatches."""
         if count == self.num_microbatches:
             return self.table
         if count not in self._fewer:
@@ -246,8 +250,10 @@ class PipelineParallel:
         return self._fewer[count]
 
     def forward(self, batch: Any) -> Any:
-        """The last stage's output for a batch, which cannot be differentiated, on the rank that has
-        that stage; None on the others. Batches of other sizes have fewer microbatches."""
+        """Return the last stage's output for a batch, on the rank that has it; None on the others.
+
+        It cannot be differentiated. Batches of other sizes may have fewer microbatches.
+        """
         purpose = Purpose(trains=False, has_losses=False)
         self._failures.telling(lambda: self._run(self._forward_only, batch, None, purpose))
         outputs = [result_of(each) for _, each in sorted(self._executor.outputs.items())]
@@ -256,20 +262,22 @@ class PipelineParallel:
         return self._joined(outputs) if outputs else None
 
     def _joined(self, parts: Sequence[Any]) -> Any:
-        """Rows of microbatches; of what has none, as a loss, a list."""
+        """Concatenate rows of microbatches; return values without rows, as losses, in a list."""
         has_rows = all(len(getattr(each, "shape", ())) for each in parts)
         return self._autograd.joined(parts) if has_rows else [*parts]
 
     def evaluate(self, batch: Any, target: Any = None) -> float:
-        """The loss of a batch, as step() has it, without gradients; of any number of rows."""
+        """Return the loss of a batch as step() does, without gradients, for any number of rows."""
         problem = self._uncounted(batch)
         purpose = Purpose(trains=False, has_losses=self._giving.has_own_loss or target is not None)
         how = self._forward_only, batch, target, purpose, None, problem
         return self._failures.telling(lambda: self._loss(self._run(*how)))
 
     def measure(self, batch: Any, target: Any = None) -> Costs:
-        """What steps of the first microbatch take, in seconds, and what it holds, in bytes; the
-        same on all ranks. Gradients, buffers and random numbers are afterwards what they were."""
+        """Measure a microbatch: seconds of its steps, and bytes that it holds.
+
+        The result is the same on all ranks. Gradients, buffers and random numbers are restored.
+        """
         return self._failures.telling(lambda: self._measure(batch, target))
 
     def _measure(self, batch: Any, target: Any) -> Costs:
@@ -284,12 +292,15 @@ class PipelineParallel:
         return self.costs
 
     def simulation(self) -> Simulation:
-        """What the table comes to with the costs that have been measured; without them with those
-        of equal stages."""
+        """Simulate the table with the measured costs, or with those of equal stages."""
         return simulate(self.table, self.costs)
 
     def timeline(self) -> Simulation:
-        """What the last step() came to, of all ranks: seconds since each began. All call it."""
+        """Return the times of all ranks' steps in the last step(), in seconds since each rank
+        began.
+
+        All ranks call it.
+        """
         return timeline_of(self.group, self._executor.spans, self.table)
 
     def _run(
@@ -301,8 +312,11 @@ class PipelineParallel:
         most: int | None = None,
         problem: str = "",
     ) -> list[float]:
-        """The microbatches' weights, where losses are wanted. table_of: what makes the table of so
-        many microbatches; most: so many of them at most."""
+        """Run a batch and return the microbatches' weights, if losses are wanted.
+
+        table_of: makes the table for a number of microbatches. most: largest number of
+        microbatches.
+        """
         how = batch, target, self.num_microbatches, purpose, self.module, self._sharing, problem
         given = self._giving.agreed(*how).first(most)
         table = table_of(given.microbatches)
@@ -341,7 +355,7 @@ class PipelineParallel:
         return self._run(table_of, batch, target, purpose, most, problem)
 
     def _uncounted(self, batch: Any) -> str:
-        """Why the loss of a batch is not known from those of microbatches; "" if it is."""
+        """Return why a batch's loss cannot be computed from those of microbatches; "" if it can."""
         if not self._giving.has_own_loss or self.placement[-1] != self.group.rank:
             return ""
         if batches.has_divisor(batch):
@@ -357,8 +371,10 @@ class PipelineParallel:
         return builders.forward_only(self.placement, count)
 
     def _weights(self, given: Given) -> list[float]:
-        """How much each microbatch counts in the mean over all; what the mean along data axes
-        divides by is made up for."""
+        """Return the weight of each microbatch in the mean over all microbatches.
+
+        Weights compensate for the division by the mean along data axes.
+        """
         if self._giving.has_own_loss:
             if any(batches.DIVISOR in each.named for each in given.inputs):
                 return [1.0 for _ in given.inputs]

@@ -1,4 +1,4 @@
-"""What a training keeps: models, optimizers, and whatever else has a state."""
+"""Keeps and restores the state of a training: models, optimizers, and anything with a state."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ __all__ = [
 
 
 class Place(Protocol):
-    """Which rank this is, of how many."""
+    """Holds the number of this rank and the number of ranks."""
 
     rank: int
     world_size: int
 
 
 class PerRank:
-    """Something with a state that each rank has for itself, such as residuals of compression or a
-    generator of random numbers. A rank gets back what the rank of its number had, if there was
-    one, and else keeps what it has."""
+    """Wraps an object with a state that each rank has for itself, such as residuals of compression
+    or a generator of random numbers. A rank gets back the state of the rank with its number, if
+    there was one, and otherwise keeps its own.
+    """
 
     def __init__(self, thing: Any) -> None:
         self.thing = thing
@@ -47,7 +48,10 @@ class PerRank:
 def contents_of(
     state: Mapping[str, Any], ranks: Place, agreed: frozenset[str] = frozenset()
 ) -> Contents:
-    """All of it, as the rank has it. agreed: see Contents. ConfigError for what cannot be kept."""
+    """Return everything in `state`, as this rank has it.
+
+    agreed: see Contents. Raises ConfigError for objects that cannot be kept.
+    """
     contents = Contents(agreed=agreed)
     for name, thing in _named(state, ranks):
         if not isinstance(thing, ModelState | OptimizerState | LoaderState):
@@ -68,18 +72,19 @@ def _keep(name: str, thing: Any, contents: Contents) -> None:
 
 
 def check_state(state: Mapping[str, Any], ranks: Place) -> None:
-    """ConfigError for models that cannot be kept, as far as that is known before there is anything
-    to keep."""
+    """Raise ConfigError for models that cannot be kept, as far as that is known by now."""
     for _ in _named(state, ranks):
         pass
 
 
 def restore(state: Mapping[str, Any], source: Source, ranks: Place) -> dict[str, Any]:
-    """Give everything in `state` what was kept of it. Returns what nobody there takes: plain
-    values, by name, with arrays in memory of their own, also those that `state` does not name.
+    """Give everything in `state` what was kept of it, and return what belongs to no object there.
 
-    CheckpointError for what was not kept, or in another shape or dtype, before anything is
-    changed.
+    These are plain values, by name, with arrays in memory of their own, including those that
+    `state` does not name.
+
+    Raises CheckpointError, before anything is changed, for what was not kept, or in another shape
+    or dtype.
     """
     plan = Restoration(state, source, ranks)
     for name, target in plan.reads:
@@ -88,10 +93,10 @@ def restore(state: Mapping[str, Any], source: Source, ranks: Place) -> dict[str,
 
 
 class Restoration:
-    """restore() in two steps, for those who read all of `reads` in between by themselves."""
+    """Splits restore() into two steps, for callers that read all of `reads` in between."""
 
     def __init__(self, state: Mapping[str, Any], source: Source, ranks: Place) -> None:
-        """Changes nothing yet. CheckpointError as restore()."""
+        """Plan the restoration and change nothing yet. CheckpointError as restore()."""
         self._source = noted = NotedReads(source)
         self._state = state
         self._loads: list[Callable[[], None]] = []
@@ -102,10 +107,10 @@ class Restoration:
             if "/" not in name:
                 self._found[name] = decode(noted.values[name], None, noted)
         self.reads = noted.reads
-        """Tensors by name, and the pieces that are wanted of them."""
+        """Tensors by name, and the pieces of them that are needed."""
 
     def finish(self) -> dict[str, Any]:
-        """Give it to its owners, once all has been read. Returns as restore()."""
+        """Load everything into its owners, after it has been read. Returns as restore()."""
         for load in self._loads:
             load()
         return self._found
@@ -128,7 +133,7 @@ class Restoration:
 
 
 def _named(state: Mapping[str, Any], ranks: Place) -> Iterator[tuple[str, Any]]:
-    """What each part is kept by."""
+    """Yield each part of the state with the name it is kept by."""
     mesh = _mesh(state)
     models = {name: ModelState(name, each, mesh) for name, each in state.items() if is_model(each)}
     pieces = {key: piece for model in models.values() for key, piece in model.pieces.items()}
@@ -150,7 +155,7 @@ def _named(state: Mapping[str, Any], ranks: Place) -> Iterator[tuple[str, Any]]:
 
 
 def _mesh(state: Mapping[str, Any]) -> DeviceMesh | None:
-    """What the models' layouts are on, which is not kept."""
+    """Return the mesh of the models' layouts, which is not kept itself."""
     found = [each for each in state.values() if isinstance(each, DeviceMesh)]
     if len(found) > 1:
         raise ConfigError(f"the state has {len(found)} meshes: keep models on others apart")

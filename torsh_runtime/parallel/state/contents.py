@@ -1,4 +1,4 @@
-"""What one rank has of a training's state, and what it is restored from."""
+"""Holds one rank's part of a training's state, and reads what it is restored from."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torsh_runtime.layout import Piece, ShardedTensor
 
 @dataclass
 class Contents:
-    """Pieces of tensors and plain values, under names that do not depend on how many ranks there
-    are and on what wraps the model.
+    """Holds pieces of tensors and plain values, under names that depend neither on the number of
+    ranks nor on wrappers of the model.
 
     A model's tensors are "model/layers.0.weight", an optimizer's
     "optimizer/state/layers.0.weight/exp_avg", where "model" and "optimizer" are the program's names
@@ -21,47 +21,51 @@ class Contents:
     """
 
     tensors: dict[str, ShardedTensor] = field(default_factory=dict)
-    """No copies."""
+    """Tensors themselves, not copies."""
     values: dict[str, Any] = field(default_factory=dict)
-    """What JSON can tell."""
+    """Values that JSON can represent."""
     aliases: dict[str, str] = field(default_factory=dict)
-    """Further names of parameters that modules share, to the names that they have here."""
+    """Further names of parameters that modules share, with the names that they have here."""
     of_first: set[str] = field(default_factory=set)
-    """Names of tensors that ranks may have differently, of which the first rank's counts: all but
-    parameters and what is cut as they are."""
+    """Names of tensors that may differ between ranks, and are kept as the first rank has them: all
+    but parameters and tensors that are cut as these are.
+    """
     stateful: set[str] = field(default_factory=set)
-    """Names of things with a state_dict(), of which there is one state for all ranks."""
+    """Names of objects with a state_dict() that have one state for all ranks."""
     agreed: frozenset[str] = frozenset()
-    """Names of optimizers' states of parameters that all ranks keep by pieces."""
+    """Names of states of parameters in optimizers that all ranks keep by pieces."""
     by_pieces: set[str] = field(default_factory=set)
-    """Names of those that this rank cannot keep otherwise: they make sense with its piece only."""
+    """Names of those that this rank can only keep by pieces: they make sense with its piece only.
+    """
 
 
 class Source(Protocol):
-    """Contents that were kept. What it lacks or has otherwise is a CheckpointError."""
+    """Gives access to contents that were kept. It raises CheckpointError for what is missing or
+    does not fit.
+    """
 
     @property
     def values(self) -> Mapping[str, Any]:
-        """As Contents has them."""
+        """Return the plain values, as in Contents."""
 
     def names(self, prefix: str) -> list[str]:
-        """Of all tensors whose names begin so."""
+        """Return the names of all tensors that begin with this prefix."""
 
     def kind(self, name: str) -> tuple[str, tuple[int, ...]]:
-        """The dtype and shape of a whole tensor."""
+        """Return the dtype and shape of a whole tensor."""
 
     def check(self, name: str, target: ShardedTensor) -> None:
-        """CheckpointError if it is not there, or cannot be read into this target."""
+        """Raise CheckpointError if the tensor is missing or cannot be read into this target."""
 
     def read(self, name: str, target: ShardedTensor) -> None:
-        """Write this piece of it to the target's values."""
+        """Read the target's piece of the tensor into its values."""
 
     def whole(self, name: str, framework: str) -> Any:
-        """All of it, as an array of "numpy" or tensor of "torch"."""
+        """Read the whole tensor, as an array of "numpy" or tensor of "torch"."""
 
 
 def read_whole(source: Source, name: str, framework: str) -> Any:
-    """All of a tensor, in memory of its own."""
+    """Read a whole tensor into memory of its own."""
     dtype, shape = source.kind(name)
     values = empty(framework, shape, dtype)
     source.read(name, ShardedTensor(values, Piece.whole(shape)))
@@ -69,7 +73,7 @@ def read_whole(source: Source, name: str, framework: str) -> Any:
 
 
 class NotedReads:
-    """A source of which nothing is read yet: what is to be is checked, and noted."""
+    """Checks and notes reads from a source, without reading anything yet."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -78,14 +82,14 @@ class NotedReads:
         self.reads: list[tuple[str, ShardedTensor]] = []
 
     def check(self, name: str, target: ShardedTensor) -> None:
-        """See Source."""
+        """Check the target as the source does."""
         self._source.check(name, target)
 
     def read(self, name: str, target: ShardedTensor) -> None:
-        """Later."""
+        """Check the target and note that it is to be read later."""
         self.check(name, target)
         self.reads.append((name, target))
 
     def whole(self, name: str, framework: str) -> Any:
-        """See Source."""
+        """Return memory for a whole tensor, which is to be read later."""
         return read_whole(self, name, framework)

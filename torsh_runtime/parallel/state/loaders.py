@@ -1,4 +1,6 @@
-"""torchdata's loaders and samplers, each rank's of which stands in a share of the dataset."""
+"""Keeps torchdata's loaders and samplers, which are at a place in their rank's share of the
+dataset.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +15,23 @@ from torsh_runtime.parallel.state.plain import decode, encode
 
 
 class LoaderState:
-    """A StatefulDataLoader or StatefulDistributedSampler. Each rank has its own state."""
+    """Keeps a StatefulDataLoader or StatefulDistributedSampler. Each rank has its own state."""
 
     def __init__(self, name: str, loader: Any, rank: int, num_ranks: int) -> None:
         self._name, self._loader = name, loader
         self._rank, self._num_ranks = rank, num_ranks
 
     def keep(self, contents: Contents) -> None:
-        """Add it to what is kept."""
+        """Add the loader's state to what is kept."""
         own = f"{self._name}/rank-{self._rank}"
         contents.values[own] = encode(self._loader.state_dict(), own, contents.tensors)
         contents.values[self._name] = {"num_ranks": self._num_ranks}
 
     def restore(self, source: Source) -> Callable[[], None]:
-        """Have what was kept read. Returns what loads it then.
+        """Read the kept state, and return a function that loads it.
 
-        CheckpointError for another number of ranks, unless its batches do not depend on that,
-        or the epoch was over, so that the loader begins the next one as it is.
+        Raises CheckpointError for another number of ranks, unless the loader's batches do not
+        depend on that, or the epoch was over, so that the loader begins the next one as it is.
         """
         saved = _num_ranks(source.values[self._name])
         names = ((rank, f"{self._name}/rank-{rank}") for rank in range(saved))
@@ -56,8 +58,9 @@ class LoaderState:
 
 
 def is_loader(thing: object) -> bool:
-    """Whether it is a StatefulDataLoader of torchdata's, or a DistributedSampler of torch's that
-    has a state."""
+    """Return whether it is torchdata's StatefulDataLoader, or torch's DistributedSampler with a
+    state.
+    """
     loaders = sys.modules.get("torchdata.stateful_dataloader")
     if loaders is not None and isinstance(thing, loaders.StatefulDataLoader):
         return True
@@ -71,7 +74,7 @@ def _is_over(kept: Any) -> bool:
 
 
 def _num_ranks(kept: Any) -> int:
-    """Of those that kept it. CheckpointError for what was kept otherwise."""
+    """Return the number of ranks that kept it. CheckpointError for another format."""
     found = kept.get("num_ranks") if isinstance(kept, dict) else None
     if type(found) is not int:
         raise CheckpointError(

@@ -1,4 +1,4 @@
-"""Plain values of which several ranks tell, as one."""
+"""Merges plain values that several ranks have kept."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 from torsh_runtime.parallel.state.plain import KEY, is_number
 
 GROUPS = "param_groups"
-"""What an optimizer's plain value has, and nothing else."""
+"""The only key of an optimizer's plain value."""
 _PIECES = "__pieces__"
-"""What the plain value of a parameter's state has that is kept by pieces, and nothing else."""
+"""The only key of the plain value of a parameter's state that is kept by pieces."""
 
 
 def of_pieces(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """A plain value that is kept by pieces, by their labels."""
+    """Make a plain value that is kept by pieces from these, which are by label."""
     return {_PIECES: {KEY: "pieces", "items": dict(plain)}}
 
 
 def pieces_in(value: Any) -> dict[str, Any] | None:
-    """What is in such a value, by the pieces' labels; None for any other."""
+    """Return the pieces in such a value, by label; None for any other value."""
     if not isinstance(value, dict) or value.keys() != {_PIECES}:
         return None
     found: dict[str, Any] = value[_PIECES]["items"]
@@ -27,8 +27,11 @@ def pieces_in(value: Any) -> dict[str, Any] | None:
 
 
 def merged_values(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The plain values of all ranks, in their order: of what several have the first one's, but of
-    an optimizer the parameters of all, who may be stages of a pipeline, and what is of pieces."""
+    """Merge the plain values of all ranks, which are in their order.
+
+    The first rank's value is used where several have it. But the parameters of optimizers are
+    joined, because ranks may be stages of a pipeline, and so are pieces.
+    """
     merged: dict[str, Any] = {}
     for values in told:
         for name, value in values.items():
@@ -44,7 +47,7 @@ def _merged(ours: Any, theirs: Any) -> Any:
 
 
 def _of_one(value: Any) -> Any:
-    """Numbers that are the same for all pieces are those of the parameter."""
+    """Turn pieces whose values are equal numbers into the value of the whole parameter."""
     first, *others = [*(pieces_in(value) or {}).values()] or [None]
     is_same = first is not None and all(each == first for each in others)
     return first if is_same and all(map(is_number, first.values())) else value
@@ -55,7 +58,7 @@ def _is_of_optimizer(value: object) -> bool:
 
 
 def _merged_groups(ours: Sequence[Any], theirs: Sequence[Any]) -> list[Any]:
-    """Groups of one number and with the same options are one."""
+    """Merge groups that have the same number and the same options."""
     groups = [*ours]
     for number, their in enumerate(theirs):
         own = groups[number] if number < len(ours) else None

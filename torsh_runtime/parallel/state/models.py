@@ -1,4 +1,4 @@
-"""Models, under the names of the model that wrappers are around."""
+"""Keeps models, under the names of the model within its wrappers."""
 
 from __future__ import annotations
 
@@ -19,20 +19,23 @@ from torsh_runtime.parallel.state.plain import decode, encode
 
 
 class ModelState:
-    """A model's parameters, persistent buffers, and what its modules have as extra state."""
+    """Keeps a model's parameters, persistent buffers, and its modules' extra state."""
 
     def __init__(self, name: str, model: Any, mesh: DeviceMesh | None = None) -> None:
-        """mesh: what the model's layouts are on, as far as its modules do not know where this rank
-        stands. ConfigError if they do not fit it."""
+        """Look up the model's tensors.
+
+        mesh: that of the model's layouts, needed where its modules do not know this rank's
+        coordinates. Raises ConfigError if they do not fit it.
+        """
         self._name, self._mesh = name, mesh
         self.pieces: dict[int, tuple[str, Piece]] = {}
-        """By the id() of each parameter: its name, and what this rank has of it."""
+        """For the id() of each parameter: its name, and the piece that this rank has."""
         self._tensors: dict[str, ShardedTensor] = {}
         self._buffers: set[str] = set()
-        """The names of those that are buffers."""
+        """Names of the buffers among the tensors."""
         self._aliases: dict[str, str] = {}
         self._extra: dict[str, Any] = {}
-        """Modules of torch with a get_extra_state(), by the name of what it gives."""
+        """Modules of torch that have a get_extra_state(), by the name of its result."""
         self._layouts, self._parts = layouts_by_id(model), _parts(model)
         self._known = coordinates_by_id(model)
         whole = unwrapped(model)
@@ -40,7 +43,7 @@ class ModelState:
         self._look(whole)
 
     def keep(self, contents: Contents) -> None:
-        """Add it to what is kept."""
+        """Add the model's state to what is kept."""
         contents.tensors.update(self._tensors)
         contents.of_first |= self._buffers
         for name, module in self._extra.items():
@@ -48,7 +51,7 @@ class ModelState:
         contents.aliases.update(self._aliases)
 
     def restore(self, source: Source) -> list[Callable[[], None]]:
-        """Have what was kept read into its tensors. Returns what is to be called when it is."""
+        """Read what was kept into the tensors, and return functions to call after that."""
         for name, target in self._tensors.items():
             source.read(name, target)
         missing = [name for name in self._extra if name not in source.values]
@@ -91,7 +94,7 @@ class ModelState:
             )
 
     def _piece(self, name: str, key: int, shape: tuple[int, ...]) -> Piece:
-        """What this rank has of a parameter: of what its module has of it, its part."""
+        """Return this rank's piece of a parameter: the wrapper's part of its module's part."""
         part = self._parts.get(key, Piece.whole(shape))
         if key not in self._layouts:
             return part
@@ -99,7 +102,7 @@ class ModelState:
 
 
 def is_model(thing: object) -> bool:
-    """Whether it is one, wrapped or not."""
+    """Return whether the object is a model, wrapped or not."""
     try:
         framework_of_model(thing)
     except TypeError:
@@ -108,8 +111,11 @@ def is_model(thing: object) -> bool:
 
 
 def _check_tensors(name: str, model: Any, known: Set[int]) -> None:
-    """ConfigError for tensors that others hold, of which only a copy of the elements would stay,
-    and for parts of parameters that no wrapper in the model tells of. known: id() of those."""
+    """Raise ConfigError for tensors that cannot be kept.
+
+    These are tensors made of other tensors, whose elements alone would be kept, and
+    parts of parameters that no wrapper in the model knows. known: id() of those that wrappers know.
+    """
     if framework_of(model).name != "torch":
         return
     from torsh_runtime.arrays.subclasses import is_made_of_others, refusal_of_distributed
@@ -140,7 +146,7 @@ def _buffers(model: Any) -> Iterator[tuple[str, Any]]:
 
 
 def unwrapped(model: Any) -> Any:
-    """The model that wrappers are around."""
+    """Return the model within its wrappers."""
     while True:
         if isinstance(model, DistributedDataParallel | FullyShardedDataParallel):
             model = model.module
@@ -151,7 +157,7 @@ def unwrapped(model: Any) -> Any:
 
 
 def _parts(model: Any) -> dict[int, Piece]:
-    """What wrappers have left of parameters, by id()."""
+    """Return the pieces of parameters that wrappers have left, by id()."""
     wrappers = wrappers_of(model)
     return {key: piece for wrapper in wrappers for key, piece in wrapper.pieces().items()}
 

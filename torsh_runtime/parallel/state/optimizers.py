@@ -1,4 +1,4 @@
-"""Optimizers, whose state is kept under the names of the parameters that it is of."""
+"""Keeps optimizers, with their state under the names of its parameters."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ Pieces = Mapping[int, tuple[str, Piece]]
 
 
 class OptimizerState:
-    """An optimizer of torch or tr.optim, or a DistributedOptimizer around one.
+    """Keeps an optimizer of torch or tr.optim, or a DistributedOptimizer around one.
 
-    Of a parameter that ranks have pieces of, state that has its shape is cut as it is, and numbers
+    Where ranks have pieces of a parameter, state of its shape is cut in the same way, and numbers
     are the same for all pieces. State of any other kind, such as scales of blocks, makes sense with
     the rank's own piece only: then all state of the parameter is kept by pieces.
     """
 
     def __init__(self, name: str, optimizer: Any, pieces: Pieces) -> None:
-        """pieces: of all models' parameters, by id()."""
+        """Prepare to keep an optimizer. pieces: those of all models' parameters, by id()."""
         self._name = name
         self._optimizer = optimizer
         self._pieces = pieces
 
     def keep(self, contents: Contents) -> None:
-        """Add it to what is kept."""
+        """Add the optimizer's state to what is kept."""
         for parameter, state in self._own().state.items():
             key, piece = self._piece(parameter)
             if piece.size or piece.is_whole:
@@ -50,7 +50,7 @@ class OptimizerState:
     def _keep_state(
         self, name: str, of: ShardedTensor, state: Mapping[str, Any], contents: Contents
     ) -> None:
-        """The state of one parameter, of which `of` is what this rank has."""
+        """Keep the state of one parameter. `of`: this rank's piece of the parameter."""
         cut = {key: each for key, each in state.items() if _is_cut(key, each, of.values)}
         where = name
         if not of.piece.is_whole:
@@ -73,7 +73,7 @@ class OptimizerState:
             )
 
     def restore(self, source: Source) -> Callable[[], None]:
-        """Have what was kept read. Returns what loads it then."""
+        """Read the kept state, and return a function that loads it."""
         saved = source.values[self._name][GROUPS]
         groups = [decode(group, None, source) for group in saved]
         options = self._options_by_parameter(groups)
@@ -94,7 +94,7 @@ class OptimizerState:
                 given.update(_options_of(given, options, self._pieces))
 
     def _own(self) -> Any:
-        """The one that has this rank's state."""
+        """Return the optimizer that has this rank's state."""
         if isinstance(self._optimizer, DistributedOptimizer):
             return self._optimizer.local
         return self._optimizer
@@ -115,9 +115,10 @@ class OptimizerState:
         return state
 
     def _plain_state(self, key: str, piece: Piece, kept: dict[str, Any]) -> dict[str, Any] | None:
-        """What is not cut of a parameter's state; None for an empty piece, which needs no state.
+        """Return the state of a parameter that is not cut; None for an empty piece, which needs
+        none.
 
-        CheckpointError if that was kept by pieces, and this rank's is another one.
+        Raises CheckpointError if the state was kept by pieces, and this rank's is a different one.
         """
         by_label = pieces_in(kept)
         if by_label is None:
@@ -166,18 +167,21 @@ class OptimizerState:
 
 
 def is_optimizer(thing: object) -> bool:
-    """Whether it has what an optimizer has."""
+    """Return whether the object has the attributes of an optimizer."""
     return all(hasattr(thing, each) for each in ("param_groups", "state", "load_state_dict"))
 
 
 def _is_cut(kind: str, value: Any, parameter: Any) -> bool:
-    """As torch's optimizers know it when they load: "step" is a number even beside a scalar."""
+    """Return whether state has the shape of its parameter, by the rule of torch's optimizers.
+
+    When these load, "step" is a number even if its parameter is a scalar.
+    """
     is_plain = kind != "step" and is_array(value) and not is_subclass(value)
     return is_plain and tuple(value.shape) == tuple(parameter.shape)
 
 
 def _is_common(kind: str, value: Any) -> bool:
-    """Whether it is a number, which all pieces of a parameter have in common."""
+    """Return whether it is a number, which all pieces of a parameter have in common."""
     if is_array(value):
         return not value.shape or (kind == "step" and math.prod(value.shape) == 1)
     return not isinstance(value, list | tuple | Mapping)

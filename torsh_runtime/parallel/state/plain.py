@@ -1,4 +1,4 @@
-"""Nested Python values, with arrays in them, as what JSON can tell and tensors beside it."""
+"""Encodes nested Python values that contain arrays as JSON values and tensors."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from torsh_runtime.layout import Piece, ShardedTensor
 from torsh_runtime.parallel.state.contents import Source
 
 KEY = "__kept__"
-"""Marks a dict that stands for what JSON has not."""
+"""Key that marks a dict standing for a value that JSON does not have."""
 _MAPPINGS: dict[str, Callable[[Any], Any]] = {
     "dict": dict,
     "counter": lambda pairs: Counter(dict(pairs)),
     "ordered": OrderedDict,
 }
-"""How mappings are made again; what is of other classes comes back as a dict."""
+"""Constructors of mappings by kind; mappings of other classes are decoded as dicts."""
 _MAPPING_KINDS = {Counter: "counter", OrderedDict: "ordered"}
 _ARRAYS = (np.ndarray, np.memmap)
 
 
 def encode(value: Any, name: str, tensors: dict[str, ShardedTensor]) -> Any:
-    """The value for JSON; its arrays are put into `tensors`, under names that begin with `name`.
+    """Return the value for JSON, and put its arrays into `tensors`.
 
-    ConfigError for what is no number, text, bytes, None, array, or list, tuple or dict of such.
+    Their names begin with `name`. Raises ConfigError for anything but numbers, text, bytes, None,
+    arrays, torch's dtypes, and lists, tuples or dicts of these.
     """
     if isinstance(value, np.generic) and not value.dtype.hasobject:
         value = value.item()
@@ -59,7 +60,7 @@ def encode(value: Any, name: str, tensors: dict[str, ShardedTensor]) -> Any:
 
 
 def encode_number(value: Any, name: str, tensors: dict[str, ShardedTensor]) -> Any:
-    """As encode(), but an array with one element stands in the JSON itself."""
+    """Encode like encode(), but put an array with one element into the JSON value itself."""
     if not is_array(value) or is_subclass(value) or dtype_name(value).startswith("complex"):
         return encode(value, name, tensors)
     kind = {"dtype": dtype_name(value), "framework": framework_of(value)}
@@ -67,14 +68,14 @@ def encode_number(value: Any, name: str, tensors: dict[str, ShardedTensor]) -> A
 
 
 def is_number(encoded: Any) -> bool:
-    """Whether what was encoded is a number, text or None, or an array of one element."""
+    """Return whether an encoded value is a number, text or None, or an array of one element."""
     if isinstance(encoded, dict):
         return bool(encoded.get(KEY) == "number")
     return not isinstance(encoded, list)
 
 
 def is_subclass(value: object) -> bool:
-    """Whether it is an array of a class that its elements alone do not make again."""
+    """Return whether it is an array of a class that cannot be made from its elements alone."""
     if isinstance(value, np.ndarray):
         return type(value) not in _ARRAYS
     if framework_of(value) != "torch":
@@ -122,8 +123,10 @@ def _encode_mapping(value: Mapping[Any, Any], name: str, tensors: dict[str, Shar
 
 
 def decode(value: Any, like: Any, source: Source) -> Any:
-    """What was encoded, with arrays of numpy or tensors of torch in memory of their own. Where
-    `like` has a ShardedTensor, that piece is read into its values."""
+    """Decode a value, with numpy's arrays or torch's tensors in memory of their own.
+
+    Where `like` has a ShardedTensor, that piece is read into its values.
+    """
     if isinstance(value, list):
         return [decode(each, _within(like, n), source) for n, each in enumerate(value)]
     if not isinstance(value, dict):

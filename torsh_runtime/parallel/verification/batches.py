@@ -1,4 +1,4 @@
-"""Which rows and tokens of a batch a rank has."""
+"""Computes which rows and tokens of a batch a rank has."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torsh_runtime.parallel.verification.placing import DataCut, Span, within
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """This rank's of a batch: of so many rows, each of so many tokens, these."""
+    """Holds which of a batch's rows, and which tokens of each row, this rank has."""
 
     place: Place
     rows: int
@@ -23,7 +23,9 @@ class Share:
     own_tokens: tuple[Span, ...]
 
     def of(self, tensor: Any) -> Any:
-        """What this rank has of a tensor: rows along dimension 0, tokens along the next."""
+        """Return this rank's part of a tensor: its rows along dimension 0, its tokens along
+        dimension 1.
+        """
         shape = getattr(tensor, "shape", ())
         if len(shape) and self.own_rows != (0, self.rows):
             tensor = tensor[slice(*self.own_rows)]
@@ -32,8 +34,11 @@ class Share:
         return tensor
 
     def cuts(self, dim: int, size: int) -> Iterator[DataCut]:
-        """What of so many indices along a dimension of an output this rank may have by its share,
-        the likeliest first: rows, tokens, or both where a dimension has all tokens of all rows."""
+        """Yield the indices of an output's dimension that this rank may have, the likeliest first.
+
+        They follow from its share: rows, tokens, or both where a dimension has all tokens of all
+        rows. `size` is the number of indices in the output of the whole batch.
+        """
         first, last = self.own_rows
         if dim == 0 and size % (self.rows * self.tokens) == 0 and self._is_by_token:
             each = size // (self.rows * self.tokens)
@@ -52,8 +57,10 @@ class Share:
 
     @property
     def scales(self) -> tuple[float, ...]:
-        """How many times as long the first dimension of an output of the whole batch may be as that
-        of this rank's rows."""
+        """Return by which factors an output of the whole batch may be longer than this rank's.
+
+        Lengths are those of the first dimension: of rows, and of rows with all their tokens.
+        """
         rows = self.rows / (self.own_rows[1] - self.own_rows[0])
         return rows, rows * self.tokens / within(self.own_tokens)
 
@@ -63,8 +70,10 @@ class Share:
 
 
 def share_of(inputs: tuple[Any, ...], place: Place) -> Share:
-    """This rank's of the whole model's inputs. ConfigError for rows that cannot be divided evenly
-    over the axes of the data."""
+    """Return this rank's share of the whole model's inputs.
+
+    Raises ConfigError for rows that cannot be divided evenly over the axes of the data.
+    """
     shape = next((each.shape for each in inputs if getattr(each, "shape", ())), (1,))
     rows, ranks = int(shape[0]), place.size(place.row_axes)
     own, rest = divmod(rows, ranks)

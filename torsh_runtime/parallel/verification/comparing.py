@@ -13,35 +13,36 @@ from torsh_runtime.framework.models import kind_of, trained_parameters
 from torsh_runtime.parallel.verification.difference import Kind
 
 SMALL = 1e-3
-"""Of the largest value of a kind: what is smaller is compared as if it were so large, for sums may
-leave noise where there is nothing."""
+"""Fraction of the largest value of a kind. Smaller values are compared as if they had this size,
+because sums may leave noise where the result is zero.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """One value in both runs."""
+    """Holds a value of both runs."""
 
     order: tuple[int, int]
-    """Its place in the computation."""
+    """Place in the order of the computation."""
     kind: Kind
     name: str
     own: Any
-    """This rank's; None if it has none."""
+    """Value of this rank; None if it has none."""
     part: Any
-    """What one process has for it; None where this rank's has a shape that is no part of that."""
+    """The corresponding part of one process's value; None where the shapes do not fit."""
     whole_shape: tuple[int, ...]
     scale: float
-    """How large such values are."""
+    """Magnitude of such values."""
 
     def differs(self, tolerance: float) -> bool:
-        """Whether that is more than rounding."""
+        """Return whether the two values differ by more than rounding."""
         if self.own is None or self.part is None:
             return True
         return not close(self.own, self.part, tolerance * self.scale)
 
     @property
     def text(self) -> str:
-        """What this rank has, and what one process has."""
+        """Describe this rank's value beside that of one process, for people."""
         if self.own is None:
             return "is missing"
         if self.part is None:
@@ -55,7 +56,7 @@ class Pair:
 
 
 def close(one: Any, other: Any, distance: float) -> bool:
-    """Whether two arrays of one shape differ by no more. What is no number equals itself."""
+    """Return whether two arrays differ by `distance` at most. NaN equals NaN."""
     if one.shape != other.shape:
         return False
     apart = np.abs(one - other)
@@ -64,26 +65,26 @@ def close(one: Any, other: Any, distance: float) -> bool:
 
 
 def tolerance_of(model: Module) -> float:
-    """For a model, from the coarsest dtype among its parameters."""
+    """Return the relative tolerance for a model, from the coarsest dtype of its parameters."""
     kinds = [kind_of(each)[0] for _, each in trained_parameters(model)]
     return float(max(map(_precision, kinds), default=1e-16) ** 0.6)
 
 
 def _precision(dtype: str) -> float:
-    """How far numbers of this dtype are apart at 1."""
+    """Return the distance between 1 and the next number of this dtype."""
     known = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "float32": 2.0**-23, "float64": 2.0**-52}
     return next((size for name, size in known.items() if dtype.endswith(name)), 2.0**-23)
 
 
 def scale_of(own: Any, largest: float) -> float:
-    """Of a value among others of its kind, the largest of which is known."""
+    """Return the magnitude of a value, given the largest value of its kind."""
     size = float(np.abs(own).max(initial=0.0))
     return max(size, SMALL * largest) or 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """One rank's side of a pair."""
+    """Holds one rank's side of a pair."""
 
     own: Any
     part: Any
@@ -92,9 +93,10 @@ class Held:
 def why(
     at: int, held: Mapping[int, Held], along: Mapping[str, Sequence[int]], distance: float
 ) -> str:
-    """What the difference on rank `at` looks like, from what all ranks have; "" is unknown.
+    """Explain the difference on rank `at` by what all ranks have; "" if that is not possible.
 
-    along: for each axis the ranks along it, this one among them. distance: what is rounding.
+    along: for each axis the ranks along it, this one among them. distance: the largest difference
+    that counts as rounding.
     """
     mine = held[at]
     if mine.own is None or mine.part is None:
@@ -151,7 +153,7 @@ def _same(one: Any, other: Any, distance: float) -> bool:
 
 
 def _ratio(mine: Held, sizes: Mapping[str, int], distance: float) -> str:
-    """Of what is the right value times a number. sizes: of the axes."""
+    """Describe a value that is the right one times a number; else "". sizes: those of the axes."""
     square = float((mine.part * mine.part).sum())
     factor = float((mine.own * mine.part).sum()) / square if square else 0.0
     if not square or not close(mine.own, factor * mine.part, distance):

@@ -1,4 +1,4 @@
-"""What of a spread model's values belongs to what of the whole one's."""
+"""Pairs a spread model's values with those of the whole model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ORDER: tuple[Kind, ...] = (
 
 
 class Comparison:
-    """Of two recordings. All ranks make it, and ask it the same."""
+    """Compares two recordings. All ranks make one, and make the same calls of its methods."""
 
     def __init__(self, spread: Spread, share: Share, whole: Recording, own: Recording) -> None:
         self._spread, self._share, self._place = spread, share, share.place
@@ -46,8 +46,11 @@ class Comparison:
         self._find_parts()
 
     def pairs(self, norm: Norm | None, is_reduced: bool) -> Iterator[Pair]:
-        """All that can be compared, in the order of the computation. is_reduced: gradients are what
-        they are to be; else those that no wrapper has averaged are averaged here."""
+        """Yield everything that can be compared, in the order of the computation.
+
+        is_reduced: gradients are final; otherwise those that no wrapper has averaged are averaged
+        here.
+        """
         yield from self._parameters("parameter", self._whole.parameters, self._own.parameters)
         yield from self._activations("activation", self._whole.outputs, self._outputs)
         if self._own.loss is not None and self._whole.loss is not None:
@@ -62,7 +65,9 @@ class Comparison:
         yield _number("norm", found(self._spread.made), math.sqrt(sum(squares)))
 
     def is_cut(self, name: str) -> bool:
-        """Whether ranks have parts of what a module returns, beside their share of the batch."""
+        """Return whether ranks have parts of a module's output, apart from their share of the
+        batch.
+        """
         for key, part in self._parts.items():
             if key.name == name and part is not None:
                 own = math.prod(map(within, part.spans)) * self._place.size(part.axes)
@@ -93,8 +98,11 @@ class Comparison:
             )
 
     def _averaged(self) -> dict[str, Any]:
-        """Of gradients that wrappers have not averaged the means over those who have the same
-        elements: others have averages already, as of experts' tokens that went there."""
+        """Return all gradients, with those averaged that no wrapper has averaged.
+
+        Means are over the ranks that have the same elements. Other ranks already have means, as
+        with experts, to which tokens have been sent.
+        """
         done, pieces = self._spread.averaged(), self._spread.pieces()
         found = self._own.of_parameters
         rest = {name: (each, pieces[name]) for name, each in found.items() if name not in done}
@@ -126,15 +134,21 @@ class Comparison:
             )
 
     def _of_all_data(self, own: Any, part: Part, is_output: bool) -> Any:
-        """As one process has it: of what each rank along an axis of the data has a copy of outputs
-        are averaged and gradients added up. Losses are averaged over all, so gradients are too."""
+        """Combine the values of all ranks along axes of the data into that of one process.
+
+        Where ranks have copies, outputs are averaged and gradients are added up. Losses are
+        averaged over all ranks, so gradients are too.
+        """
         copied = [axis for axis in self._place.data_axes if axis not in part.axes]
         total = self._place.summed(own, copied) if self._place.size(copied) > 1 else own
         return total / (self._place.size(copied) if is_output else self._place.data_ranks)
 
     def _find_parts(self) -> None:
-        """Where outputs that all ranks of a stage have lie in the whole ones. Where several places
-        fit it is the first that is right on all of them, if one is."""
+        """Find the places, in the whole outputs, of outputs that all ranks of a stage have.
+
+        If several places fit, the first one is taken whose values are right on all of these ranks,
+        or else the first one.
+        """
         everyone = self._place.of_all({key: each.shape for key, each in self._outputs.items()})
         stage = self._place.stage()
         keys = [k for k in self._whole.outputs if all(k in everyone[rank] for rank in stage)]
@@ -159,7 +173,7 @@ class Comparison:
             self._parts[key] = found[key][(right or [0])[0]] if found[key] else None
 
     def _features(self, name: str) -> tuple[str, TensorLayout] | None:
-        """How the features of a module's output are cut, by its weight."""
+        """Return the axis and the layout by which a module's weight cuts its output's features."""
         told = getattr(self._spread.modules.get(name), "parameter_layouts", None) or {}
         layout = told.get("weight")
         axes = [] if layout is None else [*layout.sharded()]
@@ -172,7 +186,10 @@ def parts_of(
     share: Share,
     features: tuple[str, TensorLayout] | None = None,
 ) -> list[Part]:
-    """Where this rank's tensor may lie in a whole one. shapes: by rank, of who has such a one."""
+    """Return the possible places of this rank's tensor in a whole one.
+
+    shapes: by rank, for the ranks that have such a tensor.
+    """
     place = share.place
     along = {
         axis: [shapes[rank] for rank in ranks]
@@ -184,7 +201,7 @@ def parts_of(
 
 
 def elements(whole: Any, part: Part) -> Any:
-    """A part of a whole array."""
+    """Return a part of a whole array."""
     for dim, each in enumerate(part.spans):
         chosen = [at for start, end in each for at in range(start, end)]
         whole = np.take(whole, chosen, axis=dim)
@@ -192,7 +209,7 @@ def elements(whole: Any, part: Part) -> Any:
 
 
 def _joins(parts: Parts, whole: Sequence[int], share: Share) -> bool:
-    """Whether microbatches have rows of an output of the whole batch, and not all the same."""
+    """Return whether the microbatches' outputs are different rows of the whole batch's output."""
     if not whole or not all(each.ndim for each in parts.values()):
         return False
     rows = sum(each.shape[0] for each in parts.values())
@@ -202,7 +219,11 @@ def _joins(parts: Parts, whole: Sequence[int], share: Share) -> bool:
 def _joined(
     values: Mapping[Key, Parts], joins: Mapping[Key, bool], is_output: bool
 ) -> dict[Key, Any]:
-    """Of all microbatches. Of what each has of its own outputs' means, and gradients' sums."""
+    """Combine the values of all microbatches.
+
+    Rows are concatenated. Where each microbatch has its own, outputs are averaged, and gradients
+    are added up.
+    """
     found = {}
     for key, parts in values.items():
         arrays = [each for _, each in sorted(parts.items())]

@@ -1,4 +1,4 @@
-"""What is found to differ, in words. Pure."""
+"""Describes in words what differs. Pure."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ Kind = Literal["mask", "activation", "loss", "output's gradient", "parameter", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """One value that is not what one process has."""
+    """Describes one value that differs from that of one process."""
 
     kind: Kind
     name: str
-    """Of the module or parameter, as in the model that is not spread."""
+    """Name of the module or parameter in the model that is not spread."""
     rank: int
-    """A rank that has it, in the mesh's group."""
+    """A rank that has the difference, in the mesh's group."""
     coordinate: str
-    """Where that rank stands: "dp 0, tp 1"."""
+    """Coordinate of that rank in the mesh: "dp 0, tp 1"."""
     text: str
-    """What it has, and what one process has."""
+    """Value of that rank beside that of one process, in words."""
     why: str = ""
-    """What that looks like; "" is unknown."""
+    """Likely cause; "" if it is unknown."""
 
     def __str__(self) -> str:
         what = f"the {self.kind} of {self.name!r}" if self.name else f"the {self.kind}"
@@ -32,10 +32,10 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """What verify() found, the same on all ranks. True if nothing differs."""
+    """Holds the result of verify(), the same on all ranks. True if nothing differs."""
 
     compared: int
-    """How many values were."""
+    """Number of values that were compared."""
     differences: tuple[Difference, ...] = field(default=())
     """The first of each kind and name, in the order of the computation."""
 
@@ -44,7 +44,7 @@ class Verification:
 
     @property
     def first(self) -> Difference | None:
-        """What went wrong first; what follows may come of it."""
+        """Return the first difference, which may have caused those after it."""
         return self.differences[0] if self.differences else None
 
     def __str__(self) -> str:

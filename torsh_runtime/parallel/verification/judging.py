@@ -1,4 +1,4 @@
-"""What all ranks' comparisons come to."""
+"""Summarizes the comparisons of all ranks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from torsh_runtime.parallel.verification.place import Place
 
 
 def judged(pairs: Sequence[Pair], place: Place, tolerance: float) -> list[Difference]:
-    """What differs, the same on all ranks: each kind and name once, in the order of the
-    computation, and what the first difference looks like. All ranks call it."""
+    """Return what differs, the same on all ranks, which call this together.
+
+    Each kind and name is listed once, in the order of the computation. The first difference has an
+    explanation.
+    """
     bad = [pair for pair in pairs if pair.differs(tolerance)]
     told = place.of_all([(pair.order, pair.kind, pair.name, pair.text) for pair in bad])
     first: dict[Any, tuple[Any, int, str]] = {}

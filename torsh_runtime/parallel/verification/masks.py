@@ -1,4 +1,4 @@
-"""Dropout in a model of torch that is spread: masks alike on replicas, and not on parts."""
+"""Compares dropout masks of a spread torch model: equal on replicas, different on parts."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torsh_runtime.parallel.verification.recording import array_of
 from torsh_runtime.parallel.verification.spreading import Spread
 
 FEWEST = 64
-"""Elements of which two masks are not alike by chance."""
+"""Number of elements from which two masks are not equal by chance."""
 
 
 @contextmanager
 def without_dropout(model: Any) -> Iterator[None]:
-    """A block in which a model drops nothing."""
+    """Keep a model from dropping anything within the block."""
     drops = [each for _, each in model.named_modules() if each.training and draws(each)]
     for module in drops:
         module.training = False
@@ -33,7 +33,9 @@ def without_dropout(model: Any) -> Iterator[None]:
 def masks_that_differ(
     spread: Spread, forward: Callable[[], object], place: Place, is_cut: Callable[[str], bool]
 ) -> list[Difference]:
-    """Of Dropout layers, if the model is of torch; those of nn are compared like all else.
+    """Return the differences between masks of Dropout layers, if the model is of torch.
+
+    Those of nn are compared like everything else.
 
     forward: calls the spread model. is_cut(name): whether ranks have parts of what that module
     returns.
@@ -66,7 +68,7 @@ def _of_all(found: list[tuple[str, str]], place: Place) -> list[Difference]:
 
 
 def _judged(masks: list[Any], axis: str, is_cut: bool) -> str:
-    """What is wrong with the masks of the ranks along an axis; "" is nothing."""
+    """Return what is wrong with the masks of the ranks along an axis; "" if nothing is."""
     alike = all(each is not None and each == masks[0] for each in masks)
     if not is_cut and not alike:
         return f"differs between ranks along {axis}, which have to drop the same"
@@ -76,7 +78,7 @@ def _judged(masks: list[Any], axis: str, is_cut: bool) -> str:
 
 
 def _drops(spread: Spread) -> list[tuple[str, Any]]:
-    """Its Dropout layers that drop something."""
+    """Return the names and the Dropout layers that drop something."""
     return [
         (name, module)
         for name, module in spread.modules.items()
@@ -85,7 +87,7 @@ def _drops(spread: Spread) -> list[tuple[str, Any]]:
 
 
 def _masks(spread: Spread, forward: Callable[[], object]) -> dict[str, bytes]:
-    """What each Dropout layer drops in a forward pass, by its name."""
+    """Return what each Dropout layer drops in a forward pass, by its name."""
     found: dict[str, bytes] = {}
     with ExitStack() as held:
         for name, module in _drops(spread):

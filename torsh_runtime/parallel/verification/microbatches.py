@@ -1,4 +1,4 @@
-"""The whole model's passes in microbatches: those of a pipeline, of all ranks that divide rows."""
+"""Runs the whole model in microbatches: those of a pipeline, on all ranks that divide rows."""
 
 from __future__ import annotations
 
@@ -25,24 +25,30 @@ Rows = NDArray[np.int64]
 
 
 def dealt(rows: int, ranks: int, count: int) -> list[Rows]:
-    """Which rows of a batch are in each microbatch, where each rank has equally many that follow
-    each other, and deals them. ConfigError for fewer than there are microbatches."""
+    """Return which rows of a batch are in each microbatch.
+
+    Each rank has equally many consecutive rows, and divides them. ConfigError for fewer rows than
+    microbatches.
+    """
     by_rank = np.arange(rows).reshape(ranks, -1).T
     return [part.T.reshape(-1) for (part,) in batches.microbatches(by_rank, count)]
 
 
 class Accumulation:
-    """One process that accumulates the gradients of microbatches, as a pipeline's ranks do."""
+    """Accumulates the gradients of microbatches in one process, as a pipeline's ranks do."""
 
     def __init__(self, model: Any, watched: Watched, rows: Sequence[Rows]) -> None:
-        """rows: of each microbatch."""
+        """Prepare to record a model. rows: those of each microbatch."""
         self._model, self._rows, self._number = model, rows, 0
         self._watched = replace(watched, present=lambda: Pass(self._number))
         self._order = np.argsort(np.concatenate(rows))
 
     def recorded(self, inputs: tuple[Any, ...], target: Any, loss: Loss) -> Recording:
-        """Under the names, and of the shapes, that one pass of the whole batch would have. The loss
-        is of all outputs together, whatever weights a pipeline gives its microbatches."""
+        """Record all microbatches, with the names and shapes of one pass of the whole batch.
+
+        The loss is that of all outputs together, whatever weights a pipeline gives its
+        microbatches.
+        """
         returned: list[Any] = []
         at_once = record(self._watched, lambda: returned.append(self._model(*inputs)))
 
@@ -58,7 +64,7 @@ class Accumulation:
         return made
 
     def _outputs(self, inputs: tuple[Any, ...], whole: Any) -> Any:
-        """What the model returns of all microbatches, as of the whole batch."""
+        """Return the model's outputs of all microbatches, put together as for the whole batch."""
         found = []
         for number, rows in enumerate(self._rows):
             self._number = number
@@ -69,7 +75,7 @@ class Accumulation:
         return tuple(self._together(c, w.shape) for c, w in zip(columns, whole, strict=True))
 
     def _together(self, parts: Sequence[Any], shape: Sequence[int]) -> Any:
-        """Rows in the batch's order; of what has none the mean over the batch's rows."""
+        """Put rows into the batch's order; average values without rows over the batch's rows."""
         if self._has_rows(parts, shape):
             return joined(parts, 0)[self._places(shape[0])]
         weights = [len(rows) / len(self._order) for rows in self._rows]
@@ -78,7 +84,7 @@ class Accumulation:
     def _merged(
         self, values: Mapping[Key, Parts], shapes: Mapping[Key, Sequence[int]], is_output: bool
     ) -> dict[Key, Parts]:
-        """As recordings of ranks are put together."""
+        """Combine values of microbatches as recordings of ranks are combined."""
         found = {}
         for key, by_number in values.items():
             parts = [each for _, each in sorted(by_number.items())]
@@ -92,6 +98,6 @@ class Accumulation:
         return bool(len(shape)) and sum(each.shape[0] for each in parts) == shape[0]
 
     def _places(self, size: int) -> Rows:
-        """Where each index of a dimension with all rows is behind one another's microbatches."""
+        """Return where each index of a dimension with all rows is in joined microbatches."""
         each = size // len(self._order)
         return (self._order[:, None] * each + np.arange(each)).reshape(-1)

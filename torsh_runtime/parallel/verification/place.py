@@ -1,4 +1,4 @@
-"""Where this rank stands among those that compare a model."""
+"""Holds this rank's place among the ranks that compare a model."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torsh_runtime.mesh.mesh import DeviceMesh
 
 
 class Place:
-    """This rank's, on a mesh of which some axes divide batches, by rows or by tokens, and one may
-    divide the model into stages.
+    """Holds this rank's place on a mesh. Some of its axes divide batches, by rows or by tokens, and
+    one may divide the model into stages.
     """
 
     def __init__(
@@ -37,28 +37,28 @@ class Place:
         return self.size(self.data_axes)
 
     def size(self, axes: Collection[str]) -> int:
-        """How many ranks there are along these axes."""
+        """Return the number of ranks along these axes."""
         return math.prod(self.mesh.size(axis) for axis in axes)
 
     def number(self, axes: Sequence[str]) -> int:
-        """Which of them this one is."""
+        """Return this rank's number among them."""
         shape = tuple(self.mesh.size(axis) for axis in axes)
         own = tuple(self.coordinate[axis] for axis in axes)
         return int(np.ravel_multi_index(own, shape)) if axes else 0
 
     def around(self, axes: Collection[str]) -> list[int]:
-        """The ranks that stand where this one does along all other axes, in the mesh's group."""
+        """Return the ranks, in the mesh's group, with this rank's coordinates on all other axes."""
         at = np.unravel_index(np.arange(self.group.world_size), self.mesh.shape)
         names = self.mesh.mesh_dim_names
         same = [at[d] == self.coordinate[n] for d, n in enumerate(names) if n not in axes]
         return [*map(int, np.flatnonzero(np.all(same, axis=0)))] if same else [*range(at[0].size)]
 
     def stage(self) -> list[int]:
-        """The ranks that have parts of the same stages, this one among them."""
+        """Return the ranks that have parts of the same stages, this one among them."""
         return self.around([axis for axis in self.mesh.mesh_dim_names if axis != self.stage_axis])
 
     def along(self, rank: int) -> dict[str, list[int]]:
-        """The ranks along each axis through this one, all of the mesh's group."""
+        """Return the ranks along each axis through `rank`, all numbered in the mesh's group."""
         numbers = np.arange(self.group.world_size).reshape(self.mesh.shape)
         at = [int(index) for index in np.unravel_index(rank, self.mesh.shape)]
         return {
@@ -67,13 +67,13 @@ class Place:
         }
 
     def told(self, rank: int) -> str:
-        """Its coordinate, for people."""
+        """Return the rank's coordinate in words."""
         at = np.unravel_index(rank, self.mesh.shape)
         names = self.mesh.mesh_dim_names
         return ", ".join(f"{axis} {int(index)}" for axis, index in zip(names, at, strict=True))
 
     def of_all(self, value: object) -> list[Any]:
-        """Everyone's, by rank."""
+        """Gather the values of all ranks, by rank."""
         found: list[Any] = [None] * self.group.world_size
         all_gather_object(found, value, self.group)
         return found
@@ -81,9 +81,10 @@ class Place:
     def averaged(
         self, own: Mapping[str, Any], is_alike: Callable[[str, Any], bool] = lambda _, __: True
     ) -> dict[str, Any]:
-        """The means over the data axes of what all ranks have; left out is what some lack.
+        """Return means over the data axes of arrays that all ranks have, without the others.
 
-        own: by name the array, and what it is of. Only those count of which is_alike(name, that).
+        own: for each name the array, and a description of it. Only arrays for whose description
+        is_alike(name, description) holds are averaged.
         """
         if self.data_ranks == 1:
             return {name: each for name, (each, _) in own.items()}
@@ -97,7 +98,7 @@ class Place:
         return found
 
     def summed(self, array: Any, axes: Collection[str]) -> Any:
-        """The sum of the arrays along these axes."""
+        """Return the sum of the arrays along these axes, in float64."""
         total = np.array(array, np.float64)
         for axis in axes:
             self.mesh.get_group(axis).all_reduce(total)

@@ -1,5 +1,6 @@
-"""Which elements of a whole tensor a rank has, from its share of the batch and from the shapes that
-ranks have. Pure.
+"""Computes which elements of a whole tensor a rank has. Pure.
+
+They follow from its share of the batch and from the shapes that ranks have.
 """
 
 from __future__ import annotations
@@ -12,23 +13,23 @@ from torsh_runtime.layout import TensorLayout
 
 Span = tuple[int, int]
 Spans = tuple[tuple[Span, ...], ...]
-"""For each dimension the indices that the rank has, in their order."""
+"""For each dimension the indices that the rank has, in order."""
 
 
 class DataCut(NamedTuple):
-    """What a rank has of the indices along a dimension."""
+    """Holds which indices along a dimension a rank has."""
 
     spans: tuple[Span, ...]
     axes: tuple[str, ...]
-    """Those of the data along which the others have the rest."""
+    """Axes of the data along which other ranks have the rest."""
 
 
 class Part(NamedTuple):
-    """What a rank has of a tensor."""
+    """Holds which part of a tensor a rank has."""
 
     spans: Spans
     axes: frozenset[str]
-    """Those of the data along which it is cut."""
+    """Axes of the data along which the tensor is cut."""
 
 
 Along = Mapping[str, Sequence[Sequence[int]]]
@@ -45,11 +46,12 @@ def places(
     cuts: Cuts,
     features: tuple[str, TensorLayout] | None,
 ) -> list[Part]:
-    """Where this rank's tensor may lie in the whole one, the likeliest first; nowhere if its shape
-    is no part of that.
+    """Return possible places of this rank's tensor in the whole one, the likeliest first.
 
-    features: an axis with the layout of the weight whose first dimension the last one of an output
-    comes from.
+    The list is empty if its shape cannot be that of a part.
+
+    features: an axis and the layout of the weight whose first dimension determines the last one of
+    an output.
     """
     if len(own) != len(whole):
         return []
@@ -64,7 +66,7 @@ def places(
 
 
 def within(spans: Iterable[Span]) -> int:
-    """How many indices spans have."""
+    """Return the number of indices in the spans."""
     return sum(end - start for start, end in spans)
 
 
@@ -89,8 +91,10 @@ def _along_dim(
     coordinate: Mapping[str, int],
     cuts: Cuts,
 ) -> Iterator[DataCut]:
-    """By the share of the batch alone, and else by that and an axis of the model along which sizes
-    make up what that leaves."""
+    """Yield the cuts by the share of the batch alone, and then those by an axis of the model too.
+
+    Sizes along such an axis must add up to what the share leaves.
+    """
     data = [*cuts(dim, size)]
     yield from (cut for cut in data if within(cut.spans) == here)
     for cut in data:
@@ -103,7 +107,7 @@ def _along_dim(
 
 
 def _taken(spans: Sequence[Span], first: int, last: int) -> tuple[Span, ...]:
-    """Of the indices in spans those from the first one to the last one, counted along them."""
+    """Return the indices numbered from `first` to before `last` along the spans."""
     found, at = [], 0
     for start, end in spans:
         low, high = max(first - at, 0), min(last - at, end - start)

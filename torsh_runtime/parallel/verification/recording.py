@@ -1,4 +1,4 @@
-"""What a model computes: the outputs of its modules, and gradients, as arrays of numpy."""
+"""Records what a model computes: outputs of its modules, and gradients, as numpy arrays."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from torsh_runtime.framework.trees import leaves
 
 
 class Key(NamedTuple):
-    """One tensor among a module's outputs."""
+    """Identifies one tensor among a module's outputs."""
 
     name: str
-    """The module's."""
+    """Name of the module."""
     call: int
-    """Which of its calls with a microbatch, from 0."""
+    """Number of the module's call with a microbatch, from 0."""
     output: int
-    """Which tensor of what it returned, from 0."""
+    """Number of the tensor among those that the call returned, from 0."""
 
 
 class Pass(NamedTuple):
-    """What is being computed."""
+    """Tells which pass is being computed."""
 
     microbatch: int = 0
     is_again: bool = False
-    """Whether it has been computed before, and is for the backward pass."""
+    """True if this is computed again, for the backward pass."""
 
 
 Parts = dict[int, Any]
@@ -39,15 +39,15 @@ Parts = dict[int, Any]
 
 @dataclass(slots=True)
 class Recording:
-    """Of forward and backward passes. Its orders are those of the computation."""
+    """Holds values of forward and backward passes, in the order of the computation."""
 
     outputs: dict[Key, Parts] = field(default_factory=dict)
     gradients: dict[Key, Parts] = field(default_factory=dict)
-    """Of the outputs."""
+    """Gradients of the outputs."""
     parameters: dict[str, Any] = field(default_factory=dict)
-    """Before the passes."""
+    """Values before the passes."""
     of_parameters: dict[str, Any] = field(default_factory=dict)
-    """Their gradients."""
+    """Gradients of the parameters."""
     loss: float | None = None
 
 
@@ -57,14 +57,14 @@ class Watched:
 
     model: Module
     modules: Mapping[str, Any]
-    """By name."""
+    """Modules by name."""
     parameters: Mapping[str, Any]
-    """The same."""
+    """Parameters by name."""
     present: Callable[[], Pass]
 
 
 def record(watched: Watched, run: Callable[[], float | None]) -> Recording:
-    """run() makes all passes, and returns the loss."""
+    """Record run(), which makes all passes and returns the loss."""
     found = Recording()
     for name, parameter in watched.parameters.items():
         found.parameters[name] = array_of(parameter)
@@ -103,7 +103,7 @@ def _keep(found: Recording, key: Key, microbatch: int, gradient: Any) -> None:
 
 
 def tensors_in(value: Any) -> list[Any]:
-    """Tensors of floating point within nested lists, tuples and dicts."""
+    """Return the floating-point tensors within nested lists, tuples and dicts."""
     return [each for each in leaves(value) if hasattr(each, "requires_grad") and _is_float(each)]
 
 
@@ -112,7 +112,7 @@ def _is_float(tensor: Any) -> bool:
 
 
 def array_of(tensor: Any) -> Any:
-    """A copy in host memory: float64 of what is of floating point."""
+    """Copy a tensor to host memory, to float64 if it is of floating point."""
     values = getattr(tensor, "data", tensor)
     if hasattr(values, "detach"):  # torch's
         values = values.detach().cpu()

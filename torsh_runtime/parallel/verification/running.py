@@ -1,4 +1,4 @@
-"""Both runs: a model as it is, and spread."""
+"""Runs a model as it is, and spread over ranks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Step = Callable[[Any, Any, Any], Any]
 
 
 class Runs:
-    """Of one batch, the same on all ranks."""
+    """Runs both models with one batch, the same on all ranks."""
 
     def __init__(
         self, model: Any, spread: Spread, share: Share, inputs: tuple[Any, ...], target: Any
@@ -43,11 +43,11 @@ class Runs:
 
     @property
     def rows(self) -> tuple[Any, ...]:
-        """This rank's inputs."""
+        """Return this rank's inputs."""
         return tuple(map(self.share.of, self._inputs))
 
     def whole(self, loss: Loss | None) -> Recording:
-        """In one process; in the microbatches of a pipeline, if it is beside one."""
+        """Record the whole model in one process, in microbatches if it is beside a pipeline."""
         named = dict(all_parameters(self._model))
         watched = Watched(self._model, dict(self._model.named_modules()), named, Pass)
         pipeline = self._spread.pipeline
@@ -68,7 +68,7 @@ class Runs:
             return record(watched, run)
 
     def spread(self, loss: Loss | None, step: Step | None) -> Recording:
-        """This rank's part, after whole()."""
+        """Record this rank's part of the spread model. Call whole() first."""
         made, rows = self._spread.made, self.rows
         target = None if self._target is None else _each(self.share.of, self._target)
 
@@ -86,27 +86,33 @@ class Runs:
             return record(self._spread.watched(), run)
 
     def forward(self) -> object:
-        """Of the spread model alone."""
+        """Call the spread model without recording."""
         if self._spread.pipeline:
             return self._spread.pipeline.forward(self.rows)
         return self._spread.made(*self.rows)
 
     def _alike(self, model: Any) -> AbstractContextManager[None]:
-        """A block in which both models draw the same random numbers: those of nn, of the whole
-        batch; or none, for torch has other masks for parts, and rows are drawn by who has them."""
+        """Let both models draw the same random numbers within the block, or none.
+
+        With nn they are those of the whole batch. Models of torch, whose masks differ for parts,
+        and ranks that divide rows, of which each draws its own, run without dropout.
+        """
         is_whole = self.share.place.data_ranks == 1 and not self._spread.pipeline
         is_nn = framework_of(self._spread.module).name == "nn"
         return random_stream("verify") if is_nn and is_whole else without_dropout(model)
 
     def _weighed(self, outputs: Any) -> Any:
-        """A number that depends on all of what one process returned."""
+        """Return a number that depends on everything one process returned."""
         tensors = tensors_in(outputs)
         self._returned = [tuple(each.shape) for each in tensors]
         self._weights = [_random(shape, at) for at, shape in enumerate(self._returned)]
         return _sum_of(tensors, self._weights)
 
     def _weighed_part(self, outputs: Any) -> Any:
-        """The same of what this rank returned: the mean of such numbers over the data is that."""
+        """Return this rank's share of _weighed(): the mean of shares over the data is that number.
+
+        Raises ConfigError if the spread model's outputs cannot be parts of the whole one's.
+        """
         place, tensors = self.share.place, tensors_in(outputs)
         everyone = place.of_all([tuple(each.shape) for each in tensors])
         weights = []

@@ -1,4 +1,4 @@
-"""A model that is spread over ranks, of whatever kind, under the names of the whole one."""
+"""Gives a model that is spread over ranks, in any way, the names of the whole model."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ WRAPPERS = (DistributedDataParallel, FullyShardedDataParallel)
 
 
 class Spread:
-    """What a plan has made of a model."""
+    """Describes a model that a plan has spread."""
 
     def __init__(self, made: Any, mesh: DeviceMesh) -> None:
-        """made: a module, or a PipelineParallel."""
+        """Wrap what a plan returned. made: a module, or a PipelineParallel."""
         self.made, self._mesh = made, mesh
         self.pipeline = made if isinstance(made, PipelineParallel) else None
         self.module: Module = made.module if self.pipeline else made
@@ -34,11 +34,11 @@ class Spread:
         self.parameters = {self._plain(name): each for name, each in named}
 
     def watched(self) -> Watched:
-        """For a recording."""
+        """Return the modules and parameters for a recording."""
         return Watched(self.module, self.modules, self.parameters, self._present)
 
     def pieces(self) -> dict[str, Piece]:
-        """What this rank has of each parameter of the whole model."""
+        """Return this rank's piece of each parameter of the whole model."""
         layouts = layouts_by_id(self.module)
         parts = {key: p for each in wrappers_of(self.module) for key, p in each.pieces().items()}
         found = {}
@@ -49,7 +49,7 @@ class Spread:
         return found
 
     def averaged(self) -> set[str]:
-        """The parameters whose gradients a wrapper averages."""
+        """Return the names of parameters whose gradients a wrapper averages."""
         modules = [module for _, module in self.module.named_modules()]
         around = [each for module in modules for each in getattr(module, "parallel_wrappers", ())]
         wrapped = [each.module for each in (*modules, *around) if isinstance(each, WRAPPERS)]
@@ -57,7 +57,7 @@ class Spread:
         return {name for name, each in self.parameters.items() if id(each) in within}
 
     def set_gradients(self, arrays: Mapping[str, Any]) -> None:
-        """Let parameters of these names have them."""
+        """Write these arrays into the gradients of the parameters with these names."""
         for name, array in arrays.items():
             gradient = self.parameters[name].grad
             is_tensor = hasattr(gradient, "new_tensor")
@@ -70,7 +70,7 @@ class Spread:
         return Pass(step.microbatch or 0, step.kind is not Kind.FORWARD)
 
     def _modules(self) -> Iterator[tuple[str, Any]]:
-        """Those that the whole model has as well, and that are not within a part of a sum."""
+        """Yield modules that the whole model has too, except those within a part of a sum."""
         modules = [*self.module.named_modules()]
         summed = [f"{n}." for n, m in modules if getattr(m, "sums_parts", False)]
         for name, module in modules:
@@ -80,7 +80,7 @@ class Spread:
                 yield self._plain(name), module
 
     def _plain(self, name: str) -> str:
-        """Without what wrappers add to it."""
+        """Return the name without what wrappers add to it."""
         for path in reversed(self._wrapped):  # the innermost first
             before = f"{path}." if path else ""
             if f"{name}.".startswith(f"{before}module."):
@@ -90,8 +90,10 @@ class Spread:
 
 
 def taken(whole: Any, piece: Piece, shape: tuple[int, ...]) -> Any | None:
-    """The piece's elements of a whole array, in this shape, which is the piece's box, or has all of
-    them along the first dimension; None if it is neither."""
+    """Return the piece's elements of a whole array, in this shape; None if it does not fit.
+
+    The shape must be that of the piece's box, or have all its elements along the first dimension.
+    """
     if whole.shape != piece.global_shape:
         return None
     box = cut(whole, replace(piece, start=0, end=math.prod(piece.shape)))

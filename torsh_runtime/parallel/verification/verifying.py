@@ -1,4 +1,4 @@
-"""A model in one process beside the same model spread over ranks."""
+"""Compares a model in one process with the same model spread over ranks."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def verify(
     plan: as parallelize() takes; or a function that spreads the model that it is given and returns
         it, with wrappers (DistributedDataParallel, FullyShardedDataParallel) or without, or returns
         a PipelineParallel along the mesh's axis "pp".
-    batch, target: what the model and the loss are given, a tensor or a tuple of them, the same on
+    batch, target: arguments of the model and the loss, a tensor or a tuple of them, the same on
         all ranks. Along data_axes each rank takes its rows, and along context_axis its tokens of
-        them (dimension 1), as context_shard() deals them.
+        them (dimension 1), as context_shard() does.
     loss: (outputs, target) -> a number, of the whole model; of the spread one, too, unless that is
         a pipeline or there is a step. None: the outputs are weighed with fixed random numbers.
     step: (what plan returned, this rank's batch, its target) -> this rank's loss: all that the

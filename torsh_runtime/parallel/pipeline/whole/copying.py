@@ -1,4 +1,4 @@
-"""Copies of a model's modules in which some are absent."""
+"""Copies a model's modules, with some of them absent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ Module = torch.nn.Module
 
 
 class _Absent:
-    """A layer of another stage: it has the layer's class and attributes, and no parameters."""
+    """Stands for a layer of another stage: it has the layer's class and attributes, and no
+    parameters.
+    """
 
     def __call__(self, *_: Any, **__: Any) -> Any:
         passing, name = self.__dict__["torsh_place"]
@@ -24,7 +26,7 @@ class _Absent:
 
 
 class _Noting:
-    """A module whose output crosses a cut."""
+    """Notes the output of a module if it crosses a cut."""
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         output = super().__call__(*arguments, **named)  # type: ignore[misc]
@@ -34,13 +36,13 @@ class _Noting:
 
 
 class Mode:
-    """Whether a copy is training: as was last said to it, or to the model."""
+    """Keeps a copy's training mode: the one set last, on the copy or on the model."""
 
     def __init__(self, made: Module, original: Module) -> None:
         self._made, self._original, self._seen = made, ref(original), original.training
 
     def follow(self) -> None:
-        """Do what the model has been told since."""
+        """Copy the model's mode if it has changed since the last call."""
         original = self._original()
         if original is not None and original.training is not self._seen:
             self._made.training = self._seen = original.training
@@ -56,10 +58,10 @@ class Copy:
         self._made: dict[int, Module] = {}
         self.modes: list[Mode] = []
         self.placeholders: list[tuple[Module, str, torch.dtype]] = []
-        """Where they are: in which modules, under which names; and which dtype they had."""
+        """Modules with placeholders, the names of these, and the dtypes that the parameters had."""
 
     def of(self, module: Module, path: str) -> Module:
-        """That of the module with this path in the model."""
+        """Return the copy of the module that has this path in the model."""
         if path in self._part.absent:
             return self._absent(module, path)
         is_noting = path in self._part.leaving
@@ -96,8 +98,10 @@ class Copy:
         return made
 
     def _leave_out(self, made: Module) -> None:
-        """Put placeholders where parameters are that the stage has not; of what is no floating
-        point number it has all."""
+        """Replace parameters that the stage does not have by placeholders.
+
+        Parameters that are not of floating point are all kept.
+        """
         own = dict(made._parameters)
         made._parameters = own
         for name, each in [*own.items()]:
@@ -112,12 +116,12 @@ class Copy:
 
 
 def placeholder(shape: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A tensor of one number: no number, so that what depends on it shows."""
+    """Return a tensor of this shape that is one NaN in memory, so that any use is noticed."""
     return torch.full((), torch.nan, dtype=dtype, device=device).expand(shape)
 
 
 def merged_copies(modules: Sequence[Module]) -> Module:
-    """One module of copies of the same, with what each of them has."""
+    """Merge copies of one module into one that has everything each of them has."""
     present = [each for each in modules if not isinstance(each, _Absent)]
     first = (present or [*modules])[0]
     if all(each is first for each in present[1:]):
@@ -142,14 +146,14 @@ def _merged_child(children: Sequence[Module | None]) -> Module | None:
 
 
 def _shallow(module: Module) -> Any:
-    """A copy with the same parameters and children, in the same dicts."""
+    """Return a copy with the same parameters and children, in the same dicts."""
     made = type(module).__new__(type(module))
     made.__dict__ |= module.__dict__
     return made
 
 
 def _mix(mixin: type, kind: type) -> type:
-    """Of the same name, by which libraries know classes of modules."""
+    """Make a class of the same name, by which libraries recognize classes of modules."""
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
     return type(kind.__name__, (mixin, kind), names)
 

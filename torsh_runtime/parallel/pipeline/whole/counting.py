@@ -1,4 +1,4 @@
-"""What a model's own loss is the mean of."""
+"""Finds out of which elements a model's own loss is the mean."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _NEAR_OTHERWISE = 1e-3
 
 
 def counted_by(model: Callable[..., Any], example: Call) -> Callable[[Call], float] | None:
-    """For microbatches like this example how many elements the model's loss is the mean of: the
-    rule by which the loss of two rows is that of the one and of the other. None if there is no such
-    rule, or it cannot be told.
+    """Return a function that counts the elements whose mean is the model's loss of a microbatch.
+
+    Microbatches are like this example. The rule is the one by which the loss of two rows follows
+    from the losses of each. Returns None if there is no such rule, or it cannot be determined.
     """
     labels = example.named.get("labels")
     if not isinstance(labels, torch.Tensor) or not labels.ndim:
@@ -37,7 +38,7 @@ def counted_by(model: Callable[..., Any], example: Call) -> Callable[[Call], flo
 def _fitting(
     rules: list[Rule], labels: list[torch.Tensor], losses: list[Any], model: Any
 ) -> Callable[[Call], float] | None:
-    """The rule by which the last of these losses is made of the others, if it is the only one."""
+    """Return the only rule by which the last of these losses follows from the others, or None."""
     one, other, found = (float(each.detach()) for each in losses)
     near = _NEAR.get(losses[-1].dtype, _NEAR_OTHERWISE) * abs(found)
     apart: dict[float, tuple[float, Rule]] = {}
@@ -75,7 +76,7 @@ def _of_rows(labels: torch.Tensor) -> float:
 
 
 def _row(example: Call, number: int, ignored: int) -> Call:
-    """One row of it, with so many labels ignored."""
+    """Return one row of the example, with the first `ignored` labels left out."""
     rows = len(example.named["labels"])
     named = {
         name: each[number : number + 1] if _has_rows(each, rows) else each
@@ -102,4 +103,4 @@ _TOLD = {
     "ForConditionalGeneration": _of_tokens,
     "ForTokenClassification": _of_tokens,
 }
-"""What transformers' losses are the mean of."""
+"""Rules for the losses of transformers, by their type."""

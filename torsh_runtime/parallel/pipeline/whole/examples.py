@@ -1,4 +1,4 @@
-"""Small batches for models that say by themselves what they take, as those of transformers do."""
+"""Makes small batches for models that describe their inputs, as those of transformers do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ ROWS, LENGTH = 2, 16
 
 
 def examples_of(model: Any) -> Iterator[Call]:
-    """Calls that may do, the better ones first; none for a model that says nothing of them."""
+    """Yield possible calls, the better ones first.
+
+    There are none for a model that does not describe its inputs.
+    """
     config, main = getattr(model, "config", None), getattr(model, "main_input_name", None)
     if config is None or main not in _INPUTS:
         return
@@ -25,8 +28,10 @@ def examples_of(model: Any) -> Iterator[Call]:
 
 
 def _labelled(model: Any, names: Sequence[str], main: str) -> Iterator[Call]:
-    """Calls with these arguments, with labels and without; none where its configuration does not
-    say what they are like."""
+    """Yield calls with these arguments, with labels and without.
+
+    There are none if the model's configuration does not describe the arguments.
+    """
     like, config = next(model.parameters(), torch.zeros(())), model.config
     device = like.device if like.device.type != "meta" else torch.device("cpu")
     try:
@@ -40,7 +45,7 @@ def _labelled(model: Any, names: Sequence[str], main: str) -> Iterator[Call]:
 
 
 def takes(model: Any, name: str) -> bool:
-    """Whether a model's forward() has this argument."""
+    """Return whether a model's forward() takes this argument."""
     found = inspect.signature(model.forward).parameters
     return name in found or any(each.kind is each.VAR_KEYWORD for each in found.values())
 
@@ -50,7 +55,7 @@ def _names(model: Any, name: str) -> bool:
 
 
 def _labels(is_of_text: bool) -> Iterator[torch.Tensor]:
-    """Of tokens, and of whole rows."""
+    """Yield labels of tokens, for texts, and of whole rows."""
     if is_of_text:
         yield torch.arange(ROWS * LENGTH).view(ROWS, LENGTH) % 2
     yield torch.arange(ROWS) % 2

@@ -1,4 +1,4 @@
-"""A model as it is studied: without dropout, all parameters trained, and with memory."""
+"""Prepares a model to be studied: without dropout, with all parameters trained, and with memory."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ Module = torch.nn.Module
 
 @contextmanager
 def prepared(model: Module) -> Iterator[None]:
-    """A block in which a model can be called for an example, and what is computed tells of all its
-    parameters on which it depends. What is on the meta device has numbers there, of which few take
-    memory."""
+    """Prepare a model, within the block, to be called with an example.
+
+    Results then depend on parameters in ways that can be traced. Tensors on the meta device are
+    replaced by ones with numbers, few of which take memory.
+    """
     training = [(each, each.training) for each in model.modules()]
     constant = [each for each in model.parameters() if not each.requires_grad]
     try:
@@ -32,7 +34,7 @@ def prepared(model: Module) -> Iterator[None]:
 
 @contextmanager
 def _with_memory(model: Module) -> Iterator[None]:
-    """Parameters and buffers on the meta device are others meanwhile."""
+    """Replace parameters and buffers on the meta device within the block."""
     made: dict[int, torch.Tensor] = {}
     replaced = []
     for module in [*model.modules()]:
@@ -50,7 +52,7 @@ def _with_memory(model: Module) -> Iterator[None]:
 
 
 def _of_few_numbers(each: torch.Tensor) -> torch.Tensor:
-    """A tensor of this shape whose rows have one number each, several times."""
+    """Return a tensor of this shape in which each row repeats one number."""
     rows = each.shape[:1] if each.ndim > 1 else each.shape
     count = torch.Size(rows).numel()
     numbers = torch.arange(1.0, count + 1, dtype=torch.float64).mul(0.7).sin().mul(0.1)
@@ -62,7 +64,7 @@ def _of_few_numbers(each: torch.Tensor) -> torch.Tensor:
 
 
 def reached(tensors: list[torch.Tensor]) -> set[int]:
-    """The id() of all leaves on which tensors depend."""
+    """Return the id() of all leaves on which tensors depend."""
     found = {id(each) for each in tensors if each.grad_fn is None and each.requires_grad}
     waiting = [each.grad_fn for each in tensors if each.grad_fn is not None]
     seen = {*waiting}

@@ -1,4 +1,4 @@
-"""A stage that runs the model's own forward()."""
+"""Runs the model's own forward() for one stage."""
 
 from __future__ import annotations
 
@@ -17,27 +17,31 @@ _Parted = tuple[Structure, list[torch.Tensor]]
 
 
 class Part(NamedTuple):
-    """What a stage has of a model."""
+    """Describes a stage's part of a model."""
 
     layers: tuple[str, ...]
     absent: frozenset[str]
     """Layers of other stages, and modules whose output comes from another stage."""
     parameters: frozenset[str]
-    """Names of those outside of layers that it has."""
+    """Names of the stage's parameters outside of layers."""
     entering: Mapping[str, Structure]
-    """What comes from the stage before: outputs of these modules."""
+    """Outputs, by module, that come from the stage before."""
     leaving: Mapping[str, Structure | None]
-    """The same for the next one; None: it is not known yet."""
+    """Outputs, by module, for the next stage; None: the structure is not known yet."""
     instead: Mapping[str, str]
-    """For absent layers whose own output does not come the module whose output stands for it."""
+    """For absent layers whose own output does not come, the module whose output replaces it."""
     following: str
     """The next stage's first layer; "" for the last stage."""
     dtype: torch.dtype | None = None
-    """Of the first tensor that comes, while the model has the dtype that it had when it was cut."""
+    """Dtype of the first tensor that comes, as long as the model has the dtype that it had when
+    cut.
+    """
 
 
 class _Reached(BaseException):
-    """A pass has come to the next stage's first layer. It is no Exception, which models catch."""
+    """Signals that a pass has come to the next stage's first layer. It is no Exception, because
+    models catch these.
+    """
 
     def __init__(self, passing: Passing) -> None:
         super().__init__("the next stage's first layer is called by that stage")
@@ -45,16 +49,16 @@ class _Reached(BaseException):
 
 
 class Passing:
-    """What comes and goes in a pass of a stage."""
+    """Holds the inputs and outputs of a stage's pass."""
 
     def __init__(self, part: Part, copies: bool) -> None:
-        """copies: whether the first layer works in place, which it may on copies only."""
+        """Prepare passes. copies: whether the first layer works in place, which needs copies."""
         self._part, self._copies = part, copies
         self._entered: dict[str, _Parted] = {}
         self._noted: dict[str, _Parted] = {}
 
     def enter(self, received: Sequence[Any]) -> None:
-        """What comes from the stage before, in order."""
+        """Take the tensors from the stage before, in order."""
         rest = [each.clone() for each in received] if self._copies else list(received)
         self._entered, self._noted = {}, {}
         for name, structure in self._part.entering.items():
@@ -62,18 +66,18 @@ class Passing:
             self._entered[name] = structure, list(own)
 
     def output_of(self, name: str) -> Any:
-        """What an absent module returns."""
+        """Return an absent module's output."""
         if name == self._part.following:
             raise _Reached(self)
         structure, tensors = self._entered[self._part.instead.get(name, name)]
         return structure.filled(tensors)
 
     def note(self, name: str, output: Any) -> None:
-        """What a module has returned that crosses the next cut; who called it may change it."""
+        """Note a module's output that crosses the next cut, before its caller may change it."""
         self._noted[name] = parted(output, name)
 
     def left(self) -> dict[str, _Parted]:
-        """What crosses the next cut. TypeError if it is of another structure than the example's."""
+        """Return what crosses the next cut. TypeError for another structure than the example's."""
         found = {**self._entered, **self._noted}
         self._entered, self._noted = {}, {}
         outputs = {}
@@ -90,11 +94,12 @@ class Passing:
 
 
 class WholeStage(torch.nn.Module):
-    """A part of a model, under the names that it has in the model. It is called with what the stage
-    before returned, and with the microbatch that the model gets."""
+    """Runs a part of a model, under the names that it has in the model. It is called with what the
+    stage before returned, and with the microbatch that the model gets.
+    """
 
     _own: Module
-    """The copy of the model, which is no child: it has this module's parameters and children."""
+    """Copy of the model, which is no child: it has this module's parameters and children."""
 
     def __init__(self, model: Module, part: Part) -> None:
         super().__init__()
@@ -104,11 +109,11 @@ class WholeStage(torch.nn.Module):
         self._share(copy.of(model, ""))
         self._placeholders, self._modes = copy.placeholders, [*copy.modes, Mode(self, model)]
         self.structures: dict[str, Structure] = {}
-        """Of what crossed the next cut in the last pass."""
+        """Structures of the outputs that crossed the next cut in the last pass."""
         self.defaults: dict[str, Any] = {}
-        """What the model is called with unless the microbatch has it."""
+        """Arguments of the model unless the microbatch has them."""
         self.counted: Callable[[Call], float] | None = None
-        """For a microbatch how many elements the model's own loss is the mean of."""
+        """Counts, for a microbatch, the elements whose mean is the model's own loss."""
 
     def _share(self, own: Module) -> None:
         # The same dicts, so that both have whatever wrappers put there.
@@ -119,7 +124,7 @@ class WholeStage(torch.nn.Module):
             self.parameter_layouts = layouts
 
     def forward(self, *received: Any, microbatch: Call) -> Any:
-        """A tuple of tensors for the next stage; of the last one what the model returns."""
+        """Return a tuple of tensors for the next stage; in the last one what the model returns."""
         arguments, named = microbatch
         for each in self._modes:
             each.follow()
@@ -142,11 +147,11 @@ class WholeStage(torch.nn.Module):
         return output
 
     def merged_with(self, others: Sequence[WholeStage]) -> Module:
-        """One module with all layers and parameters of stages of the same model."""
+        """Merge stages of the same model into a module with all their layers and parameters."""
         return _Merged([self, *others])
 
     def _place(self, received: Sequence[Any]) -> None:
-        """Let placeholders be where the model is now, and of the dtype that it has been cast to."""
+        """Move placeholders to the model's present device and dtype."""
         like = next((each for each in received if each.is_floating_point()), None)
         if like is None:
             like = next(self.parameters(), None)
@@ -160,13 +165,14 @@ class WholeStage(torch.nn.Module):
 
 
 class _Merged(torch.nn.Module):
-    """Stages of one rank. What is no layer each of them has a copy of, with the same parameters:
-    modes, dtypes and devices are passed on to these."""
+    """Merges the stages of one rank. Each stage has copies of the modules that are no layers, with
+    the same parameters: modes, dtypes and devices are passed on to these.
+    """
 
     _stages: Sequence[WholeStage]
-    """They are no children, which would have other names."""
+    """Stages, which are no children, because their parameters would have other names."""
     _own: Module
-    """A copy of the model with what all of them have."""
+    """Copy of the model with the parameters and children of all stages."""
 
     def __init__(self, stages: Sequence[WholeStage]) -> None:
         super().__init__()

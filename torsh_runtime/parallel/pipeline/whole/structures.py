@@ -1,4 +1,4 @@
-"""Nested outputs of modules as tensors, which go to other stages, and the rest, which both know."""
+"""Separates nested outputs of modules into tensors, which go to other stages, and a structure."""
 
 from __future__ import annotations
 
@@ -12,31 +12,33 @@ _PLAIN = (type(None), bool, int, float, str)
 
 
 class _Slot(NamedTuple):
-    """Stands where a tensor is."""
+    """Stands for a tensor in a structure."""
 
 
 class Structure(NamedTuple):
-    """Of an output."""
+    """Describes a nested output without its tensors."""
 
     spec: Any
     leaves: tuple[Any, ...]
-    """Slots, and what is no tensor."""
+    """Slots for tensors, and other values themselves."""
 
     @property
     def tensors(self) -> int:
-        """How many there are."""
+        """Return the number of tensors."""
         return sum(isinstance(leaf, _Slot) for leaf in self.leaves)
 
     def filled(self, tensors: Sequence[Any]) -> Any:
-        """An output of this structure."""
+        """Return an output of this structure with these tensors."""
         rest = iter(tensors)
         leaves = [next(rest) if isinstance(leaf, _Slot) else leaf for leaf in self.leaves]
         return pytree.tree_unflatten(leaves, self.spec)
 
 
 def parted(output: Any, name: str) -> tuple[Structure, list[torch.Tensor]]:
-    """An output's structure and its tensors. TypeError for objects that cannot go to another stage;
-    name: of the module that returned it."""
+    """Return an output's structure and its tensors.
+
+    Raises TypeError for objects that cannot go to another stage. name: the module that returned it.
+    """
     leaves, spec = pytree.tree_flatten(output)
     for leaf in leaves:
         if not isinstance(leaf, (torch.Tensor, *_PLAIN)):
@@ -49,5 +51,5 @@ def parted(output: Any, name: str) -> tuple[Structure, list[torch.Tensor]]:
 
 
 def is_within(name: str, other: str) -> bool:
-    """Whether a module, or a parameter, is somewhere below a module; "" is the model."""
+    """Return whether a module or parameter is somewhere below a module; "" is the model."""
     return name.startswith(f"{other}.") or (not other and bool(name))

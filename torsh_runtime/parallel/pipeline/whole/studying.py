@@ -27,14 +27,17 @@ _NEAR_OTHERWISE = 1e-3
 
 
 class Study:
-    """What is known of a model before it is cut."""
+    """Studies a model, and cuts it into stages."""
 
     def __init__(self, model: Module, example: Call | None) -> None:
-        """example: what a microbatch is; None: one that is made for a model of transformers.
-        ConfigError for a model that cannot be called with it, or has no layers to cut between."""
+        """Call the model with an example to find its layers.
+
+        example: a microbatch; None: one is made, for a model of transformers. Raises ConfigError
+        for a model that cannot be called with it, or has no layers to cut between.
+        """
         self._model = model
         self.is_made = example is None
-        """Whether the example is none of the user's."""
+        """True if the example was made here, not by the user."""
         _check_layers_are_called(model)
         with prepared(model):
             self._defaults = _defaults(model)
@@ -45,7 +48,7 @@ class Study:
         return call._replace(named={**self._defaults, **call.named})
 
     def _made(self) -> Call:
-        """An example that the model takes, with a loss, if there is one."""
+        """Make an example that the model takes, with a loss, if there is one."""
         model: Any = self._model
         problem: Exception | None = None
         for each in map(self._with_defaults, examples_of(model)):
@@ -63,16 +66,19 @@ class Study:
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """Their names; a stage begins with one."""
+        """Return the names of the layers, with which stages can begin."""
         return self._row.layers
 
     def costs(self) -> list[float]:
-        """Of each layer: seconds that the example takes, or parameters, if that has been made."""
+        """Return each layer's cost: seconds for a user's example, else numbers of parameters."""
         return self._parameters() if self.is_made else self._seconds()
 
     def stages(self, cuts: Sequence[str]) -> list[WholeStage]:
-        """Each but the first begins with the layer of a name in `cuts`. ConfigError for other
-        names, and if the stages do not give what the model gives."""
+        """Return the stages; all but the first begin with the layer of a name in `cuts`.
+
+        Raises ConfigError for names of no layers, and if the stages do not give what the model
+        gives.
+        """
         parts = self._cut(cuts)
         with prepared(self._model):
             wanted = _called(self._model, self._example)
@@ -92,7 +98,9 @@ class Study:
         return [self._part(*each) for each in pairwise(ends)]
 
     def _part(self, start: int, end: int) -> Part:
-        """With all parameters outside of layers; what comes and goes has yet to be seen."""
+        """Return a part with all parameters outside of layers, whose inputs and outputs are unknown
+        yet.
+        """
         names, carried = self.layers, self._row.carried
         entering = carried[names[start]] if start else ()
         following = names[end] if end < len(names) else ""
@@ -115,7 +123,7 @@ class Study:
         return [name for name, _ in named if not any(is_within(name, own) for own in self.layers)]
 
     def _completed(self, parts: Sequence[Part]) -> list[Part]:
-        """With what the example has shown: what crosses cuts, and which parameters each needs."""
+        """Complete parts by the example: what crosses cuts, and which parameters each needs."""
         named = dict(self._model.named_parameters(remove_duplicate=False))
         unused = {*self._outside()}
         found: list[Part] = []
@@ -175,7 +183,7 @@ def _noting_time(times: list[float]) -> Any:
 
 
 def _defaults(model: Any) -> dict[str, Any]:
-    """A cache of keys and values is for generation."""
+    """Return arguments that switch off caches of keys and values, which are for generation."""
     has_cache = getattr(getattr(model, "config", None), "use_cache", False)
     return {"use_cache": False} if has_cache and takes(model, "use_cache") else {}
 
@@ -191,7 +199,7 @@ def _called(module: Any, call: Call) -> Any:
 
 
 def _check_layers_are_called(model: Module) -> None:
-    """ConfigError for what leaves layers out by chance, on each rank by its own."""
+    """Raise ConfigError for models that leave out layers at random, differently on each rank."""
     for name, module in model.named_modules():
         if getattr(module, "layerdrop", 0):
             raise ConfigError(
@@ -225,7 +233,7 @@ def _check_same(model: Module, wanted: Any, found: Any) -> None:
 
 
 def _path(output: Any, number: int) -> str:
-    """Of one of an output's leaves. Outputs of older versions of transformers tell none."""
+    """Return the path of one of an output's leaves, or its number with older transformers."""
     try:
         leaves, _ = pytree.tree_flatten_with_path(output)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Which layers a model calls one after the other, and what has been computed before each."""
+"""Finds the layers that a model calls one after the other, and what is computed before each."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ Module = torch.nn.Module
 
 
 class Row(NamedTuple):
-    """The layers at which a model can be cut."""
+    """Describes the layers at which a model can be cut."""
 
     layers: tuple[str, ...]
-    """In the order in which they are called."""
+    """Names of the layers in the order of their calls."""
     carried: Mapping[str, tuple[str, ...]]
-    """For each of them the modules whose outputs cross a cut before it: of those that have layers
-    within, or are layers, and have returned by then, the outermost ones; of those that are members
-    of one list the last one."""
+    """For each layer the modules whose outputs cross a cut before it. They are the outermost of the
+    modules that have returned by then and are, or contain, layers; of members of one list only the
+    last one.
+    """
     after: tuple[str, ...]
-    """Modules that are called when the last layer has returned."""
+    """Modules that are called after the last layer has returned."""
 
 
 class _Event(NamedTuple):
@@ -34,7 +35,7 @@ class _Event(NamedTuple):
 
 
 def row_of(model: Module, call: Callable[[], object]) -> Row:
-    """That of a model that `call` calls. ConfigError if it has no layers that can be cut."""
+    """Return the layers of a model that `call` calls. ConfigError if it cannot be cut."""
     events: list[_Event] = []
     with _watched(model, events):
         call()
@@ -81,7 +82,7 @@ def _members(model: Module, kind: type[Module]) -> set[str]:
 
 
 def _is_row(container: Module) -> bool:
-    """Whether its members are alike, if they have names: these may be for anything else."""
+    """Return whether members with names are of one class: others may be for anything."""
     is_named = isinstance(container, torch.nn.ModuleDict)
     return not is_named or len({type(each) for each in container.children()}) == 1
 
