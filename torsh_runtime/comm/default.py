@@ -1,4 +1,4 @@
-"""The default group: the one piece of global state."""
+"""Holds the default group, the one piece of global state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _default: ProcessGroup | None = None
 
 
 def default_group() -> ProcessGroup:
-    """The default group. ConfigError if there is none."""
+    """Return the default group. Raises ConfigError if there is none."""
     if _default is None:
         raise ConfigError("there is no process group yet: call init_process_group() first")
     return _default

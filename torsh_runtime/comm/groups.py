@@ -1,4 +1,4 @@
-"""Groups: which there are, who is in them, and new ones, as in torch.distributed."""
+"""Describes and creates process groups with the functions of torch.distributed."""
 
 from __future__ import annotations
 
@@ -15,49 +15,57 @@ from torsh_runtime.comm.timeouts import Timeout, seconds
 
 
 def is_initialized() -> bool:
-    """Whether there is a default group."""
+    """Return whether there is a default group."""
     return has_default_group()
 
 
 def get_rank(group: ProcessGroup | None = None) -> int:
-    """This process's rank in the group; -1 if it is no member."""
+    """Return this process's rank in the group, or -1 if it is no member."""
     return (group or default_group()).rank
 
 
 def get_world_size(group: ProcessGroup | None = None) -> int:
-    """Number of ranks in the group; -1 if this process is no member."""
+    """Return the number of ranks in the group, or -1 if this process is no member."""
     return (group or default_group()).world_size
 
 
 def get_backend(group: ProcessGroup | None = None) -> str:
-    """Name of the group's backend; of several "cpu:native,cuda:nccl"."""
+    """Return the name of the group's backend, or "cpu:native,cuda:nccl" if it has several."""
     return (group or default_group()).backend
 
 
 def get_process_group_ranks(group: ProcessGroup | None = None) -> list[int]:
-    """The members, in order of their ranks in the group, as ranks of the default group."""
+    """Return the members as ranks of the default group, in order of their ranks in the group."""
     return list((group or default_group()).ranks)
 
 
 def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
-    """The group's rank of a rank of the default group. ValueError if it is no member."""
+    """Return the rank in `group` of a rank of the default group.
+
+    Raises ValueError if it is no member.
+    """
     return group.group_rank(global_rank)
 
 
 def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
-    """The counterpart of get_group_rank."""
+    """Return the rank in the default group of a rank of `group`.
+
+    Raises ValueError if `group` has no such rank.
+    """
     return group.global_rank(group_rank)
 
 
 def get_backend_config(group: ProcessGroup | None = None) -> str:
-    """Which backend serves which kind of device in the group, such as "cpu:native", or
-    "cpu:native,cuda:nccl"."""
+    """Return each device type of the group with its backend.
+
+    Examples are "cpu:native" and "cpu:native,cuda:nccl".
+    """
     serving = by_device(backend_type(get_backend(group)))
     return ",".join(f"{device}:{kind}" for device, kind in serving.items())
 
 
 def get_pg_count() -> int:
-    """Number of groups that this process is in; 0 without a default group."""
+    """Return the number of groups that this process is in; 0 without a default group."""
     return 1 + default_group().session.count if has_default_group() else 0
 
 
@@ -71,7 +79,7 @@ def new_group(
     device_id: object = None,
     sort_ranks: bool = True,
 ) -> ProcessGroup:
-    """A group of some ranks of the default group; None: of all.
+    """Create a group of `ranks` of the default group, or of all its ranks for None.
 
     A process that is not in it gets a group with rank -1, on which every operation raises
     ConfigError. It need not call this: only the members meet, so use_local_synchronization makes
@@ -124,25 +132,25 @@ def split(
 
 
 def is_nccl_available() -> bool:
-    """Whether this process could make groups with the nccl backend."""
+    """Return whether this process could make groups with the nccl backend."""
     return is_available(BackendType.NCCL)
 
 
 def is_mpi_available() -> bool:
-    """Whether this process could make groups with the mpi backend."""
+    """Return whether this process could make groups with the mpi backend."""
     return is_available(BackendType.MPI)
 
 
 def is_ucc_available() -> bool:
-    """False: there is no such backend here."""
+    """Return False, because there is no such backend here."""
     return False
 
 
 def is_xccl_available() -> bool:
-    """False: there is no such backend here."""
+    """Return False, because there is no such backend here."""
     return False
 
 
 def is_gloo_available() -> bool:
-    """Whether this process could make groups with the gloo backend."""
+    """Return whether this process could make groups with the gloo backend."""
     return is_available(BackendType.GLOO)

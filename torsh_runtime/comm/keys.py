@@ -1,4 +1,4 @@
-"""Objects by a text, for what can name them in no other way, as graphs of a compiler."""
+"""Names objects by strings, for a compiler's graphs, which can refer to them in no other way."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from weakref import WeakValueDictionary
 
 
 class Keys:
-    """Which object has which."""
+    """Maps keys to objects that it does not keep alive."""
 
     def __init__(self) -> None:
         self._numbers = count()
         self._known: WeakValueDictionary[str, Any] = WeakValueDictionary()
 
     def key_for(self, named: object) -> str:
-        """A new one, as long as the object lives."""
+        """Return a new key, which is valid as long as the object lives."""
         key = str(next(self._numbers))
         self._known[key] = named
         return key
 
     def named(self, key: str) -> Any:
-        """RuntimeError for what does not live any more."""
+        """Return the object of a key. Raises RuntimeError if it no longer lives."""
         try:
             return self._known[key]
         except KeyError:
@@ -33,5 +33,5 @@ class Keys:
 
 @cache
 def own_keys() -> Keys:
-    """Those of this process."""
+    """Return the keys of this process."""
     return Keys()

@@ -1,4 +1,4 @@
-"""What the launcher has told this process."""
+"""Reads what the launcher has set in this process's environment."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from torsh_runtime.launchers import place
 
 
 def is_torchelastic_launched() -> bool:
-    """Whether an elastic launcher, torshrun or torchrun, has started this process."""
+    """Return whether an elastic launcher, torshrun or torchrun, has started this process."""
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def get_node_local_rank(fallback_rank: int | None = None) -> int:
-    """This process's rank on its node, as torshrun, torchrun, mpiexec or srun says; where none has
-    started it, `fallback_rank`. ConfigError without either.
+    """Return this process's rank on its node, as set by torshrun, torchrun, mpiexec or srun.
+
+    Without any of these it is `fallback_rank`. Raises ConfigError if that is None as well, or if
+    the rank is not an integer.
     """
     text = {**place(os.environ), **os.environ}.get("LOCAL_RANK")
     if text is None and fallback_rank is None:

@@ -1,4 +1,4 @@
-"""Ranks as users give them."""
+"""Resolves the root ranks that users pass."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ def root_rank(
     name: str,
     default: int | None = None,
 ) -> int:
-    """The group's rank of either a rank of the default group or the group's own.
+    """Return the root's rank in `group`, given as a rank of the default group or of `group`.
 
-    `name` is that of the first argument; `default`, in its place, is what neither of them means.
-    Raises ValueError if both are given, neither is, or the rank is no member.
+    `name` is what the caller calls `rank`. If neither rank is given, `default` is used as a rank
+    of the default group. Raises ValueError if both are given, if neither is and there is no
+    default, or if the rank of the default group is no member.
     """
     if group_rank is None:
         wanted = default if rank is None else rank

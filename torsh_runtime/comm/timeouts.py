@@ -1,4 +1,4 @@
-"""Timeouts as users give them."""
+"""Converts the timeouts that users pass."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ Timeout = float | timedelta | None
 
 
 def seconds(timeout: Timeout, default: float, name: str = "timeout") -> float:
-    """The timeout in seconds; `default` for None. ConfigError, with the name of the option, if it
-    makes no sense."""
+    """Return the timeout in seconds, or `default` for None.
+
+    Raises ConfigError with the option's `name` if it is no number of seconds, is not positive or
+    exceeds LONGEST_TIMEOUT.
+    """
     if timeout is None:
         return default
     try:
