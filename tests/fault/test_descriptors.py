@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.worlds import run_processes
+from support.worlds import Raised, run_processes
 
 import torsh_runtime as tr
 
@@ -37,5 +37,6 @@ def _many_groups(rank: int, groups: int) -> tuple[int, float]:
 @pytest.mark.parametrize(("ranks", "groups"), [(2, 1000), (8, 64)])
 def test_groups_of_a_node_share_what_they_hold(ranks: int, groups: int) -> None:
     results: list[Any] = run_processes(ranks, lambda rank: _many_groups(rank, groups), 300)
+    assert not [each.error for each in results if isinstance(each, Raised)]
     assert [total for _, total in results] == [float(ranks * groups)] * ranks
     assert max(held for held, _ in results) <= 0  # less, if one of meeting was closed meanwhile

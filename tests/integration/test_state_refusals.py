@@ -59,7 +59,7 @@ def test_models_that_torch_has_sharded_are_refused_with_the_way_out(tmp_path: Pa
     for own in told:
         assert len(own) == 4
         for text, name in zip(own, ["model/0.weight"] * 3 + ["weight"], strict=True):
-            assert "rank 0 c" in text
+            assert "could not " in text or "cannot " in text
             assert f"'{name}' is a DTensor of torch, as torch's fully_shard()" in text
             assert "keep it with torch.distributed.checkpoint (dcp.save()" in text
     assert not tmp_path.joinpath("step-00000001").exists()
