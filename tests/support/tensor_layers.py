@@ -315,10 +315,8 @@ def dropout_of_torch(rank: int) -> dict[str, Any]:
     }
 
 
-def refused(framework: str, rank: int, ranks: int) -> list[str]:
-    """What each wrong use says, and that the model is as it was."""
-    tools = kit(framework)
-    nn = tools.nn
+def _classes(nn: Any) -> tuple[Any, Any]:
+    """A model with a tied embedding, and a linear layer with a forward() of its own."""
 
     class Net(nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -332,7 +330,15 @@ def refused(framework: str, rank: int, ranks: int) -> list[str]:
         def forward(self, x: Any) -> Any:
             return x
 
-    net, column, row = made(tools, Net), tr.Column(), tr.Row()
+    return Net, Odd
+
+
+def refused(framework: str, rank: int, ranks: int) -> list[str]:
+    """What each wrong use says, and that the model is as it was."""
+    tools = kit(framework)
+    nn = tools.nn
+    tied, odd = _classes(nn)
+    net, column, row = made(tools, tied), tr.Column(), tr.Row()
     before = [p.shape for p in net.parameters()]
     wrong: list[Callable[[], Any]] = [
         lambda: tr.parallelize(net, None, {"upp": column}),
@@ -342,7 +348,7 @@ def refused(framework: str, rank: int, ranks: int) -> list[str]:
         lambda: tr.parallelize(net, None, {"attention": tr.Attention()}),
         lambda: tr.parallelize(net, None, {"down": row if rank else column}),
         lambda: tr.parallelize(net, None, {"down" if rank else "none": row}),
-        lambda: tr.parallelize(made(tools, lambda: Odd(4, 4)), None, {"": column}),
+        lambda: tr.parallelize(made(tools, lambda: odd(4, 4)), None, {"": column}),
         lambda: tr.parallelize(nn.Linear(3 + rank, 4), None, {"": column}),
         lambda: _seeded(tools, rank, lambda: tr.parallelize(nn.Linear(3, 4), None, {"": column})),
         lambda: tr.parallelize(nn.Linear(3, 4), None, {"": column.__class__}),

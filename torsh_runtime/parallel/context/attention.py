@@ -71,18 +71,9 @@ def context_attention(
     if is_traced():
         from torsh_runtime.parallel.context import traced
 
-        return traced.attention(
-            tensors,
-            group,
-            attention_mask,
-            causal=causal,
-            method=method,
-            documents=documents,
-            length=length,
-            scale=scale,
-            window=window,
-            softcap=softcap,
-        )
+        looks: dict[str, Any] = {"causal": causal, "documents": documents, "window": window}
+        scores: dict[str, Any] = {"length": length, "scale": scale, "softcap": softcap}
+        return traced.attention(tensors, group, attention_mask, method=method, **looks, **scores)
     sight = causal, documents, window, attention_mask
     plan = agreed(group, tensors, method, sight, length, scale, softcap)
     return _attended(tensors, group, method, plan)

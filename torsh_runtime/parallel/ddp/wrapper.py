@@ -89,12 +89,7 @@ class DistributedDataParallel:
             _check_devices(device_ids)
             self._config = replace(config or self._config, **_fields(fields))
             _check_parameters(module)
-        options = {
-            "init_sync": init_sync,
-            "broadcast_buffers": broadcast_buffers,
-            "register_comm_hook": None,
-            **self._config.agreed(),
-        }
+        options = _options(self._config, broadcast_buffers, init_sync)
         if init_sync:
             told = {**options, **self._replicas.told(with_all=True)}
             agree(self._group, _NAME, told, attempt.error, SAME_MODEL)
@@ -262,6 +257,16 @@ def _unpickled(
 def _class_around(module_class: type) -> type[DistributedDataParallel]:
     name = DistributedDataParallel.__name__
     return type(name, (DistributedDataParallel, module_class), {"__module__": __name__})
+
+
+def _options(config: BucketConfig, broadcast_buffers: bool, init_sync: bool) -> dict[str, Any]:
+    """Return what all ranks must have been given alike, by name."""
+    return {
+        "init_sync": init_sync,
+        "broadcast_buffers": broadcast_buffers,
+        "register_comm_hook": None,
+        **config.agreed(),
+    }
 
 
 def _compare(

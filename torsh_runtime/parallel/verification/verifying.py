@@ -74,10 +74,7 @@ def verify(
     given = copy.deepcopy(model)
     made = plan(given) if callable(plan) else parallelize(given, mesh, plan)
     spread = Spread(made, whole_mesh)
-    if (spread.pipeline or step) and loss is None:
-        raise ConfigError(
-            "verify() has no loss of the whole model to compare a step with: pass loss="
-        )
+    _check_loss(loss, bool(spread.pipeline or step))
     place = Place(whole_mesh, data_axes, context_axis, AXIS if spread.pipeline else None)
     runs = Runs(model, spread, share_of(inputs, place), inputs, target)
     whole = runs.whole(loss)
@@ -88,6 +85,13 @@ def verify(
     differences = *masks, *judged(pairs, place, rate)
     compared = {order for rows in place.of_all([pair.order for pair in pairs]) for order in rows}
     return Verification(compared=len(compared), differences=differences)
+
+
+def _check_loss(loss: Loss | None, is_needed: bool) -> None:
+    if is_needed and loss is None:
+        raise ConfigError(
+            "verify() has no loss of the whole model to compare a step with: pass loss="
+        )
 
 
 def _of_one_axis(group: ProcessGroup) -> DeviceMesh:

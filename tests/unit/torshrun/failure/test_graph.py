@@ -922,11 +922,11 @@ def test_who_handled_an_exception_before_was_kept_by_that_from_making_it() -> No
     [
         "Deleting older checkpoint [ckpt/step1] due to args.save_total_limit",
         "moved ./ckpt/step1/optim_1.pt to /archive",
-        "removed a/b.txt; before: /work/ckpt/step1/",
+        "removed a/b.txt; before: /data/ckpt/step1/",
     ],
 )
 def test_between_who_removes_a_file_and_who_then_looks_for_it_nobody_can_tell(removed: str) -> None:
-    said = "FileNotFoundError: [Errno 2] No such file or directory: '/work/ckpt/step1/optim_1.pt'"
+    said = "FileNotFoundError: [Errno 2] No such file or directory: '/data/ckpt/step1/optim_1.pt'"
     looks = raised(1, Kind.NO_FILE, said=said)
     finding = found(looks, stopped(0, IN_BARRIER, removed=removed))
     assert verdict(finding) == ((0, 1), "undecided", Kind.NO_FILE)
