@@ -75,8 +75,8 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.node.get_closest_marker("gpu") is not None:
         del before["descriptors"]
     yield
-    # A thread whose work is done may need a moment to end, on a busy machine some seconds.
-    assert soon(lambda: not _added(before)), f"left behind: {_added(before)}"
+    # A thread whose work is done may need a moment to end.
+    assert soon(lambda: not _added(before), 2), f"left behind: {_added(before)}"
 
 
 def _added(before: dict[str, set[str]]) -> dict[str, set[str]]:
