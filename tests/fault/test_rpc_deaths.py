@@ -172,7 +172,8 @@ def test_a_caller_that_dies_costs_its_callee_nothing(tmp_path: Path) -> None:
 
 def test_a_worker_that_comes_back_is_found_under_its_name(tmp_path: Path) -> None:
     address, never = free_address(), tmp_path / "never"
-    begun, dead, back, done = (tmp_path / name for name in ("begun", "dead", "back", "done"))
+    names = ("begun", "dead", "missed", "back", "done")
+    begun, dead, missed, back, done = (tmp_path / name for name in names)
 
     def caller() -> Any:
         waiting = rpc.rpc_async("worker", touch_and_wait, args=(begun, never))
@@ -180,6 +181,7 @@ def test_a_worker_that_comes_back_is_found_under_its_name(tmp_path: Path) -> Non
         first = error_of(waiting.wait)
         wait_for(dead)
         absent = error_of(lambda: rpc.rpc_sync("worker", pid_here))
+        missed.touch()
         wait_for(back)
         pids = rpc.rpc_sync("worker", pid_here), rpc.rpc_sync(info, pid_here)
         done.touch()
@@ -187,7 +189,7 @@ def test_a_worker_that_comes_back_is_found_under_its_name(tmp_path: Path) -> Non
 
     def body(number: int) -> Any:
         if number == 2:
-            wait_for(dead)
+            wait_for(missed)
         join("caller" if number == 0 else "worker", min(number, 1), address)
         if number == 0:
             wait_for_worker("worker")

@@ -129,7 +129,15 @@ def _text(text: str) -> str:
     return f"\\&{line}" if line[:1] in (".", "'") else line
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Write all pages, or with `--check` end with an error if one of them is not up to date."""
     FOLDER.mkdir(exist_ok=True)
     for file, page in pages().items():
-        (FOLDER / file).write_text(page)
+        if sys.argv[1:] != ["--check"]:
+            (FOLDER / file).write_text(page)
+        elif (FOLDER / file).read_text() != page:
+            sys.exit(f"{file} is not up to date; run: python tests/support/man_pages.py")
+
+
+if __name__ == "__main__":
+    main()
