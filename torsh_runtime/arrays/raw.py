@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,13 @@ def is_array(value: object) -> bool:
 
 def dtype_name(values: Any) -> str:
     """Of its elements, as numpy, torch and ml_dtypes agree on it: "float32", "bfloat16"."""
-    return str(values.dtype).removeprefix("torch.")
+    return name_of(values.dtype)
+
+
+@lru_cache
+def name_of(dtype: object) -> str:
+    """Return the name of a dtype, as dtype_name() does."""
+    return str(dtype).removeprefix("torch.")
 
 
 def copy_out(values: Any, target: Bytes) -> None:

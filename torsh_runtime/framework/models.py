@@ -12,6 +12,7 @@ from torsh_runtime.arrays.raw import dtype_name
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.comm.shared import empty_shared
 from torsh_runtime.framework import Framework, Module, Tensor, Values, framework_of
+from torsh_runtime.framework.hooks import OnGradient
 from torsh_runtime.framework.protocol import Call
 from torsh_runtime.framework.trees import leaves, mapped
 
@@ -71,16 +72,6 @@ def differentiable(framework: Framework, outputs: object) -> list[Tensor]:
     """List the tensors within `outputs` that gradients can come back to."""
     kind = framework.tensor_type
     return [each for each in leaves(outputs) if isinstance(each, kind) and each.requires_grad]
-
-
-class OnGradient:
-    """A hook of on_gradient(), which is not the program's own."""
-
-    def __init__(self, call: Call) -> None:
-        self._call = call
-
-    def __call__(self, _: object) -> None:
-        self._call()
 
 
 def on_gradient(parameter: Tensor, call: Call) -> Call:

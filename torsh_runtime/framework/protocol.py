@@ -24,6 +24,8 @@ class DType(Protocol):
     def itemsize(self) -> int:
         """Return the number of bytes of an element."""
 
+    def __hash__(self) -> int: ...
+
 
 class Values(Protocol):
     """The arguments of collectives: an array of numpy or cupy, or a tensor of torch outside of
@@ -144,6 +146,24 @@ class Module(Protocol):
 T = TypeVar("T")
 V = TypeVar("V")
 M = TypeVar("M", contravariant=True)
+Given = TypeVar("Given", contravariant=True)
+Source = TypeVar("Source", contravariant=True)
+
+
+class Splitter(Protocol[Given, Source]):
+    """Runs backward passes in two parts. `Given` are tensors, and `Source` their values."""
+
+    def splitting(self) -> AbstractContextManager[object]:
+        """Prepare, within the block, forward passes whose backward passes are in two parts."""
+
+    def backward_inputs(
+        self, outputs: Sequence[Given], gradients: Sequence[Source], inputs: Sequence[Given]
+    ) -> Call:
+        """Accumulate the gradients of `inputs`, and return a function for the other gradients.
+
+        Gradients that cannot be separated from those of `inputs` are accumulated at once, too. The
+        outputs must have been computed within splitting().
+        """
 
 
 class Framework(Protocol[T, V, M]):
@@ -169,8 +189,14 @@ class Framework(Protocol[T, V, M]):
     def cast(self, values: V, dtype: str) -> V:
         """Return values of this type: themselves, or a copy."""
 
-    def empty(self, size: int, dtype: str, like: T) -> V:
-        """Return uninitialised values on the device of `like`."""
+    def empty(self, size: int | tuple[int, ...], dtype: str, like: T | None) -> V:
+        """Return uninitialised values on the device of `like`; None: in the host's memory."""
+
+    def zeros(self, size: tuple[int, ...], dtype: str, like: T | None) -> V:
+        """Return zeros on the device of `like`; None: in the host's memory."""
+
+    def full_like(self, tensor: T, value: float) -> V:
+        """Return values of the same shape, dtype and device, all of them equal to `value`."""
 
     def from_numpy(self, memory: Any, dtype: str) -> V:
         """Return values of this type in the memory of a numpy array of bytes."""
@@ -197,10 +223,29 @@ class Framework(Protocol[T, V, M]):
     def let_go_of_freed(self) -> None:
         """Give the system memory that the framework has freed and keeps for later."""
 
+    def get_rng_state(self, like: T | None) -> object:
+        """Return the state of the generators that dropout uses on the device of `like`."""
+
+    def set_rng_state(self, state: Any) -> None:
+        """Restore what get_rng_state() returned."""
+
+    def synchronize(self, like: T | None) -> None:
+        """Wait until the device of `like` has done all its work."""
+
     # Tensors
 
     def tensor(self, values: V) -> T:
         """Return a tensor of the same memory."""
+
+    def leaf(self, values: V, requires_grad: bool) -> T:
+        """Return a tensor of the same memory, at which a backward pass ends."""
+
+    def values(self, tensor: T) -> V:
+        """Return the values of a tensor, outside of any graph and row-major."""
+
+    def beyond(self, tensor: T) -> str:
+        """Describe what a tensor is besides its values, which a copy of them would not be; return
+        "" if it is nothing."""
 
     def set_gradient(self, parameter: T, gradient: V) -> None:
         """Let a parameter's gradient be a tensor of these values' memory, also of another type."""
@@ -261,8 +306,20 @@ class Framework(Protocol[T, V, M]):
     def is_grad_enabled(self) -> bool:
         """Return whether present computations can be differentiated."""
 
+    def is_inference_mode_enabled(self) -> bool:
+        """Return whether nothing that is computed at present can ever have gradients."""
+
     def set_grad_enabled(self, mode: bool) -> AbstractContextManager[object]:
         """Return a block whose computations can be differentiated, or cannot."""
+
+    def backward(self, outputs: Sequence[T], gradients: Sequence[V]) -> None:
+        """Accumulate the gradients of all leaves that the outputs depend on."""
+
+    def splitter(self) -> Splitter[T, V]:
+        """Return what runs backward passes in two parts."""
+
+    def held_bytes(self, forward: Callable[[], object], parameters: Iterable[T]) -> int:
+        """Return how many bytes a backward pass needs of this forward pass, besides parameters."""
 
     def in_backward(self) -> bool:
         """Return whether this thread is inside a backward pass."""

@@ -14,7 +14,8 @@ from torsh_runtime.arrays.torch import host_view, part_like
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.framework.parts import Part, Same
 from torsh_runtime.framework.protocol import Call, Initialise
-from torsh_runtime.framework.torch_graph import applied, applied_jointly
+from torsh_runtime.framework.torch_graph import applied, applied_jointly, run_backward
+from torsh_runtime.framework.torch_splitting import TorchSplitter
 from torsh_runtime.integrations.torch import parts
 from torsh_runtime.integrations.torch.allocator import give_freed_memory_back, tune_allocator
 from torsh_runtime.integrations.torch.marking import mark_optimizers
@@ -24,6 +25,7 @@ Tensor = torch.Tensor
 Module = torch.nn.Module
 _engine: Any = torch.autograd.Variable._execution_engine
 _C: Any = torch._C
+_CPU = torch.device("cpu")
 
 
 class TorchFramework:
@@ -48,10 +50,18 @@ class TorchFramework:
     def cast(self, values: Tensor, dtype: str) -> Tensor:
         return values.detach().to(self.dtype(dtype))
 
-    def empty(self, size: int, dtype: str, like: Tensor) -> Tensor:
-        return torch.empty(size, dtype=self.dtype(dtype), device=like.device)
+    def empty(self, size: int | tuple[int, ...], dtype: str, like: Tensor | None) -> Tensor:
+        device = _CPU if like is None else like.device
+        return torch.empty(size, dtype=self.dtype(dtype), device=device)
 
     releasable = empty
+
+    def zeros(self, size: tuple[int, ...], dtype: str, like: Tensor | None) -> Tensor:
+        device = _CPU if like is None else like.device
+        return torch.zeros(size, dtype=self.dtype(dtype), device=device)
+
+    def full_like(self, tensor: Tensor, value: float) -> Tensor:
+        return torch.full_like(tensor.detach(), value)
 
     def from_numpy(self, memory: Any, dtype: str) -> Tensor:
         return torch.from_numpy(memory).view(self.dtype(dtype))
@@ -74,10 +84,42 @@ class TorchFramework:
     def let_go_of_freed(self) -> None:
         give_freed_memory_back()
 
+    def get_rng_state(self, like: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        is_on_gpu = like is not None and like.device.type == "cuda"
+        return torch.get_rng_state(), torch.cuda.get_rng_state() if is_on_gpu else None
+
+    def set_rng_state(self, state: tuple[Tensor, Tensor | None]) -> None:
+        torch.set_rng_state(state[0])
+        if state[1] is not None:
+            torch.cuda.set_rng_state(state[1])
+
+    def synchronize(self, like: Tensor | None) -> None:
+        if like is not None and like.device.type == "cuda":
+            torch.cuda.current_stream(like.device).synchronize()
+
     # Tensors
 
     def tensor(self, values: Tensor) -> Tensor:
         return values
+
+    def leaf(self, values: Tensor, requires_grad: bool) -> Tensor:
+        return values.detach().requires_grad_(requires_grad)
+
+    def values(self, tensor: Tensor) -> Tensor:
+        # torch only notes conjugates and negatives
+        return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+    def beyond(self, tensor: Tensor) -> str:
+        kind, plain = type(tensor), (Tensor, torch.nn.Parameter)
+        if own := [name for name in vars(tensor) if not name.startswith("_")]:
+            return f"{kind.__qualname__} with an attribute {own[0]!r}"
+        of_own = any(
+            getattr(kind, name) != getattr(Tensor, name)
+            for name in ("__torch_function__", "__torch_dispatch__")
+        )
+        if kind not in plain and of_own:
+            return f"{kind.__qualname__}, a subclass of torch.Tensor with operations of its own"
+        return "" if tensor.layout is torch.strided else f"tensor with the layout {tensor.layout}"
 
     def set_gradient(self, parameter: Tensor, gradient: Tensor) -> None:
         # One of its own: `parameter.grad.data = ...` moves the object to other memory.
@@ -167,8 +209,30 @@ class TorchFramework:
 
     is_grad_enabled = staticmethod(torch.is_grad_enabled)
 
+    is_inference_mode_enabled = staticmethod(torch.is_inference_mode_enabled)
+
     def set_grad_enabled(self, mode: bool) -> AbstractContextManager[object]:
         return torch.set_grad_enabled(mode)
+
+    backward = staticmethod(run_backward)
+
+    def splitter(self) -> TorchSplitter:
+        return TorchSplitter()
+
+    def held_bytes(self, forward: Callable[[], object], parameters: Iterable[Tensor]) -> int:
+        own = {each.untyped_storage().data_ptr() for each in parameters}
+        sizes: dict[int, int] = {}
+
+        def note(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in own:
+                sizes[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            results = forward()
+        del results
+        return sum(sizes.values())
 
     def in_backward(self) -> bool:
         return bool(_C._current_graph_task_id() != -1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,22 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torsh_runtime.framework.operations import JointOperation, Operation
 from torsh_runtime.integrations.torch.compiling import is_traced, leave_alone
 from torsh_runtime.integrations.torch.modes import has_modes
+
+_run_backward: Any = torch.autograd.graph._engine_run_backward
+
+
+def run_backward(outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
+    """Accumulate the gradients of all leaves, as torch.autograd.backward() does, which loads sympy
+    to compare shapes, and that takes 35 MiB for good."""
+    _run_backward(
+        tuple(outputs),
+        tuple(gradients),
+        False,
+        False,
+        (),
+        allow_unreachable=True,
+        accumulate_grad=True,
+    )
 
 
 class _Applied(torch.autograd.Function):

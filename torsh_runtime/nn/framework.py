@@ -4,21 +4,29 @@ operations that parallel code needs besides tensors and modules."""
 from __future__ import annotations
 
 import mmap
+import tracemalloc
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.nn import backward
 from torsh_runtime.nn.arrays import Array, array_module, dtype_named
+from torsh_runtime.nn.backward import (
+    backward,
+    backward_inputs,
+    in_backward,
+    leaves,
+    queue_callback,
+)
 from torsh_runtime.nn.checkpointing import checkpoint
 from torsh_runtime.nn.function import Function
 from torsh_runtime.nn.grad_mode import is_grad_enabled, set_grad_enabled
 from torsh_runtime.nn.graph import operand
 from torsh_runtime.nn.module import Module
+from torsh_runtime.nn.random import get_rng_state, set_rng_state
 from torsh_runtime.nn.shaping import concat
 from torsh_runtime.nn.tensor import Tensor
 
@@ -43,8 +51,14 @@ class NnFramework:
     def cast(self, values: Array, dtype: str) -> Array:
         return values.astype(dtype_named(dtype), copy=False)
 
-    def empty(self, size: int, dtype: str, like: Tensor) -> Array:
-        return array_module(like.data).empty(size, self.dtype(dtype))
+    def empty(self, size: int | tuple[int, ...], dtype: str, like: Tensor | None) -> Array:
+        return _arrays(like).empty(size, self.dtype(dtype))
+
+    def zeros(self, size: tuple[int, ...], dtype: str, like: Tensor | None) -> Array:
+        return _arrays(like).zeros(size, self.dtype(dtype))
+
+    def full_like(self, tensor: Tensor, value: float) -> Array:
+        return array_module(tensor.data).full_like(tensor.data, value)
 
     def from_numpy(self, memory: Any, dtype: str) -> Array:
         return memory.view(self.dtype(dtype))
@@ -75,10 +89,31 @@ class NnFramework:
     def let_go_of_freed(self) -> None:
         pass  # this library keeps none
 
+    def get_rng_state(self, like: Tensor | None) -> object:
+        return get_rng_state()
+
+    def set_rng_state(self, state: Any) -> None:
+        set_rng_state(state)
+
+    def synchronize(self, like: Tensor | None) -> None:
+        if _arrays(like) is not np:
+            _arrays(like).cuda.get_current_stream().synchronize()
+
     # Tensors
 
     def tensor(self, values: Array) -> Tensor:
         return Tensor(values)
+
+    def leaf(self, values: Array, requires_grad: bool) -> Tensor:
+        return Tensor(values, requires_grad)
+
+    def values(self, tensor: Tensor) -> Array:
+        found = tensor.data
+        xp = np if isinstance(found, np.ndarray) else array_module(found)
+        return xp.asarray(found, order="C")
+
+    def beyond(self, tensor: Tensor) -> str:
+        return ""
 
     def set_gradient(self, parameter: Tensor, gradient: Array) -> None:
         parameter.grad = Tensor(gradient)
@@ -138,22 +173,55 @@ class NnFramework:
 
     is_grad_enabled = staticmethod(is_grad_enabled)
 
+    def is_inference_mode_enabled(self) -> bool:
+        return False
+
     def set_grad_enabled(self, mode: bool) -> AbstractContextManager[object]:
         return set_grad_enabled(mode)
 
-    in_backward = staticmethod(backward.in_backward)
+    backward = staticmethod(backward)
+
+    def splitter(self) -> _Splitter:
+        return _Splitter()
+
+    def held_bytes(self, forward: Callable[[], object], parameters: Iterable[Tensor]) -> int:
+        was_tracing = tracemalloc.is_tracing()
+        if not was_tracing:
+            tracemalloc.start()
+        try:
+            before = tracemalloc.get_traced_memory()[0]
+            results = forward()
+            held = tracemalloc.get_traced_memory()[0] - before
+            del results
+        finally:
+            if not was_tracing:
+                tracemalloc.stop()
+        return held
+
+    in_backward = staticmethod(in_backward)
 
     def is_nested(self) -> bool:
         return False  # callbacks wait for the outermost pass
 
-    at_end_of_backward = staticmethod(backward.queue_callback)
+    at_end_of_backward = staticmethod(queue_callback)
 
     def on_backward(self, outputs: Iterable[Tensor], call: Call) -> None:
         for tensor in outputs:
             tensor.register_hook(lambda _: call())
 
     def reached(self, outputs: Sequence[Tensor]) -> set[int]:
-        return {id(leaf) for leaf in backward.leaves(outputs)}
+        return {id(leaf) for leaf in leaves(outputs)}
+
+
+def _arrays(like: Tensor | None) -> Any:
+    return np if like is None else array_module(like.data)
+
+
+class _Splitter:
+    backward_inputs = staticmethod(backward_inputs)
+
+    def splitting(self) -> AbstractContextManager[object]:
+        return nullcontext()  # the recorded graph can be walked in two parts as it is
 
 
 class _Applied(Function):

@@ -1,13 +1,14 @@
-"""Abstracts a stage's framework: leaves, gradients, and backward passes in two parts."""
+"""Computes for stages in their framework, on the device of their parameters."""
 
 from __future__ import annotations
 
-import sys
-from abc import ABC, abstractmethod
+import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from functools import lru_cache, partial
+from typing import NamedTuple
 
+from torsh_runtime.arrays.raw import name_of
+from torsh_runtime.framework import Framework, Module, Tensor, Values, framework_of
 from torsh_runtime.parallel.regions.arrays import copied
 
 
@@ -24,20 +25,25 @@ class Spec(NamedTuple):
         return "float" in self.dtype or "complex" in self.dtype
 
 
-class Autograd(ABC):
-    """Computes for a stage in its framework. `values` are what collectives take: arrays, or tensors
-    outside any graph.
+class Autograd:
+    """Computes for a stage. `values` are what collectives take: arrays, or tensors outside any
+    graph.
+
+    What the framework does as it is, it has as attributes: steps call it often.
     """
 
-    @abstractmethod
-    def leaf(self, values: Any, wants_gradient: bool) -> Any:
-        """Return a tensor of this memory at which a backward pass ends."""
+    def __init__(self, framework: Framework, like: Tensor | None) -> None:
+        """Compute on the device of `like`; None: on the CPU."""
+        self.framework, self._like = framework, like
+        self.leaf, self.values, self.beyond = framework.leaf, framework.values, framework.beyond
+        self.recording, self.backward = framework.set_grad_enabled, framework.backward
+        self.weight = framework.full_like
+        splitter = framework.splitter()
+        self.splitting, self.backward_inputs = splitter.splitting, splitter.backward_inputs
+        self.nbytes = lru_cache(partial(_nbytes, framework))
+        """Returns the number of bytes of a tensor that a Spec describes."""
 
-    @abstractmethod
-    def values(self, tensor: Any) -> Any:
-        """Return the values of a tensor, row-major. TypeError for other objects."""
-
-    def lasting(self, tensor: Any) -> Any:
+    def lasting(self, tensor: Tensor) -> Values:
         """Return values() that do not change until they have been taken.
 
         Values outside any graph are copied, such as those of a buffer that the next microbatch
@@ -46,97 +52,63 @@ class Autograd(ABC):
         values = self.values(tensor)
         return values if tensor.requires_grad else copied(values)
 
-    @abstractmethod
-    def spec(self, tensor: Any) -> Spec:
-        """Return what another rank has to know to receive the tensor."""
+    def spec(self, tensor: Tensor) -> Spec:
+        """Return what another rank has to know to receive the tensor. Raises TypeError for what is
+        no tensor of the framework."""
+        if not isinstance(tensor, self.framework.tensor_type):
+            raise TypeError(f"a {type(tensor).__qualname__} is no tensor")
+        return Spec(tuple(tensor.shape), name_of(tensor.dtype), bool(tensor.requires_grad))
 
-    def beyond(self, tensor: Any) -> str:
-        """Describe what the tensor is besides its values, which a receiver does not get; "" if
-        nothing.
-        """
-        return ""
-
-    @abstractmethod
-    def nbytes(self, spec: Spec) -> int:
-        """Return the number of bytes of such a tensor."""
-
-    @abstractmethod
-    def empty(self, spec: Spec) -> Any:
+    def empty(self, spec: Spec) -> Values:
         """Return memory for the values of such a tensor, where the stage's parameters are."""
+        return self.framework.empty(spec.shape, spec.dtype, self._like)
 
-    @abstractmethod
-    def zeros(self, spec: Spec) -> Any:
-        """Return the gradient of a tensor on which nothing depends."""
-
-    @abstractmethod
-    def gradient(self, leaf: Any) -> Any | None:
-        """Return the values of the leaf's accumulated gradient; None if it has none."""
-
-    @abstractmethod
-    def weight(self, loss: Any, weight: float) -> Any:
-        """Return the gradient of a loss with this weight: values of the loss's shape."""
-
-    @abstractmethod
-    def number(self, loss: Any) -> float:
-        """Return the loss as a number. ValueError unless it has one element."""
-
-    @abstractmethod
-    def backward(self, outputs: Sequence[Any], gradients: Sequence[Any]) -> None:
-        """Accumulate the gradients of all leaves."""
-
-    @abstractmethod
-    def backward_inputs(
-        self, outputs: Sequence[Any], gradients: Sequence[Any], inputs: Sequence[Any]
-    ) -> Callable[[], None]:
-        """Accumulate the gradients of `inputs`, and return a function for the other gradients.
-
-        Gradients that cannot be separated from those of `inputs` are accumulated at once, too. The
-        outputs must have been computed within splitting().
-        """
-
-    @abstractmethod
-    def splitting(self) -> AbstractContextManager[object]:
-        """Prepare, within the block, forward passes whose backward passes are in two parts."""
+    def gradient(self, leaf: Tensor) -> Values:
+        """Return the values of the leaf's accumulated gradient: zeros if nothing depends on it."""
+        if leaf.grad is not None:
+            return self.values(leaf.grad)
+        spec = self.spec(leaf)
+        return self.framework.zeros(spec.shape, spec.dtype, self._like)
 
     def unfit(self) -> str:
         """Return why computations cannot be differentiated at present; "" if they can."""
-        return ""
+        if not self.framework.is_inference_mode_enabled():
+            return ""
+        return "step() in torch.inference_mode() has no gradients: call it outside, or evaluate()"
 
-    @abstractmethod
-    def recording(self, enabled: bool) -> AbstractContextManager[object]:
-        """Enable or disable differentiation of what is computed within the block."""
+    def random_state(self) -> object:
+        """Return the state of the generators that dropout uses."""
+        return self.framework.get_rng_state(self._like)
 
-    @abstractmethod
-    def random_state(self) -> Any:
-        """Return the state of the generator that dropout uses."""
+    def set_random_state(self, state: object) -> None:
+        """Restore the state of the generators that dropout uses."""
+        self.framework.set_rng_state(state)
 
-    @abstractmethod
-    def set_random_state(self, state: Any) -> None:
-        """Restore the state of the generator that dropout uses."""
-
-    @abstractmethod
-    def joined(self, outputs: Sequence[Any]) -> Any:
+    def joined(self, outputs: Sequence[Tensor]) -> Tensor:
         """Concatenate outputs along dimension 0."""
+        return self.framework.cat(outputs)
 
-    @abstractmethod
-    def held_bytes(self, forward: Callable[[], object]) -> int:
-        """Return how many bytes a backward pass needs of this forward pass, besides parameters."""
+    def held_bytes(self, forward: Callable[[], object], module: Module) -> int:
+        """Return how many bytes a backward pass needs of this forward pass, besides parameters of
+        the module."""
+        own = [parameter for _, parameter in module.named_parameters()]
+        return self.framework.held_bytes(forward, own)
 
-    @abstractmethod
     def synchronise(self) -> None:
         """Wait until the device has done all its work."""
+        self.framework.synchronize(self._like)
 
 
-def autograd_of(module: Any, like: Any = None) -> Autograd:
+def _nbytes(framework: Framework, spec: Spec) -> int:
+    return math.prod(spec.shape) * framework.dtype(spec.dtype).itemsize
+
+
+def autograd_of(module: Module, like: Values | None = None) -> Autograd:
     """Return the Autograd of a model of torch or of torsh_runtime.nn.
 
     It computes on the device of `like`; None: on that of the parameters.
     """
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(module, torch.nn.Module):
-        from torsh_runtime.parallel.pipeline.torch_autograd import TorchAutograd
-
-        return TorchAutograd(module, like)
-    from torsh_runtime.parallel.pipeline.nn_autograd import NnAutograd
-
-    return NnAutograd(module, like)
+    framework = framework_of(module)
+    if like is not None:
+        return Autograd(framework, framework.tensor(like))
+    return Autograd(framework, next((each for _, each in module.named_parameters()), None))

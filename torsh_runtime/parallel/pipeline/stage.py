@@ -230,7 +230,8 @@ class Stage:
         inputs = map(self.autograd.values, self._tensors(passage.inputs))
         self.held = sum(each.nbytes for each in inputs)
         if not self._checkpoints:
-            self.held += self.autograd.held_bytes(lambda: self._computed(passage, record=True))
+            forward = partial(self._computed, passage, record=True)
+            self.held += self.autograd.held_bytes(forward, self.module)
         outputs = self._computed(passage, record=False)
         self.sent_bytes = sum(self.autograd.values(each).nbytes for each in outputs)
 
@@ -299,12 +300,7 @@ class Stage:
         return [each for each in self._tensors(passage.inputs) if each.requires_grad]
 
     def _of_inputs(self, passage: _Passage) -> list[Any]:
-        found = []
-        for leaf in self._leaves(passage):
-            gradient = self.autograd.gradient(leaf)
-            spec = self.autograd.spec(leaf)
-            found.append(self.autograd.zeros(spec) if gradient is None else gradient)
-        return found
+        return list(map(self.autograd.gradient, self._leaves(passage)))
 
 
 def _microbatch(call: Any) -> dict[str, Any]:

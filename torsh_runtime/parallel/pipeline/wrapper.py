@@ -397,8 +397,7 @@ class PipelineParallel:
         found = np.zeros(1)
         if self.placement[-1] == self.group.rank:
             losses = self._executor.outputs
-            number = self._autograd.number
-            found[0] = sum(w * number(losses[m]) for m, w in enumerate(weights) if w)
+            found[0] = sum(w * float(losses[m].item()) for m, w in enumerate(weights) if w)
             if self._data is not None:
                 self._data.all_reduce(found)
                 found /= self._data.world_size

@@ -8,8 +8,8 @@ Parallelism", 2024). All other operations have their whole backward pass in the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,7 +19,8 @@ from torch.nn import functional as F  # noqa: N812
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 
-from torsh_runtime.framework.models import OnGradient
+from torsh_runtime.framework.hooks import OnGradient
+from torsh_runtime.framework.torch_graph import run_backward
 
 Tensor = torch.Tensor
 _aten: Any = torch.ops.aten
@@ -87,6 +88,24 @@ class Later:
             _hooks(parameter).update(hooks)
             if found is not None:
                 calls.append(Left((parameter,), partial(_add, parameter, found)))
+
+
+class TorchSplitter:
+    """Implements Splitter for torch."""
+
+    def __init__(self) -> None:
+        self._later = Later()
+
+    def splitting(self) -> AbstractContextManager[object]:
+        mode: AbstractContextManager[object] = Splitting(self._later)
+        return mode
+
+    def backward_inputs(
+        self, outputs: Sequence[Tensor], gradients: Sequence[Tensor], inputs: Sequence[Tensor]
+    ) -> Callable[[], None]:
+        with self._later.collecting() as calls:
+            run_backward(outputs, gradients)
+        return partial(carry_out, calls)
 
 
 def carry_out(left: list[Left]) -> None:
