@@ -6,7 +6,8 @@ import sys
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torsh_runtime.framework.protocol import Framework as FrameworkOf
-from torsh_runtime.framework.protocol import Module, Tensor, Values
+from torsh_runtime.framework.protocol import Module, Tensor
+from torsh_runtime.framework.values import Values
 
 if TYPE_CHECKING:
     import torch

@@ -6,7 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, TypeAlias
 
-Array: TypeAlias = Any
+from torsh_runtime.framework.values import Values
+
+Array: TypeAlias = Values
 """An array of numpy or cupy, or a tensor of torch, within its autograd function."""
 
 

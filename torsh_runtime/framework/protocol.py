@@ -12,55 +12,10 @@ from typing import Any, Protocol, Self, TypeVar
 
 from torsh_runtime.framework.operations import JointOperation, Operation
 from torsh_runtime.framework.parts import Part, Same
+from torsh_runtime.framework.values import DType
 
 Call = Callable[[], None]
 Initialise = Callable[[Any], object]
-
-
-class DType(Protocol):
-    """The type of elements, as a framework has it."""
-
-    @property
-    def itemsize(self) -> int:
-        """Return the number of bytes of an element."""
-
-    def __hash__(self) -> int: ...
-
-
-class Values(Protocol):
-    """The arguments of collectives: an array of numpy or cupy, or a tensor of torch outside of
-    graphs.
-
-    They have Python's operators in common, with which parallel code computes in place.
-    """
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Return the sizes of the dimensions."""
-
-    @property
-    def dtype(self) -> DType:
-        """Return the type of the elements."""
-
-    @property
-    def nbytes(self) -> int:
-        """Return the size of all elements in bytes."""
-
-    def reshape(self, *shape: int) -> Self:
-        """Return the same elements in a different shape, in the same memory if their order
-        allows it."""
-
-    def __getitem__(self, key: Any) -> Self: ...
-
-    def __setitem__(self, key: Any, value: Any) -> None: ...
-
-    def __add__(self, other: Any) -> Self: ...
-
-    def __mul__(self, other: Any) -> Self: ...
-
-    def __iadd__(self, other: Any) -> Self: ...
-
-    def __imul__(self, other: Any) -> Self: ...
 
 
 class Handle(Protocol):

@@ -57,10 +57,14 @@ def _computed(operation: Operation, tensor: torch.Tensor) -> torch.Tensor:
     """Compute apart from modes of torch's dispatcher: selective checkpointing's mode would keep
     memory that the operation then writes to, and would have it written to again when it goes
     forward once more."""
+    compute: Any = operation
+    result: torch.Tensor
     if not has_modes():
-        return operation(tensor)  # type: ignore[no-any-return]
+        result = compute(tensor)
+        return result
     with _disable_current_modes():
-        return operation(tensor)  # type: ignore[no-any-return]
+        result = compute(tensor)
+    return result
 
 
 def _passed(tensor: torch.Tensor, adjoint: Operation) -> torch.Tensor:
@@ -129,8 +133,9 @@ class _Joint(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, operation: JointOperation, *tensors: torch.Tensor) -> torch.Tensor:
         ctx.operation = operation
+        forward: Any = operation.forward
         result: torch.Tensor
-        result, saved = operation.forward(*tensors)
+        result, saved = forward(*tensors)
         ctx.save_for_backward(*saved)
         return result
 

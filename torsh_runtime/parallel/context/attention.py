@@ -15,7 +15,7 @@ from torsh_runtime.parallel.context.kernels import Kernel, Products
 from torsh_runtime.parallel.context.plan import Plan, agreed
 from torsh_runtime.parallel.context.routes import Alone, Direct, Gathering, Ring
 from torsh_runtime.parallel.groups import group_of
-from torsh_runtime.parallel.operations import applied, is_torch
+from torsh_runtime.parallel.operations import applied, is_tensor
 from torsh_runtime.parallel.regions import is_traced
 
 Method = Literal["ring", "all_gather", "all_to_all"]
@@ -103,8 +103,8 @@ def _with(alone: Callable[..., Any], more: Sequence[Any], *tensors: Any) -> Any:
     return alone(*tensors, *more)
 
 
-def _kernel(query: Any, value: Any, softcap: float | None) -> Kernel:
-    if is_torch(query) and softcap is None:
+def _kernel(query: Any, value: Any, softcap: float | None) -> Kernel[Any]:
+    if is_tensor(query) and softcap is None:
         from torsh_runtime.parallel.context.flash import Flash, is_for
 
         if is_for(query, value):

@@ -10,7 +10,7 @@ import numpy as np
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.parallel.context.sequence import context_shard
 from torsh_runtime.parallel.groups import group_of
-from torsh_runtime.parallel.operations import functions_of, joined
+from torsh_runtime.parallel.operations import functions_of, indices, joined
 
 _IGNORED = -100
 """The label where there is nothing to learn."""
@@ -87,8 +87,7 @@ def _positions(batch: Mapping[str, Any], tokens: Any) -> Any:
     whole = np.broadcast_to(places, (rows, length)).copy()
     if not hasattr(tokens, "new_empty"):
         return whole
-    torch = functions_of(tokens)
-    return torch.from_numpy(whole).to(tokens.device)
+    return indices(whole, tokens)
 
 
 def _part(each: Any, rows: int, length: int, axis: Any) -> Any:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torsh_runtime.parallel.context.kernels import Kernel
-from torsh_runtime.parallel.context.merging import Sum, cast, empty_in_kind, kind, merge
+from torsh_runtime.parallel.context.merging import Sum, empty_in_kind, kind, merge
 from torsh_runtime.parallel.context.routes import Route
 from torsh_runtime.parallel.context.tasks import Task
-from torsh_runtime.parallel.operations import Array, JointOperation, functions_of
+from torsh_runtime.parallel.operations import Array, JointOperation, cast, functions_of
 from torsh_runtime.parallel.regions.arrays import contiguous
 
 
@@ -24,7 +25,7 @@ class Blockwise(JointOperation):
     """Makes one for a pass."""
     tasks: Sequence[Sequence[Task]]
     """Tasks by the rank that owns the block; in a rank's own block each query has one."""
-    kernel: Kernel
+    kernel: Kernel[Any]
     scale: float
     is_banded: bool = False
     """True if tasks are bands: in the first block a query may have several, or none at all."""
@@ -59,7 +60,7 @@ class Blockwise(JointOperation):
             sums = [Sum(each) for each in block]
             for task in self.tasks[source]:
                 own, at = _places(task)
-                found = self.kernel.backward(
+                found: tuple[Array, ...] = self.kernel.backward(
                     gradient[own],
                     query[own],
                     block[0][at],
@@ -74,9 +75,9 @@ class Blockwise(JointOperation):
                 for total, each in zip(sums, found[1:], strict=True):
                     total.add(at, each)
             route.give([total.array() for total in sums])
-        found = for_query.array(), *route.returned()
+        gradients = for_query.array(), *route.returned()
         of_sinks = [_of_sinks(each, gradient, output, logsumexp) for each in sinks]
-        pairs = zip((*found, *of_sinks), (query, key, value, *sinks), strict=True)
+        pairs = zip((*gradients, *of_sinks), (query, key, value, *sinks), strict=True)
         return tuple(cast(each, like.dtype) for each, like in pairs)
 
 

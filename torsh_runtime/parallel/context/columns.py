@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator
+from typing import Any
 
 from torsh_runtime.parallel.context.kernels import Kernel
 from torsh_runtime.parallel.context.merging import Sum, empty_by_token, merge
@@ -14,13 +15,13 @@ Place = tuple[slice, slice, slice]
 """Slices of rows, heads and tokens; all rows and heads are taken."""
 
 
-class Columns(Kernel):
+class Columns(Kernel[Array]):
     """A kernel that computes causal attention of some lengths in columns: a quarter of the keys at
     a time, with the queries from the first of these on. Of L² scores that makes 5/8, and the keys'
     gradients of a column are whole.
     """
 
-    def __init__(self, kernel: Kernel, lengths: Container[int]) -> None:
+    def __init__(self, kernel: Kernel[Any], lengths: Container[int]) -> None:
         """Wrap a kernel.
 
         `lengths`: the numbers of keys at which columns are faster than the kernel alone.

@@ -21,7 +21,7 @@ def is_for(query: Tensor, value: Tensor) -> bool:
     return is_on_cpu and query.shape[-1] == value.shape[-1]
 
 
-class Flash(Kernel):
+class Flash(Kernel[Tensor]):
     """FlashAttention-2 (Dao, 2023) as torch has it: no matrix of all scores is made. The operators
     behind torch's scaled_dot_product_attention are used as they are.
     """
@@ -78,5 +78,6 @@ def _mask(query: Tensor, key: Tensor, band: Band | None) -> Tensor | None:
     """Return a mask to add to scores, (1, 1, queries, keys)."""
     if band is None:
         return None
-    mask: Tensor = hidden(query, query.shape[2], key.shape[2], band)
-    return mask[None, None]
+    found: Any = hidden(query, query.shape[2], key.shape[2], band)
+    mask: Tensor = found[None, None]
+    return mask

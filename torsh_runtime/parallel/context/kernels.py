@@ -15,44 +15,48 @@ from __future__ import annotations
 import math
 import sys
 from abc import ABC, abstractmethod
+from typing import Generic, TypeVar
 
-from torsh_runtime.parallel.context.merging import cast, kind
+from torsh_runtime.parallel.context.merging import kind
 from torsh_runtime.parallel.context.tasks import Band
-from torsh_runtime.parallel.operations import Array, functions_of
+from torsh_runtime.parallel.operations import Array, cast, functions_of
+from torsh_runtime.parallel.regions.arrays import empty
+
+V = TypeVar("V", bound=Array)
 
 
-class Kernel(ABC):
+class Kernel(ABC, Generic[V]):
     """Computes attention to one block in one way."""
 
     @abstractmethod
     def forward(
         self,
-        query: Array,
-        key: Array,
-        value: Array,
+        query: V,
+        key: V,
+        value: V,
         is_causal: bool,
         scale: float,
         band: Band | None = None,
-    ) -> tuple[Array, Array]:
+    ) -> tuple[V, V]:
         """Return the output and the logsumexp, in new memory."""
 
     @abstractmethod
     def backward(
         self,
-        gradient: Array,
-        query: Array,
-        key: Array,
-        value: Array,
-        output: Array,
-        logsumexp: Array,
+        gradient: V,
+        query: V,
+        key: V,
+        value: V,
+        output: V,
+        logsumexp: V,
         is_causal: bool,
         scale: float,
         band: Band | None = None,
-    ) -> tuple[Array, Array, Array]:
+    ) -> tuple[V, V, V]:
         """Return this block's contributions to the gradients of query, key and value."""
 
 
-class Products(Kernel):
+class Products(Kernel[Array]):
     """Multiplies whole matrices, which any framework can do; those of 16 bits in float32, as
     torch's attention by products does.
     """
@@ -157,8 +161,8 @@ def _hide(scores: Array, is_causal: bool, band: Band | None) -> None:
 def hidden(like: Array, queries: int, keys: int, band: Band) -> Array:
     """Return (queries, keys): -∞ for keys that a query does not look at, 0 for others."""
     xp, (offset, least, most) = functions_of(like), band
-    options = {"device": like.device} if hasattr(like, "new_empty") else {}
-    full = xp.full((queries, keys), -math.inf, dtype=like.dtype, **options)
+    full = empty(like, (queries, keys))
+    full[...] = -math.inf
     after = xp.triu(full, offset - least + 1)
     if most >= offset + queries - 1:
         return after

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torsh_runtime.parallel.operations import Array, functions_of
+from torsh_runtime.parallel.regions.arrays import empty
 
 
 def merge(output: Array, logsumexp: Array, more: Array, its: Array) -> None:
@@ -47,16 +48,17 @@ class Sum:
 
     def array(self) -> Array:
         """Return the whole gradient, with zeros where nothing was added."""
-        if self._total is None:
-            zeros = empty_by_token(self._like)
-            zeros[...] = 0
-            self._begin(zeros)
-        return self._total
+        if self._total is not None:
+            return self._total
+        zeros = empty_by_token(self._like)
+        zeros[...] = 0
+        return self._begin(zeros)
 
-    def _begin(self, total: Array) -> None:
+    def _begin(self, total: Array) -> Array:
         self._total, first, self._first = total, self._first, None
         if first is not None:
             self.add(*first)
+        return total
 
 
 def empty_by_token(like: Array) -> Array:
@@ -70,19 +72,10 @@ def empty_by_token(like: Array) -> Array:
 
 def empty_in_kind(like: Array, shape: Sequence[int]) -> Array:
     """Return an uninitialised array of this shape in the dtype for computing."""
-    if hasattr(like, "new_empty"):
-        return like.new_empty(tuple(shape), dtype=kind(like))
-    return functions_of(like).empty(tuple(shape), kind(like))
+    return empty(like, shape, kind(like))
 
 
 def kind(like: Array) -> Any:
     """Return the dtype to compute in: float64 for float64, and float32 for all others."""
     xp = functions_of(like)
     return xp.float64 if like.dtype == xp.float64 else xp.float32
-
-
-def cast(array: Array, dtype: Any) -> Array:
-    """Return the array itself if it has the dtype, or a converted copy."""
-    if array.dtype == dtype:
-        return array
-    return array.to(dtype) if hasattr(array, "new_empty") else array.astype(dtype)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torsh_runtime.framework.operations import Operation
 from torsh_runtime.parallel.dispatch.routing import Indices
-from torsh_runtime.parallel.operations import JointOperation, functions_of, is_torch
+from torsh_runtime.parallel.operations import JointOperation, indices
 from torsh_runtime.parallel.regions.arrays import Array, empty
 
 
@@ -21,10 +21,10 @@ class Rows(Operation):
     inverse: Indices
 
     def __call__(self, array: Array) -> Array:
-        total = None
-        for column in self.index.T:
-            found = _taken(array, column)
-            total = found if total is None else total + found
+        first, *others = self.index.T
+        total = _taken(array, first)
+        for column in others:
+            total = total + _taken(array, column)
         return total
 
     @property
@@ -46,8 +46,7 @@ def _taken(array: Array, column: Indices) -> Array:
 
 def _index(array: Array, column: Indices) -> Array:
     """Return the column as the array's framework takes it."""
-    xp = functions_of(array)
-    return xp.as_tensor(column, device=array.device) if is_torch(array) else xp.asarray(column)
+    return indices(column, array)
 
 
 @dataclass(frozen=True, slots=True)

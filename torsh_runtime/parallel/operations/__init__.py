@@ -6,18 +6,24 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from torsh_runtime.framework import framework_of
 from torsh_runtime.framework.operations import Array, JointOperation
+from torsh_runtime.framework.values import functions_of, is_tensor
 from torsh_runtime.numpy_or_cupy import array_module
 
 __all__ = [
     "Array",
     "JointOperation",
     "applied",
+    "cast",
     "functions_of",
+    "indices",
     "is_finite",
     "is_recorded",
-    "is_torch",
+    "is_tensor",
     "joined",
 ]
 
@@ -33,11 +39,6 @@ def is_recorded(*tensors: Any) -> bool:
     return is_wanted and any(tensor.requires_grad for tensor in tensors)
 
 
-def functions_of(array: Array) -> Any:
-    """torch, numpy or cupy: the module whose functions it wants."""
-    return sys.modules["torch"] if is_torch(array) else array_module(array)
-
-
 def is_finite(array: Array) -> bool:
     """Whether no element is infinite or NaN."""
     return bool(functions_of(array).isfinite(array).all())
@@ -50,7 +51,21 @@ def joined(tensors: Sequence[Any], dim: int) -> Any:
     return array_module(tensors[0]).concatenate(tensors, dim)
 
 
-def is_torch(tensor: object) -> bool:
-    """Whether it is a tensor of torch."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(tensor, torch.Tensor)
+def indices(column: NDArray[np.int64], like: Array) -> Array:
+    """Return whole numbers, with which `like` can be indexed."""
+    given: Any = like
+    found: Array
+    if is_tensor(like):
+        found = sys.modules["torch"].as_tensor(column, device=given.device)
+    else:
+        found = array_module(like).asarray(column)
+    return found
+
+
+def cast(array: Array, dtype: Any) -> Array:
+    """Return the array itself if it has the dtype, or a converted copy."""
+    if array.dtype == dtype:
+        return array
+    given: Any = array
+    found: Array = given.to(dtype) if is_tensor(array) else given.astype(dtype)
+    return found

@@ -4,38 +4,52 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Any, TypeVar
 
 from torsh_runtime.framework.operations import Array as Array
+from torsh_runtime.framework.values import Values
 from torsh_runtime.numpy_or_cupy import array_module
 
+V = TypeVar("V", bound=Values)
 
-def empty(like: Array, shape: Sequence[int]) -> Array:
-    """Return an uninitialised array of the same kind."""
+
+def empty(like: V, shape: Sequence[int], dtype: Any = None) -> V:
+    """Return an uninitialised array of the same kind. dtype: None means that of `like`."""
+    found: V
     if hasattr(like, "new_empty"):
-        return like.new_empty(shape)
-    return array_module(like).empty(shape, like.dtype)
+        found = like.new_empty(shape, dtype=dtype)
+    else:
+        found = array_module(like).empty(shape, like.dtype if dtype is None else dtype)
+    return found
 
 
-def contiguous(array: Array) -> Array:
+def contiguous(array: V) -> V:
     """Return the array itself if its elements are contiguous, or a contiguous copy."""
+    found: V
     if hasattr(array, "contiguous"):
-        return array.contiguous()
-    return array_module(array).ascontiguousarray(array)
+        found = array.contiguous()
+    else:
+        found = array_module(array).ascontiguousarray(array)
+    return found
 
 
-def copied(array: Array) -> Array:
+def copied(array: V) -> V:
     """Return a copy whose elements are contiguous."""
+    given: Any = array
+    found: V
     if hasattr(array, "clone"):
-        return array.clone(memory_format=sys.modules["torch"].contiguous_format)
-    return array.copy()
+        found = given.clone(memory_format=sys.modules["torch"].contiguous_format)
+    else:
+        found = given.copy()
+    return found
 
 
-def part(array: Array, dim: int, start: int, end: int) -> Array:
+def part(array: V, dim: int, start: int, end: int) -> V:
     """Return a view of the elements from `start` to `end` (exclusive) along a dimension."""
     return array[(slice(None),) * dim + (slice(start, end),)]
 
 
-def split(array: Array, dim: int, sizes: Sequence[int]) -> list[Array]:
+def split(array: V, dim: int, sizes: Sequence[int]) -> list[V]:
     """Return consecutive views of these sizes along a dimension."""
     found, start = [], 0
     for size in sizes:

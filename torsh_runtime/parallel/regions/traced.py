@@ -39,8 +39,7 @@ class _Region(torch.autograd.Function):
         if isinstance(applied_map, Copy):
             return tensor.view_as(tensor)
         if isinstance(applied_map, Scatter):
-            part: torch.Tensor = applied_map(tensor)
-            return part
+            return _own(applied_map, tensor)
         return _call(torch.ops.torsh.collective, tensor, applied_map)
 
     @staticmethod
@@ -59,6 +58,12 @@ def _call(operator: Any, tensor: torch.Tensor, applied_map: Map) -> torch.Tensor
     return result
 
 
+def _own(applied_map: Map, tensor: torch.Tensor) -> torch.Tensor:
+    compute: Any = applied_map
+    result: torch.Tensor = compute(tensor)
+    return result
+
+
 def _map(kind: str, group: str, numbers: Numbers) -> Map:
     found: Map = _KINDS[kind].of(own_keys().named(group), numbers)
     return found
@@ -71,8 +76,7 @@ def _region(tensor: torch.Tensor, kind: str, group: str, numbers: Numbers) -> to
 
 
 def _collective(tensor: torch.Tensor, kind: str, group: str, numbers: Numbers) -> torch.Tensor:
-    result: torch.Tensor = _map(kind, group, numbers)(tensor)
-    return result
+    return _own(_map(kind, group, numbers), tensor)
 
 
 def _fake(tensor: torch.Tensor, kind: str, group: str, numbers: Numbers) -> torch.Tensor:

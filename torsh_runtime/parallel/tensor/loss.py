@@ -12,9 +12,10 @@ import numpy as np
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.framework.operations import Operation
-from torsh_runtime.numpy_or_cupy import array_module
+from torsh_runtime.framework.values import Functions, is_tensor
 from torsh_runtime.parallel import regions
 from torsh_runtime.parallel.agreement import digest
+from torsh_runtime.parallel.operations import cast, functions_of, indices
 from torsh_runtime.parallel.regions.arrays import Array, empty
 from torsh_runtime.parallel.tensor.axis import Axis, axis_of
 from torsh_runtime.parallel.tensor.cuts import cuts
@@ -57,7 +58,7 @@ def vocab_parallel_cross_entropy(
     classes = target.data if hasattr(target, "requires_grad") else target
     kept = classes != ignore_index
     _check_classes(classes, kept, size, ignore_index)
-    targets = _module(classes).where(kept, classes, -1)
+    targets = functions_of(classes).where(kept, classes, -1)
     loss = _CrossEntropy(axis.group, targets, start, size, label_smoothing)
     losses = regions.applied(input, loss)
     if reduction == "none":
@@ -112,10 +113,10 @@ class _CrossEntropy(Operation):
         self._classes, self._smoothing = classes, smoothing
 
     def __call__(self, array: Array) -> Array:
-        xp, scores = _module(array), _wide(array).reshape(-1, array.shape[-1])
+        xp, scores = functions_of(array), _wide(array).reshape(-1, array.shape[-1])
         places = self._targets.reshape(-1) - self._start
         here = (places >= 0) & (places < scores.shape[1]) & (self._targets.reshape(-1) >= 0)
-        self._chosen = xp.arange(len(scores)), xp.where(here, places, 0)
+        self._chosen = indices(np.arange(len(scores)), array), xp.where(here, places, 0)
         self._here, self._shape, self._dtype = here, array.shape, array.dtype
         self._loss_dtype = scores.dtype if _is_mixed(array) else array.dtype
         highest = xp.amax(scores, 1)
@@ -124,7 +125,7 @@ class _CrossEntropy(Operation):
         spread = scores.sum(1) if self._smoothing else xp.zeros_like(own)
         return self._losses(xp, highest, xp.stack([highest, self._powers.sum(1), own, spread]))
 
-    def _losses(self, xp: Any, highest: Array, own: Array) -> Array:
+    def _losses(self, xp: Functions, highest: Array, own: Array) -> Array:
         everyone = empty(own, (self._group.world_size, *own.shape))
         self._group.all_gather_into_tensor(everyone, own)
         top = xp.amax(everyone[:, 0], 0)
@@ -141,7 +142,7 @@ class _CrossEntropy(Operation):
         return _Backward(self._gradient)
 
     def _gradient(self, array: Array) -> Array:
-        xp = _module(array)
+        xp = functions_of(array)
         weights = xp.where(self._targets.reshape(-1) >= 0, _wide(array).reshape(-1), 0.0)
         found = self._powers * self._scale[:, None]
         if self._smoothing:
@@ -163,25 +164,21 @@ class _Backward(Operation):
         raise RuntimeError("the gradient of vocab_parallel_cross_entropy() has no gradient")
 
 
-def _module(array: Array) -> Any:
-    """Return the module whose functions compute with the array."""
-    return sys.modules["torch"] if hasattr(array, "new_empty") else array_module(array)
-
-
 def _wide(array: Array) -> Array:
     """Return the array with at least 32 bits per number."""
     if array.dtype.itemsize > 2:
         return array
-    return array.float() if hasattr(array, "new_empty") else array.astype("float32")
+    return cast(array, functions_of(array).float32)
 
 
 def _is_mixed(array: Array) -> bool:
     """Return whether torch computes losses of it in 32 bits, as autocast does."""
-    if not hasattr(array, "new_empty"):
+    if not is_tensor(array):
         return False
-    return bool(sys.modules["torch"].is_autocast_enabled(array.device.type))
+    given: Any = array
+    return bool(sys.modules["torch"].is_autocast_enabled(given.device.type))
 
 
 def _like(array: Array, dtype: Any) -> Array:
     """Cast the array to the dtype in torch, whose results have the dtype of their operands."""
-    return array.to(dtype) if hasattr(array, "new_empty") else array
+    return cast(array, dtype) if is_tensor(array) else array

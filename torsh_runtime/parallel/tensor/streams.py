@@ -33,8 +33,11 @@ def drawing_part(
     return random.drawing(partial(_drawn, dim, start, size))
 
 
-def _drawn(dim: int, start: int, size: int, source: Any, shape: tuple[int, ...]) -> Array:
+def _drawn(
+    dim: int, start: int, size: int, source: np.random.Generator, shape: tuple[int, ...]
+) -> Array:
     """Draw numbers for the whole dimension, and return this rank's part, from `start` on."""
     place = dim % len(shape)
-    whole = source.random(resized(shape, place, size), dtype=np.float32)
-    return part(whole, place, start, start + shape[place])
+    whole: Any = source.random(resized(shape, place, size), dtype=np.float32)
+    own: Array = part(whole, place, start, start + shape[place])
+    return own
