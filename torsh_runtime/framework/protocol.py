@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from torsh_runtime.framework.operations import JointOperation, Operation
 from torsh_runtime.framework.parts import Part, Same
@@ -43,16 +43,33 @@ class Tensor(Protocol):
         """Return the type of the elements."""
 
     @property
+    def ndim(self) -> int:
+        """Return the number of dimensions."""
+
+    @property
+    def is_leaf(self) -> bool:
+        """Return whether no operation in a graph has made it."""
+
+    @property
     def device(self) -> object:
         """Return the device that it is on."""
+
+    def dim(self) -> int:
+        """Return the number of dimensions."""
 
     def numel(self) -> int:
         """Return the number of elements."""
 
+    def item(self) -> Any:
+        """Return the only element as a number."""
+
+    def detach(self) -> Tensor:
+        """Return a tensor of the same memory in no graph."""
+
     def is_floating_point(self) -> bool:
         """Return whether its type can have gradients."""
 
-    def to(self, dtype: Any) -> Self:
+    def to(self, dtype: Any) -> Tensor:
         """Return the same values in a different type; gradients flow back."""
 
     def register_hook(self, hook: Callable[[Any], Any]) -> Handle:
@@ -83,7 +100,29 @@ class Module(Protocol):
     ) -> Iterator[tuple[str, Tensor]]:
         """State that is no parameter, with its names."""
 
-    def named_modules(self) -> Iterator[tuple[str, Module]]:
+    def __call__(self, *inputs: Any, **named: Any) -> Any: ...
+
+    def parameters(self, recurse: bool = True) -> Iterator[Tensor]:
+        """Return its parameters, each once."""
+
+    def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
+        """Return state that is no parameter."""
+
+    def modules(self) -> Iterator[Module]:
+        """Return the module itself and all modules below it, each once."""
+
+    def children(self) -> Iterator[Module]:
+        """Return the modules directly below it."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state by name."""
+
+    def zero_grad(self) -> None:
+        """Let its parameters have no gradients."""
+
+    def named_modules(
+        self, *, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Module]]:
         """Return the module itself, as "", and all modules below it, each once."""
 
     def named_children(self) -> Iterator[tuple[str, Module]]:

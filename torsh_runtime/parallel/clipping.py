@@ -51,7 +51,7 @@ class _Reduction(NamedTuple):
 
 
 def clip_grad_norm_(
-    model: Any, max_norm: float, mesh: DeviceMesh | None = None, norm_type: float = 2.0
+    model: Module, max_norm: float, mesh: DeviceMesh | None = None, norm_type: float = 2.0
 ) -> float:
     """Scale the gradients of a model of either framework so that their norm, as of one vector of
     the whole model, is at most max_norm. Returns what it was.

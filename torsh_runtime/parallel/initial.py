@@ -16,7 +16,7 @@ from torsh_runtime.parallel.streams import random_stream
 
 
 def init_parameters(
-    model: Any, init: Callable[[str, Any], object], seed: int = 0, mesh: DeviceMesh | None = None
+    model: Module, init: Callable[[str, Any], object], seed: int = 0, mesh: DeviceMesh | None = None
 ) -> None:
     """Give a model's parameters the values that they have on every mesh, in one process too.
 
@@ -71,5 +71,5 @@ def _materialise(model: Module) -> None:
         framework_of(model).materialise(each, initialise)
 
 
-def _has_buffers(module: Any) -> bool:
+def _has_buffers(module: Module) -> bool:
     return next(module.buffers(recurse=False), None) is not None

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.framework import Module
 from torsh_runtime.layout import Piece, TensorLayout
 from torsh_runtime.mesh.mesh import DeviceMesh
 
@@ -51,7 +52,7 @@ class StageRanks:
         return StageRanks, (None, self.is_all, self.earlier)
 
 
-def stages_in(model: Any) -> tuple[Any, StageRanks] | None:
+def stages_in(model: Module) -> tuple[Any, StageRanks] | None:
     """Return the module in a model that is a rank's part of a pipeline, and the ranks with the
     other stages; None if that is unknown. Raises ConfigError for one of several that the rank
     has."""
@@ -68,7 +69,7 @@ def stages_in(model: Any) -> tuple[Any, StageRanks] | None:
     return None if found.group is None else (stage, found)
 
 
-def layouts_of(model: Any) -> dict[str, TensorLayout]:
+def layouts_of(model: Module) -> dict[str, TensorLayout]:
     """Return the layouts that the model's modules tell of, by the parameters' full names in it.
 
     Raises ConfigError if a module tells of a parameter that it lacks."""
@@ -77,7 +78,7 @@ def layouts_of(model: Any) -> dict[str, TensorLayout]:
     return {name: own[id(parameter)] for name, parameter in named if id(parameter) in own}
 
 
-def layouts_by_id(model: Any) -> dict[int, TensorLayout]:
+def layouts_by_id(model: Module) -> dict[int, TensorLayout]:
     """Return the layouts by the id() of each parameter, whatever wraps the modules. Raises
     ConfigError like layouts_of()."""
     found = {}
@@ -94,25 +95,25 @@ def layouts_by_id(model: Any) -> dict[int, TensorLayout]:
     return found
 
 
-def coordinates_by_id(model: Any) -> dict[int, dict[str, int]]:
+def coordinates_by_id(model: Module) -> dict[int, dict[str, int]]:
     """Return this rank's coordinate along the axes of those layouts whose modules know it as
     their `mesh_coordinate`, by the id() of each parameter."""
     return {
         id(parameter): dict(module.mesh_coordinate)
         for _, module in model.named_modules()
-        if getattr(module, "parameter_layouts", None) and hasattr(module, "mesh_coordinate")
+        if hasattr(module, "parameter_layouts") and hasattr(module, "mesh_coordinate")
         for name, parameter in module.named_parameters(recurse=False)
         if name in module.parameter_layouts
     }
 
 
-def sharded_by_id(model: Any) -> dict[int, TensorLayout]:
+def sharded_by_id(model: Module) -> dict[int, TensorLayout]:
     """Return the layouts by id() of parameters of which ranks along some axis have different
     parts."""
     return {key: each for key, each in layouts_by_id(model).items() if each.sharded()}
 
 
-def check_replicas(model: Any, group: ProcessGroup) -> set[int]:
+def check_replicas(model: Module, group: ProcessGroup) -> set[int]:
     """Raise ConfigError if ranks of the group have other parts of the model than this one, as its
     modules tell: different elements would be averaged over them.
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from torsh_runtime.comm.objects import gather_object
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.framework import Module
 from torsh_runtime.parallel.ownership import Ownership
 
 _ANY_MESH = (
@@ -44,7 +45,7 @@ class DistributedOptimizer:
         optimizer_class: Callable[..., Any],
         *,
         process_group: Any = None,
-        model: Any = None,
+        model: Module | None = None,
         **defaults: Any,
     ) -> None:
         """Create the optimizer. All ranks pass the same parameters, or groups of them, in the same

@@ -9,6 +9,7 @@ from typing import Any
 from torsh_runtime.comm.agreement import Attempt, agree, agree_in_turn
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.framework import Module, Tensor
 from torsh_runtime.framework.models import all_parameters
 from torsh_runtime.parallel.agreement import SAME_MODEL, digest
 from torsh_runtime.parallel.fsdp.wrapper import wrappers_of
@@ -30,7 +31,7 @@ class Ownership:
     Attributes: group (all these ranks).
     """
 
-    def __init__(self, process_group: Any, model: Any) -> None:
+    def __init__(self, process_group: Any, model: Module | None) -> None:
         """Create an ownership without parameters. See DistributedOptimizer for the arguments."""
         self._names: dict[int, str] = {}
         self._replicas = None if model is None else self._told_by(model, process_group)
@@ -41,7 +42,7 @@ class Ownership:
         """Numbers of elements of each group's parameters, by rank."""
         self._has_compared = False
 
-    def _told_by(self, model: Any, process_group: Any) -> Replicas:
+    def _told_by(self, model: Module, process_group: Any) -> Replicas:
         if wrappers_of(model):
             raise ConfigError(
                 "DistributedOptimizer: a FullyShardedDataParallel in the model has spread the "
@@ -51,15 +52,15 @@ class Ownership:
         self._names = {id(parameter): name for name, parameter in named}
         return Replicas(model, process_group)
 
-    def group_of(self, parameter: Any) -> ProcessGroup:
+    def group_of(self, parameter: Tensor) -> ProcessGroup:
         """Return the ranks that have the same of the parameter."""
         return self.group if self._replicas is None else self._replicas.of(parameter)
 
-    def of(self, parameter: Any) -> int:
+    def of(self, parameter: Tensor) -> int:
         """Return the rank that steps the parameter."""
         return self._owners[id(parameter)]
 
-    def is_own(self, parameter: Any) -> bool:
+    def is_own(self, parameter: Tensor) -> bool:
         """Return whether this rank steps the parameter."""
         return self.of(parameter) == self.group_of(parameter).rank
 
@@ -84,7 +85,7 @@ class Ownership:
         self._parameters += parameters
         self._has_compared = False
 
-    def _is_of_fewer(self, parameter: Any) -> bool:
+    def _is_of_fewer(self, parameter: Tensor) -> bool:
         return self.group_of(parameter) is not self.group
 
     def _load(self, group: ProcessGroup, rank: int) -> int:
@@ -133,12 +134,12 @@ class Ownership:
         return [f"{len(named)} parameters", *(line for each in named for line in _marks(*each))]
 
 
-def _size(parameter: Any) -> int:
+def _size(parameter: Tensor) -> int:
     size = parameter.numel()
     return int(size)
 
 
-def _marks(number: int, parameter: Any) -> list[str]:
+def _marks(number: int, parameter: Tensor) -> list[str]:
     """Return the lines about a parameter in which ranks may differ."""
     gradient, name = parameter.grad, f"parameter {number}"
     is_dense = gradient is not None and not getattr(gradient, "is_sparse", False)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.framework import Module
+from torsh_runtime.framework import Module, Tensor
 from torsh_runtime.framework.models import all_parameters
 from torsh_runtime.layout import TensorLayout
 from torsh_runtime.mesh.mesh import DeviceMesh
@@ -45,11 +45,11 @@ class Replicas:
                     self._fewer[id(parameter)] = found
         self.groups = [*dict.fromkeys((self.group, *self._fewer.values()))]
 
-    def of(self, parameter: Any) -> ProcessGroup:
+    def of(self, parameter: Tensor) -> ProcessGroup:
         """Return the group of this rank and the others that have the same of a parameter."""
         return self._fewer.get(id(parameter), self.group)
 
-    def size_of(self, parameter: Any) -> int:
+    def size_of(self, parameter: Tensor) -> int:
         """Return the number of the parameter's elements, equal on all ranks of the mesh: for
         what is sharded, maybe unevenly, an equal part rounded up."""
         layout = self._layouts.get(id(parameter))

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.framework import framework_of
+from torsh_runtime.framework import Module, framework_of
 from torsh_runtime.framework.models import around_forward
 from torsh_runtime.layout import Piece, TensorLayout
 from torsh_runtime.mesh.mesh import DeviceMesh
@@ -59,7 +59,7 @@ def dropout_region(layout: TensorLayout, mesh: DeviceMesh) -> Iterator[None]:
         yield
 
 
-def draw_by_name(model: Any, is_random: Callable[[Any], bool] | None = None) -> None:
+def draw_by_name(model: Module, is_random: Callable[[Any], bool] | None = None) -> None:
     """Let each module that draws random numbers do that from a stream of its full name and of what
     the generator was seeded with, so that masks do not depend on which modules this rank has.
 
@@ -122,7 +122,7 @@ class _Calls:
         return nn_random.initial_seed(), int(nn_random.generator().integers(1 << 62))
 
 
-def draws(module: Any) -> bool:
+def draws(module: Module) -> bool:
     """Return whether a module drops something: it has a probability above 0 under one of the
     names that layers of both frameworks give it."""
     told = [getattr(module, name, None) for name in ("dropout", "dropout_p", "p")]

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.framework import Module
 from torsh_runtime.parallel.tensor.plan import Column, Cut, Entry, Part, Row, Shared
 
 _BASE, _DOWN, _UP, _DROPOUT = "base_layer", "lora_A", "lora_B", "lora_dropout"
@@ -59,7 +60,7 @@ def with_adapters(
     return found
 
 
-def _of_layer(where: str, layer: Any, entry: Entry) -> dict[str, Entry]:
+def _of_layer(where: str, layer: Module, entry: Entry) -> dict[str, Entry]:
     """Return the entries for adapters of a layer that is called."""
     if not isinstance(entry, Column | Row):
         raise ConfigError(
@@ -94,7 +95,7 @@ def _of_weight(where: str, entry: Entry, parameters: Mapping[str, Any]) -> dict[
     return found
 
 
-def _check(where: str, layer: Any) -> None:
+def _check(where: str, layer: Module) -> None:
     """Raise ConfigError for adapters that use more than the layer's output."""
     own = layer._modules
     if _UP not in own or not own[_UP]._modules:

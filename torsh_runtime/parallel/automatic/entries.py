@@ -8,6 +8,7 @@ from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.framework import Module, Tensor
 from torsh_runtime.parallel.automatic.families import (
     COUNTS,
     DROPPING_FOR_ALL,
@@ -50,7 +51,7 @@ _OF_MODULES: Mapping[Style, Entry | None] = {
 }
 
 
-def entry_of_module(name: str, module: Any, style: Style) -> Entry | None:
+def entry_of_module(name: str, module: Module, style: Style) -> Entry | None:
     """Return the entry of a module outside attentions whose heads are cut; None keeps it whole."""
     if style is Style.EXPERTS:
         return Summed() if any(each is not None for each in module._parameters.values()) else None
@@ -65,7 +66,7 @@ def entry_of_module(name: str, module: Any, style: Style) -> Entry | None:
     )
 
 
-def entry_of_parameter(name: str, parameter: Any, style: Style) -> Entry | None:
+def entry_of_parameter(name: str, parameter: Tensor, style: Style) -> Entry | None:
     """Return the entry of a parameter that is named itself; None keeps it whole."""
     outputs = -2 if parameter.dim() > 1 else -1
     if style in _OF_EXPERTS and parameter.dim() == 3 and name.endswith(PACKED_EXPERTS):
@@ -173,7 +174,7 @@ def _drops_for_all(attention: Attention, modules: Mapping[str, Any]) -> bool:
     )
 
 
-def _shapes_by_inputs(module: Any) -> bool:
+def _shapes_by_inputs(module: Module) -> bool:
     """Return whether forward() uses the number of its input's features, which all heads share."""
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     return code is not None and any(
@@ -239,7 +240,7 @@ def _by_heads(
     return Column(unit=outputs // keys) if keys >= ranks and not outputs % keys else None
 
 
-def _counted(attention: Attention, module: Any) -> Heads:
+def _counted(attention: Attention, module: Module) -> Heads:
     """Return the attributes by which a module counts its heads.
 
     An entry without any is needed too, for dropout.
@@ -252,7 +253,7 @@ def _counted(attention: Attention, module: Any) -> Heads:
     return Heads(heads, keys, cut, key_value_cut, groups, told.inputs)
 
 
-def _has(module: Any, name: str) -> bool:
+def _has(module: Module, name: str) -> bool:
     for part in name.split("."):
         if not hasattr(module, part):
             return False
@@ -260,7 +261,7 @@ def _has(module: Any, name: str) -> bool:
     return True
 
 
-def _outputs(name: str, module: Any) -> int:
+def _outputs(name: str, module: Module) -> int:
     """Return the number of the module's output features."""
     for each in ("out_features", "nf", "embedding_dim"):
         if isinstance(getattr(module, each, None), int):
@@ -268,7 +269,7 @@ def _outputs(name: str, module: Any) -> int:
     raise _unknown(name, module)
 
 
-def _inputs(name: str, module: Any) -> int:
+def _inputs(name: str, module: Module) -> int:
     """Return the number of the module's input features."""
     for each in ("in_features", "nx"):
         if isinstance(getattr(module, each, None), int):
@@ -276,7 +277,7 @@ def _inputs(name: str, module: Any) -> int:
     raise _unknown(name, module)
 
 
-def _unknown(name: str, module: Any) -> ConfigError:
+def _unknown(name: str, module: Module) -> ConfigError:
     return ConfigError(
         f"{name!r} is a {type(module).__name__}, of which the model's plan says that its features "
         f"are cut, and it does not tell how many it has: give a plan that says what becomes of it, "

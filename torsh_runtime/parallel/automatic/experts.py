@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.framework import Module
 from torsh_runtime.parallel.tensor.layers import layers_of
 from torsh_runtime.parallel.tensor.plan import Experts
 
@@ -36,7 +37,7 @@ def experts_in(modules: Mapping[str, Any]) -> dict[str, Experts]:
     return found
 
 
-def _problem(module: Any, counts: tuple[str, ...]) -> str:
+def _problem(module: Module, counts: tuple[str, ...]) -> str:
     names = [each for each in inspect.signature(type(module).forward).parameters if each != "self"]
     if len(names) < 3:
         return (

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.framework import Module
 from torsh_runtime.parallel.automatic.adapters import (
     adapted_in,
     with_adapters,
@@ -39,7 +40,7 @@ _BY_ALL = {
 
 
 def resolved(
-    plan: Mapping[str, Entry] | str, model: Any, ranks: int, experts: bool = False
+    plan: Mapping[str, Entry] | str, model: Module, ranks: int, experts: bool = False
 ) -> Mapping[str, Entry]:
     """Return the plan, made for the model if it is "auto". ConfigError for other strings."""
     if not isinstance(plan, str):
@@ -50,7 +51,7 @@ def resolved(
 
 
 def plan_of(
-    model: Any, ranks: int, *, sequence: bool = False, experts: bool = False
+    model: Module, ranks: int, *, sequence: bool = False, experts: bool = False
 ) -> dict[str, Entry]:
     """Return the plan by which parallelize(model, mesh, "auto") cuts a model of transformers.
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.framework import Module
 from torsh_runtime.parallel.automatic.families import BETWEEN, FLAT, OTHER_INPUTS
 from torsh_runtime.parallel.automatic.heads import Attention
 from torsh_runtime.parallel.tensor.plan import (
@@ -148,7 +149,7 @@ def _flat(stack: _Stack, attentions: Mapping[str, Attention]) -> tuple[str, ...]
     return next((FLAT.get(each.family, ()) for each in inside), ())
 
 
-def _of_part(name: str, module: Any, entry: Entry, flat: tuple[str, ...]) -> Entry:
+def _of_part(name: str, module: Module, entry: Entry, flat: tuple[str, ...]) -> Entry:
     """Return a layer's entry changed for an input that is a part of the sequence."""
     last = name.rpartition(".")[2]
     dim = 0 if last in flat else DIM
@@ -165,7 +166,7 @@ def _of_part(name: str, module: Any, entry: Entry, flat: tuple[str, ...]) -> Ent
     return entry
 
 
-def _alone(name: str, module: Any) -> dict[str, Entry]:
+def _alone(name: str, module: Module) -> dict[str, Entry]:
     """Return the entry, by name, of a module without one. ConfigError if it is not known."""
     kind = type(module).__name__.lower()
     if "dropout" in kind and getattr(module, "p", None):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from enum import Enum
-from typing import Any
 
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.framework import Module
 from torsh_runtime.parallel.automatic.families import FAMILIES
 
 
@@ -72,7 +72,7 @@ _STYLES = {
 """Styles by their names in `_tp_plan`, `base_model_tp_plan` and FAMILIES."""
 
 
-def styles_of(model: Any) -> dict[tuple[str, str], Style]:
+def styles_of(model: Module) -> dict[tuple[str, str], Style]:
     """Return styles by the name of a part of the model and a pattern for ends of names below it.
 
     The last pattern that a name matches holds: the model's own plan comes before what is known of
@@ -108,7 +108,7 @@ def _style(pattern: str, name: str) -> Style:
     return _STYLES[name]
 
 
-def _carried(model: Any) -> Mapping[str, str]:
+def _carried(model: Module) -> Mapping[str, str]:
     """Return a model's own plan, by patterns of whole names."""
     own = getattr(model, "_tp_plan", None)
     if own:
@@ -122,7 +122,7 @@ def _carried(model: Any) -> Mapping[str, str]:
     return found
 
 
-def _families(model: Any) -> Iterator[tuple[str, str]]:
+def _families(model: Module) -> Iterator[tuple[str, str]]:
     """Yield the names and types of the model's parts that are models."""
     for name, module in model.named_modules():
         family = getattr(getattr(module, "config", None), "model_type", None)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from torsh_runtime.comm.group import ProcessGroup
-from torsh_runtime.framework import Framework
+from torsh_runtime.framework import Framework, Values
 
 
 class Pending(Protocol):
@@ -59,7 +59,7 @@ class Bucket:
         """Return this rank's gradients in one flat tensor, which a hook may overwrite."""
         return self.flat
 
-    def set_buffer(self, tensor: Any) -> None:
+    def set_buffer(self, tensor: Values) -> None:
         """Copy the elements of `tensor` into the buffer."""
         if tensor is not self.flat:
             self.flat[...] = tensor.reshape(-1)

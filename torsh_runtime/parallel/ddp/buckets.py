@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import Any
 
 from torsh_runtime.arrays.raw import dtype_name
-from torsh_runtime.framework import Module, framework_of
+from torsh_runtime.framework import Module, Tensor, framework_of
 from torsh_runtime.framework.models import flat_memory, kind_of, trained_parameters
 from torsh_runtime.parallel.ddp.bucket import Bucket
 from torsh_runtime.parallel.ddp.config import BucketConfig
@@ -145,7 +145,7 @@ class Buckets:
             return self._framework.part(flat, start, parameter)
         return flat[start : start + self._gradients[number].elements]
 
-    def _gradient(self, parameter: Any) -> Gradient:
+    def _gradient(self, parameter: Tensor) -> Gradient:
         dtype, device = kind_of(parameter)
         is_complex = dtype.startswith("complex")  # of which no other dtype is the like
         reduced = dtype if is_complex else self._config.reduce_dtype or dtype

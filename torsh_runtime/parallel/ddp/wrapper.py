@@ -38,17 +38,17 @@ class DistributedDataParallel:
     of ranks, not by the sizes of batches.
     """
 
-    module: Any
+    module: Module
     """The model itself."""
 
-    def __new__(cls, module: Any, *arguments: Any, **named: Any) -> DistributedDataParallel:
+    def __new__(cls, module: Module, *arguments: Any, **named: Any) -> DistributedDataParallel:
         if cls is DistributedDataParallel:
             cls = _class_around(framework_of_model(module).module_type)
         return super().__new__(cls)
 
     def __init__(
         self,
-        module: Any,
+        module: Module,
         device_ids: object = None,
         output_device: object = None,
         *,
@@ -239,7 +239,7 @@ class DistributedDataParallel:
 
 
 def _unpickled(
-    module: Any,
+    module: Module,
     config: BucketConfig,
     broadcast_buffers: bool,
     process_group: Any = None,

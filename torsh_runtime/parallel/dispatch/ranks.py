@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.framework import Tensor
 from torsh_runtime.layout import even_cuts
 from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.parallel import regions
@@ -46,13 +47,13 @@ class Share:
         """Return the token after the last one of this rank's share."""
         return self.cuts[self._rank + 1]
 
-    def part(self, tensor: Any) -> Any:
+    def part(self, tensor: Tensor) -> Any:
         """Return this rank's rows of (tokens, …)."""
         if self.group is None:
             return tensor
         return regions.scatter(tensor, self.group, 0, self._sizes)
 
-    def whole(self, tensor: Any) -> Any:
+    def whole(self, tensor: Tensor) -> Any:
         """Return the rows of all ranks: (tokens, …)."""
         if self.group is None:
             return tensor

@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.framework import Tensor
 
 MOST = 1 << 12
 """Upper limit of the number of microbatches, which tags of messages can tell apart."""
@@ -128,7 +129,7 @@ def _sums(tensor: Any) -> list[int]:
     return found
 
 
-def rows(tensor: Any) -> int:
+def rows(tensor: Tensor) -> int:
     """Return the size of dimension 0. ConfigError for values without one."""
     shape: Sequence[int] = getattr(tensor, "shape", ())
     if not len(shape):

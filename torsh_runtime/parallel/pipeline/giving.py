@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torsh_runtime.comm.agreement import agree
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.framework import Module
 from torsh_runtime.parallel.pipeline import batches
 from torsh_runtime.parallel.pipeline.sharing import Sharing, check_wanted
 
@@ -71,7 +72,7 @@ class Giving:
         target: Any,
         most: int,
         purpose: Purpose,
-        module: Any,
+        module: Module,
         sharing: Sharing,
         problem: str,
     ) -> Given:
@@ -168,7 +169,7 @@ def _said_of_batches(rows: NDArray[np.int64]) -> tuple[set[int], set[int]]:
     return keys, counts
 
 
-def _frozen(module: Any) -> int:
+def _frozen(module: Module) -> int:
     """Return a key of which parameters want no gradients, which determines what stages send."""
     wanted = "".join("01"[each.requires_grad] for each in module.parameters())
     return batches.digest(wanted)

@@ -174,7 +174,7 @@ def _meet_around_wrappers(group: ProcessGroup, problem: Exception | None) -> Non
             ) from problem
 
 
-def _check_chain(group: ProcessGroup, model: Any, example: Any) -> None:
+def _check_chain(group: ProcessGroup, model: Module, example: Any) -> None:
     """Raise ConfigError if the layers of an example's model do not give what the model gives.
 
     Logs a warning if there is no example, so that this is not known.
@@ -195,7 +195,7 @@ def _check_chain(group: ProcessGroup, model: Any, example: Any) -> None:
 
 
 def _measured_cuts(
-    group: ProcessGroup, model: Any, parts: int, example: Any, study: Any, attempt: Attempt
+    group: ProcessGroup, model: Module, parts: int, example: Any, study: Any, attempt: Attempt
 ) -> list[str]:
     """Return the layers where stages begin, by rank 0's measurements."""
     names, costs = list[str](), list[float]()
@@ -207,7 +207,7 @@ def _measured_cuts(
     return [names[place] for place in balanced(costs, parts)]
 
 
-def _costs(model: Any, parts: int, example: Any, study: Any) -> tuple[list[str], list[float]]:
+def _costs(model: Module, parts: int, example: Any, study: Any) -> tuple[list[str], list[float]]:
     """Return the names of layers, and the cost of each."""
     if study is not None:
         return [*study.layers], study.costs()

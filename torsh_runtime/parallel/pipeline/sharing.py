@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.framework import Values, framework_of
+from torsh_runtime.framework import Tensor, Values, framework_of
 from torsh_runtime.framework.models import all_parameters
 from torsh_runtime.layout import Piece
 from torsh_runtime.parallel.pipeline.lanes import Lanes
@@ -25,7 +25,7 @@ from torsh_runtime.parallel.regions.arrays import copied, empty
 class Shared(NamedTuple):
     """Describes one shared parameter."""
 
-    parameter: Any
+    parameter: Tensor
     ranks: tuple[int, ...]
     """Ranks of the pipeline that have it."""
 

@@ -11,7 +11,7 @@ from functools import cache, reduce
 from typing import Any
 
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.framework import framework_of
+from torsh_runtime.framework import Module, Tensor, framework_of
 from torsh_runtime.framework.models import all_parameters
 from torsh_runtime.parallel.pipeline.batches import call_of
 from torsh_runtime.parallel.pipeline.cutting import parts_of
@@ -53,7 +53,7 @@ class StageModule:
         return values if len(values) > 1 else values[0]
 
 
-def layers_of(model: Any) -> dict[str, Any]:
+def layers_of(model: Module) -> dict[str, Any]:
     """Return the layers that a model calls one after the other, by name.
 
     They are those that its method pipeline_layers() names, in order. Without one they are its
@@ -85,7 +85,7 @@ def works_in_place(layer: object) -> bool:
     return getattr(layer, "inplace", False) is True
 
 
-def study_of(model: Any, example: Any) -> Any | None:
+def study_of(model: Module, example: Any) -> Any | None:
     """Return a Study of a torch model whose stages are to run its own forward(), or None.
 
     Such a model describes its inputs, as models of transformers do, or the example is a dict of its
@@ -103,7 +103,7 @@ def study_of(model: Any, example: Any) -> Any | None:
     return Study(model, None if example is None else call_of(example))
 
 
-def split_model(model: Any, cuts: Sequence[str], example: Any = None) -> list[Any]:
+def split_model(model: Module, cuts: Sequence[str], example: Any = None) -> list[Any]:
     """Return the stages of a model; all but the first begin with the layer of a name in `cuts`.
 
     Parameters keep their names in the model; one that several stages use has the same name in all.
@@ -123,7 +123,7 @@ def split_model(model: Any, cuts: Sequence[str], example: Any = None) -> list[An
     return _stages(model, [{name: layers[name] for name in part} for part in parts])
 
 
-def check_chain(model: Any, example: Sequence[Any], begin_anew: Callable[[], None]) -> None:
+def check_chain(model: Module, example: Sequence[Any], begin_anew: Callable[[], None]) -> None:
     """Raise ConfigError if the layers, one after the other, do not give what the model gives.
 
     begin_anew: restores the random numbers that the model drew.
@@ -145,7 +145,7 @@ def check_chain(model: Any, example: Sequence[Any], begin_anew: Callable[[], Non
         )
 
 
-def has_own_forward(model: Any) -> bool:
+def has_own_forward(model: Module) -> bool:
     """Return whether a model may do more than call its layers one after the other.
 
     A method pipeline_layers() says that it does not.
@@ -158,14 +158,14 @@ def _tuple(output: Any) -> tuple[Any, ...]:
     return output if isinstance(output, tuple) else (output,)
 
 
-def _is_close(tensor: Any, other: Any) -> bool:
+def _is_close(tensor: Tensor, other: Any) -> bool:
     if tuple(tensor.shape) != tuple(other.shape):
         return False
     apart = abs(tensor - other)
     return math.prod(apart.shape) == 0 or float(apart.max()) <= 1e-3 * float(abs(other).max())
 
 
-def measured(model: Any, example: Sequence[Any], wait: Callable[[], None]) -> list[float]:
+def measured(model: Module, example: Sequence[Any], wait: Callable[[], None]) -> list[float]:
     """Return the seconds of each layer for a microbatch, in the faster of two forward passes."""
     found: list[float] = []
     for number in range(2):
@@ -203,7 +203,7 @@ def balanced(costs: Sequence[float], parts: int) -> list[int]:
     return [*best(0, parts)[1]]
 
 
-def stage_class(model: Any) -> type[Any]:
+def stage_class(model: Module) -> type[Any]:
     """Return a class that is StageModule and a module of the model's framework."""
     return _class_around(framework_of(model).module_type)
 
@@ -213,7 +213,7 @@ def _class_around(module_class: type) -> type[Any]:
     return type(StageModule.__name__, (StageModule, module_class), {"__module__": __name__})
 
 
-def _stages(model: Any, parts: Sequence[Mapping[str, Any]]) -> list[Any]:
+def _stages(model: Module, parts: Sequence[Mapping[str, Any]]) -> list[Any]:
     first = {id(parameter): name for name, parameter in model.named_parameters()}
     owners: dict[int, int] = {}
     stages = []
@@ -224,7 +224,7 @@ def _stages(model: Any, parts: Sequence[Mapping[str, Any]]) -> list[Any]:
     return stages
 
 
-def _check_whole(model: Any, layers: Mapping[str, Any]) -> None:
+def _check_whole(model: Module, layers: Mapping[str, Any]) -> None:
     held = {id(p) for layer in layers.values() for _, p in all_parameters(layer)}
     outside = [name for name, p in model.named_parameters() if id(p) not in held]
     if outside:
@@ -234,7 +234,7 @@ def _check_whole(model: Any, layers: Mapping[str, Any]) -> None:
         )
 
 
-def _flat(module: Any, prefix: str) -> Any:
+def _flat(module: Module, prefix: str) -> Any:
     below = module.named_modules(remove_duplicate=False)
     children = [(name, child) for name, child in below if name and "." not in name]
     for name, child in children:

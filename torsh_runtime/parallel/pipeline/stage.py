@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, cast
 
+from torsh_runtime.framework import Module
 from torsh_runtime.parallel.pipeline.autograd import Autograd, Spec
 from torsh_runtime.parallel.pipeline.table import Kind
 from torsh_runtime.parallel.regions.arrays import copied
@@ -16,6 +17,20 @@ from torsh_runtime.parallel.regions.arrays import copied
 REDUCES, HOLDS, LETS_GO = "reduce_gradients", "unshard", "reshard"
 """Methods of wrappers for data parallelism: the first one reduces what no_sync() has left, or what
 has come since the second one made parameters whole."""
+
+
+class Wrapper(Protocol):
+    """Declares what wrappers for data parallelism have. Which of these a module has tells how it
+    reduces its gradients."""
+
+    def no_sync(self) -> AbstractContextManager[object]:
+        """Leave the reduction of gradients out in this block."""
+
+    def unshard(self) -> object:
+        """Make parameters whole."""
+
+    def reshard(self) -> object:
+        """Keep this rank's parts of parameters alone."""
 
 
 @dataclass
@@ -40,7 +55,7 @@ class Stage:
     def __init__(
         self,
         number: int,
-        module: Any,
+        module: Module,
         autograd: Autograd,
         loss_fn: Callable[[Any, Any], Any] | None,
         checkpoints: bool,
@@ -51,6 +66,7 @@ class Stage:
         forward pass is computed again when its backward pass is due.
         """
         self.number, self.module = number, module
+        self._wrapper = cast(Wrapper, module)
         self.autograd, self._loss_fn, self._checkpoints = autograd, loss_fn, checkpoints
         self.splits = False
         self.last: int | None = None
@@ -69,7 +85,7 @@ class Stage:
         """Begin a step of training, whose last backward pass in one part is that of `last`."""
         self.last = last
         if self._is_held:
-            self.module.unshard()
+            self._wrapper.unshard()
 
     @property
     def _is_held(self) -> bool:
@@ -204,7 +220,7 @@ class Stage:
                 yield Kind.BACKWARD, partial(self.backward, 0, gradients)
             if self._is_held:
                 self.module.zero_grad()
-                self.module.reshard()
+                self._wrapper.reshard()
 
     def _fresh(self, value: Any) -> Any:
         """Return a leaf with the same values, without a gradient."""
@@ -235,15 +251,15 @@ class Stage:
         outputs = self._computed(passage, record=False)
         self.sent_bytes = sum(self.autograd.values(each).nbytes for each in outputs)
 
-    def _unreduced(self) -> Any:
+    def _unreduced(self) -> AbstractContextManager[object]:
         """Let a wrapper for data parallelism leave its reduction to the step of the table."""
         is_left = hasattr(self.module, REDUCES)
-        return self.module.no_sync() if is_left else nullcontext()
+        return self._wrapper.no_sync() if is_left else nullcontext()
 
     def _reducing(self, microbatch: int) -> AbstractContextManager[object]:
         """Let a wrapper that reduces within backward passes do so in the last one only."""
         is_told = self.last not in (None, microbatch) and self._reduces_within
-        held: AbstractContextManager[object] = self.module.no_sync() if is_told else nullcontext()
+        held: AbstractContextManager[object] = self._wrapper.no_sync() if is_told else nullcontext()
         return held
 
     @property

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torsh_runtime.comm.group import ProcessGroup
-from torsh_runtime.framework import framework_of
+from torsh_runtime.framework import Tensor, framework_of
 from torsh_runtime.framework.operations import Operation
 from torsh_runtime.parallel.regions.maps import (
     AllGather,
@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 
-def copy(tensor: Any, group: ProcessGroup) -> Any:
+def copy(tensor: Tensor, group: ProcessGroup) -> Any:
     """Return the tensor, which is equal on all ranks and which each uses in its own way: backward
     sums their gradients.
 
@@ -53,7 +53,7 @@ def copy(tensor: Any, group: ProcessGroup) -> Any:
     return _mapped(tensor, Copy(group))
 
 
-def reduce(tensor: Any, group: ProcessGroup, overwrites: bool = False) -> Any:
+def reduce(tensor: Tensor, group: ProcessGroup, overwrites: bool = False) -> Any:
     """Return the sum of all ranks' tensors, which all use alike: backward gives each the gradient
     of the sum.
 
@@ -62,34 +62,36 @@ def reduce(tensor: Any, group: ProcessGroup, overwrites: bool = False) -> Any:
     return _mapped(tensor, Sum(group, overwrites))
 
 
-def gather(tensor: Any, group: ProcessGroup, dim: int, sizes: Sequence[int] | None = None) -> Any:
+def gather(
+    tensor: Tensor, group: ProcessGroup, dim: int, sizes: Sequence[int] | None = None
+) -> Any:
     """Return all ranks' tensors, concatenated along a dimension, which all use alike: backward
     gives each its part of the gradient. sizes: None if all are as large as this one."""
     return _mapped(tensor, Gather(group, *_along(tensor, group, dim, sizes)))
 
 
-def scatter(tensor: Any, group: ProcessGroup, dim: int, sizes: Sequence[int]) -> Any:
+def scatter(tensor: Tensor, group: ProcessGroup, dim: int, sizes: Sequence[int]) -> Any:
     """Return this rank's part, along a dimension, of a tensor that is equal on all ranks:
     backward gathers the gradients of all parts. The result may be a view."""
     return _mapped(tensor, Scatter(group, *_along(tensor, group, dim, sizes)))
 
 
 def all_gather(
-    tensor: Any, group: ProcessGroup, dim: int, sizes: Sequence[int] | None = None
+    tensor: Tensor, group: ProcessGroup, dim: int, sizes: Sequence[int] | None = None
 ) -> Any:
     """Return all ranks' tensors, concatenated along a dimension, which each uses in its own way:
     backward sums the gradients and gives each its part. sizes: None if all are as large as this."""
     return _mapped(tensor, AllGather(group, *_along(tensor, group, dim, sizes)))
 
 
-def reduce_scatter(tensor: Any, group: ProcessGroup, dim: int, sizes: Sequence[int]) -> Any:
+def reduce_scatter(tensor: Tensor, group: ProcessGroup, dim: int, sizes: Sequence[int]) -> Any:
     """Return this rank's part, along a dimension, of the sum of all ranks' tensors: backward
     gathers the gradients of all parts."""
     return _mapped(tensor, ReduceScatter(group, *_along(tensor, group, dim, sizes)))
 
 
 def all_to_all(
-    tensor: Any,
+    tensor: Tensor,
     group: ProcessGroup,
     inputs: Sequence[int],
     outputs: Sequence[int],
@@ -119,16 +121,16 @@ def is_traced() -> bool:
 
 
 def _along(
-    tensor: Any, group: ProcessGroup, dim: int, sizes: Sequence[int] | None
+    tensor: Tensor, group: ProcessGroup, dim: int, sizes: Sequence[int] | None
 ) -> tuple[int, tuple[int, ...]]:
     dim %= len(tensor.shape)
     return dim, as_sizes(group, sizes or (tensor.shape[dim],) * group.world_size)
 
 
-def _mapped(tensor: Any, applied_map: Map) -> Any:
+def _mapped(tensor: Tensor, applied_map: Map) -> Any:
     return tensor if applied_map.group.world_size == 1 else applied(tensor, applied_map)
 
 
-def applied(tensor: Any, operation: Operation) -> Any:
+def applied(tensor: Tensor, operation: Operation) -> Any:
     """Apply an operation to a tensor. Gradients flow back by the operation's adjoint."""
     return framework_of(tensor).apply(operation, tensor)

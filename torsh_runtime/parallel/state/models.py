@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from torsh_runtime.errors import CheckpointError, ConfigError
-from torsh_runtime.framework import framework_of, framework_of_model
+from torsh_runtime.framework import Module, framework_of, framework_of_model
 from torsh_runtime.layout import Piece, ShardedTensor
 from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.parallel.ddp.wrapper import DistributedDataParallel
@@ -21,7 +21,7 @@ from torsh_runtime.parallel.state.plain import decode, encode
 class ModelState:
     """Keeps a model's parameters, persistent buffers, and its modules' extra state."""
 
-    def __init__(self, name: str, model: Any, mesh: DeviceMesh | None = None) -> None:
+    def __init__(self, name: str, model: Module, mesh: DeviceMesh | None = None) -> None:
         """Look up the model's tensors.
 
         mesh: that of the model's layouts, needed where its modules do not know this rank's
@@ -62,7 +62,7 @@ class ModelState:
             for name, module in self._extra.items()
         ]
 
-    def _look(self, model: Any) -> None:
+    def _look(self, model: Module) -> None:
         with parts_are_meant():
             unknown = set(model.state_dict())
         for key, parameter in model.named_parameters(remove_duplicate=False):
@@ -85,7 +85,8 @@ class ModelState:
                 self._buffers.add(name)
         for key in [each for each in unknown if each.rpartition(".")[2] == "_extra_state"]:
             unknown.discard(key)
-            module = model.get_submodule(key.rpartition(".")[0])
+            whole_model: Any = model  # of torch, which alone has such state
+            module = whole_model.get_submodule(key.rpartition(".")[0])
             self._extra[f"{self._name}/{_without_compiler(key)}"] = module
         if unknown:
             raise ConfigError(
@@ -139,13 +140,13 @@ def _check_tensors(name: str, model: Any, known: Set[int]) -> None:
         )
 
 
-def _buffers(model: Any) -> Iterator[tuple[str, Any]]:
+def _buffers(model: Module) -> Iterator[tuple[str, Any]]:
     for prefix, module in model.named_modules(remove_duplicate=False):
         for key, buffer in module.named_buffers(recurse=False):
             yield f"{prefix}.{key}" if prefix else key, buffer
 
 
-def unwrapped(model: Any) -> Any:
+def unwrapped(model: Module) -> Any:
     """Return the model within its wrappers."""
     while True:
         if isinstance(model, DistributedDataParallel | FullyShardedDataParallel):
@@ -156,7 +157,7 @@ def unwrapped(model: Any) -> Any:
             return model
 
 
-def _parts(model: Any) -> dict[int, Piece]:
+def _parts(model: Module) -> dict[int, Piece]:
     """Return the pieces of parameters that wrappers have left, by id()."""
     wrappers = wrappers_of(model)
     return {key: piece for wrapper in wrappers for key, piece in wrapper.pieces().items()}

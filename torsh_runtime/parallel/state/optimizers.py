@@ -9,6 +9,7 @@ from typing import Any
 
 from torsh_runtime.arrays.raw import empty, framework_of, is_array
 from torsh_runtime.errors import CheckpointError, ConfigError
+from torsh_runtime.framework import Tensor
 from torsh_runtime.layout import Piece, ShardedTensor
 from torsh_runtime.parallel.optimizer import DistributedOptimizer
 from torsh_runtime.parallel.state.contents import Contents, Source
@@ -99,7 +100,7 @@ class OptimizerState:
             return self._optimizer.local
         return self._optimizer
 
-    def _state_of(self, parameter: Any, source: Source) -> dict[str, Any]:
+    def _state_of(self, parameter: Tensor, source: Source) -> dict[str, Any]:
         key, piece = self._piece(parameter)
         prefix = f"{self._name}/state/{key}/"
         plain = self._plain_state(key, piece, source.values.get(prefix[:-1], {}))
@@ -137,7 +138,7 @@ class OptimizerState:
             f"layouts, or leave {self._name!r} out of the state, so that it begins anew"
         )
 
-    def _piece(self, parameter: Any) -> tuple[str, Piece]:
+    def _piece(self, parameter: Tensor) -> tuple[str, Piece]:
         try:
             return self._pieces[id(parameter)]
         except KeyError:
@@ -171,7 +172,7 @@ def is_optimizer(thing: object) -> bool:
     return all(hasattr(thing, each) for each in ("param_groups", "state", "load_state_dict"))
 
 
-def _is_cut(kind: str, value: Any, parameter: Any) -> bool:
+def _is_cut(kind: str, value: Any, parameter: Tensor) -> bool:
     """Return whether state has the shape of its parameter, by the rule of torch's optimizers.
 
     When these load, "step" is a number even if its parameter is a scalar.
@@ -196,5 +197,5 @@ def _options_of(
     return {key: value for key, value in found.items() if key != "params"}
 
 
-def _framework(parameter: Any) -> str:
+def _framework(parameter: Tensor) -> str:
     return framework_of(parameter)

@@ -102,7 +102,7 @@ class _Axes:
         """Return the axes in the order in which ranks exchange messages along them."""
         return [self.tensor] if self.experts is None else [self.tensor, self.experts]
 
-    def resolved(self, plan: Mapping[str, Entry] | str, model: Any) -> Mapping[str, Entry]:
+    def resolved(self, plan: Mapping[str, Entry] | str, model: Module) -> Mapping[str, Entry]:
         """Return the plan that is meant. Raises ConfigError for entries for which the mesh has
         no axis."""
         found = automatic.resolved(plan, model, self.tensor.size, has_experts(self.mesh))
@@ -167,7 +167,7 @@ def _tasks(model: Module, plan: Mapping[str, Entry], axes: _Axes) -> Iterator[_T
 
 
 def _joined(
-    layers: Any, where: str, module: Any, entry: Entry | None, own: dict[str, Cut | Shared]
+    layers: Any, where: str, module: Module, entry: Entry | None, own: dict[str, Cut | Shared]
 ) -> Any:
     """Return what the plan says of a module and of parameters of its own. Raises ConfigError if
     it says both and these conflict."""
@@ -181,7 +181,7 @@ def _joined(
     return entry
 
 
-def _task(layers: Any, where: str, module: Any, entry: Any, axis: Axis) -> _Task:
+def _task(layers: Any, where: str, module: Module, entry: Any, axis: Axis) -> _Task:
     parallel: type[Layer] = layers.kind_of(where, module, entry)
     try:
         shards = parallel.shards(module, entry, axis)
@@ -192,7 +192,7 @@ def _task(layers: Any, where: str, module: Any, entry: Any, axis: Axis) -> _Task
     return _Task(where, module, entry, parallel, layouts(module, shards, axis), axis)
 
 
-def _check_own(where: str, module: Any, names: Iterable[str]) -> None:
+def _check_own(where: str, module: Module, names: Iterable[str]) -> None:
     """Raise ConfigError for names that are cut, and are computed from other parameters."""
     own = dict(module.named_parameters(recurse=False))
     made = [name for name in names if name not in own and getattr(module, name, None) is not None]
@@ -203,7 +203,7 @@ def _check_own(where: str, module: Any, names: Iterable[str]) -> None:
         )
 
 
-def _check_ungraded(where: str, module: Any, names: Iterable[str]) -> None:
+def _check_ungraded(where: str, module: Module, names: Iterable[str]) -> None:
     """Raise ConfigError for parameters that are cut, and have a gradient of the whole."""
     for name in names:
         if getattr(getattr(module, name, None), "grad", None) is not None:
@@ -213,7 +213,7 @@ def _check_ungraded(where: str, module: Any, names: Iterable[str]) -> None:
             )
 
 
-def _expanded(layers: Any, name: str, module: Any, entry: Entry, axis: Axis) -> dict[str, Entry]:
+def _expanded(layers: Any, name: str, module: Module, entry: Entry, axis: Axis) -> dict[str, Entry]:
     """Return what an entry means for a module and those below it."""
     found = {"": entry}
     if isinstance(entry, Block):
@@ -230,8 +230,8 @@ def _expanded(layers: Any, name: str, module: Any, entry: Entry, axis: Axis) -> 
     }
 
 
-def _head_dim(module: Any, below: str) -> int:
-    found = getattr(module, below) if below else module
+def _head_dim(module: Module, below: str) -> int:
+    found: Any = getattr(module, below) if below else module
     if not hasattr(found, "num_heads"):
         return 1  # which is refused for what it is
     width: int = found.embed_dim // found.num_heads
@@ -291,7 +291,7 @@ def _adapt_modules(model: Module, tasks: list[_Task], axes: _Axes) -> None:
             module.note_parts(axes.tensor.group)
 
 
-def _save_pretrained(module: Any, *given: Any, **named: Any) -> None:
+def _save_pretrained(module: Module, *given: Any, **named: Any) -> None:
     """Save the model as transformers does, although ranks have parts of it."""
     pretrained = import_module("torsh_runtime.checkpoint.pretrained")  # a floor above
     pretrained.save_pretrained_of(module, *given, **named)

@@ -69,7 +69,7 @@ def _check_summed(
                 )
 
 
-def _check_features(where: str, module: Any, parameters: Mapping[str, Any]) -> None:
+def _check_features(where: str, module: Module, parameters: Mapping[str, Any]) -> None:
     """Raise ConfigError for a module that counts features of which its plan cuts some."""
     cut = {name for name, entry in parameters.items() if isinstance(entry, Cut)}
     sizes = {size for name in cut for size in getattr(module, name).shape}
@@ -95,7 +95,7 @@ def _check_gathered(where: str, heads: Heads, entries: Mapping[str, Any]) -> Non
             )
 
 
-def _check_counts(where: str, module: Any, entries: Mapping[str, Any]) -> None:
+def _check_counts(where: str, module: Module, entries: Mapping[str, Any]) -> None:
     """Raise ConfigError for a module that counts heads which its plan cuts without adjusting the
     counts."""
     sizes = _cut_sizes(where, module, entries)
@@ -113,7 +113,7 @@ def _check_counts(where: str, module: Any, entries: Mapping[str, Any]) -> None:
             )
 
 
-def _cut_sizes(where: str, module: Any, entries: Mapping[str, Any]) -> list[int]:
+def _cut_sizes(where: str, module: Module, entries: Mapping[str, Any]) -> list[int]:
     """Return the sizes of outputs of which each rank has a part, of layers right below a module."""
     found: list[int] = []
     for name, entry in entries.items():
@@ -125,7 +125,7 @@ def _cut_sizes(where: str, module: Any, entries: Mapping[str, Any]) -> list[int]
     return found
 
 
-def _counts(module: Any) -> Iterator[tuple[str, int]]:
+def _counts(module: Module) -> Iterator[tuple[str, int]]:
     """Yield attributes by which the module's methods count heads, and the counts."""
     used = _used_names(type(module))
     for name in sorted(filter(_COUNTS.match, used)):

@@ -153,7 +153,7 @@ class StandIn:
     """A module with other tensors in the place of some parameters of its own, which stays as it is:
     within activation checkpointing a graph must not change anything around it."""
 
-    def __init__(self, module: Any, tensors: Mapping[str, Any]) -> None:
+    def __init__(self, module: object, tensors: Mapping[str, Any]) -> None:
         self._module, self._tensors = module, tensors
 
     def __getattr__(self, name: str) -> Any:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self
 from torsh_runtime.comm.agreement import Attempt, agree
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.framework import framework_of
+from torsh_runtime.framework import Module, Tensor, framework_of
 from torsh_runtime.layout import Shard
 from torsh_runtime.parallel import regions
 from torsh_runtime.parallel.agreement import SAME_VALUES, values_told
@@ -55,13 +55,13 @@ def layers_of(framework: str | None) -> Any:
     return import_module(f"{_HOME}.{found}")
 
 
-def plain_kind(kinds: Mapping[type, type[Layer]], module: Any) -> Any:
+def plain_kind(kinds: Mapping[type, type[Layer]], module: Module) -> Any:
     """Return the class that a module is an instance of, among the framework's that an entry is
     for."""
     return next((kind for kind in kinds if isinstance(module, kind)), None)
 
 
-def unfit(where: str, module: Any, entry: Any, kinds: Mapping[type, type[Layer]]) -> ConfigError:
+def unfit(where: str, module: Module, entry: Any, kinds: Mapping[type, type[Layer]]) -> ConfigError:
     """Return the error for a module that an entry is not for."""
     kind, found = type(module).__name__, plain_kind(kinds, module)
     if found is not None and not isinstance(module, Layer):
@@ -77,7 +77,7 @@ def unfit(where: str, module: Any, entry: Any, kinds: Mapping[type, type[Layer]]
     )
 
 
-def _instead(module: Any) -> str:
+def _instead(module: Module) -> str:
     """Suggest entries that would fit a module of torch."""
     if not hasattr(module, "register_parameter") or isinstance(module, Layer):
         return ""
@@ -175,7 +175,7 @@ class Layer:
             keep_part(getattr(self, name), layout, axis, name)
         self.become(entry, axis, where, lie)
 
-    def _check(self, tensor: Any, size: int, what: str) -> None:
+    def _check(self, tensor: Tensor, size: int, what: str) -> None:
         shape = tensor.shape
         if not shape or shape[-1] != size:
             raise ConfigError(
@@ -184,13 +184,13 @@ class Layer:
                 f"expected: {what}"
             )
 
-    def _entered(self, tensor: Any, sequence_dim: int | None) -> Any:
+    def _entered(self, tensor: Tensor, sequence_dim: int | None) -> Any:
         """Return the tensor as each rank may use it in its own way."""
         if sequence_dim is None:
             self._compare_first(tensor)
         return self.axis.enter(tensor, self.axis.group, sequence_dim)
 
-    def _compare_first(self, tensor: Any) -> None:
+    def _compare_first(self, tensor: Tensor) -> None:
         """Compare the first input of the axis's layers between ranks, if it is data. Raises
         ConfigError on all of them if it differs."""
         is_traced = regions.is_traced()  # a graph finds out when it runs
@@ -207,7 +207,7 @@ class Layer:
         if is_data:
             self.compare(tensor, self.axis, self.where)
 
-    def _summed(self, tensor: Any, sequence_dim: int | None) -> Any:
+    def _summed(self, tensor: Tensor, sequence_dim: int | None) -> Any:
         """Return the sum of what the ranks computed, whose memory is reused; or this rank's part
         of it."""
         group = self.axis.group
@@ -216,7 +216,7 @@ class Layer:
         length = self._equal_part(tensor, sequence_dim)
         return regions.reduce_scatter(tensor, group, sequence_dim, [length] * group.world_size)
 
-    def _equal_part(self, tensor: Any, dim: int) -> int:
+    def _equal_part(self, tensor: Tensor, dim: int) -> int:
         """Return each rank's size along a dimension. Raises ConfigError if the parts would be
         unequal."""
         length, rest = divmod(int(tensor.shape[dim]), self.axis.size)

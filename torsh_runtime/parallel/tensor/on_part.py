@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.framework import Tensor
 from torsh_runtime.layout import Shard
 from torsh_runtime.parallel import regions
 from torsh_runtime.parallel.tensor.axis import Axis
@@ -16,7 +17,7 @@ from torsh_runtime.parallel.tensor.streams import drawing_part
 class _OnPart(Layer):
     """A layer on a part of its input, which does the same on all of them."""
 
-    def _shared(self, parameter: Any) -> Any:
+    def _shared(self, parameter: Tensor) -> Any:
         """Return a parameter as each rank uses it for its part."""
         return None if parameter is None else regions.copy(parameter, self.axis.group)
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.framework import Module
 from torsh_runtime.parallel.tensor.plan import Heads, Own, Scatter, Summed
 
 _HEADS, _SEQUENCES = "output_attentions", "output_hidden_states"
@@ -28,10 +29,11 @@ def refuse_parts(modules: Iterable[Any], entries: Iterable[Any]) -> None:
             module.register_forward_pre_hook(partial(_refuse, parts), with_kwargs=True)
 
 
-def _refuse(parts: Mapping[str, str], model: Any, given: Any, named: Mapping[str, Any]) -> None:
+def _refuse(parts: Mapping[str, str], model: Module, given: Any, named: Mapping[str, Any]) -> None:
+    config = getattr(model, "config", None)
     for name, part in parts.items():
         asked = named.get(name)
-        if getattr(model.config, name) if asked is None else asked:
+        if getattr(config, name) if asked is None else asked:
             raise ConfigError(
                 f"{type(model).__name__} was called with {name}, and each rank has those of its "
                 f"own {part} only: leave it out, or call the model before it is cut"

@@ -19,7 +19,7 @@ CLIPPING = "tr.clip_grad_norm_(model, max_norm, mesh)"
 Layouts = dict[str, TensorLayout]
 
 
-def layouts(module: Any, shards: Mapping[str, Shard], axis: Axis) -> Layouts:
+def layouts(module: object, shards: Mapping[str, Shard], axis: Axis) -> Layouts:
     """Return the layouts of a module's own parameters that are to be cut, and are still whole."""
     return {
         name: TensorLayout(tuple(getattr(module, name).shape), ((axis.name, axis.size, each),))

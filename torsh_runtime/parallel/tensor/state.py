@@ -13,6 +13,7 @@ from torsh_runtime.layout import Piece, TensorLayout
 from torsh_runtime.parallel.collecting import collected, meet
 from torsh_runtime.parallel.layouts import cut
 from torsh_runtime.parallel.tensor.axis import Axis
+from torsh_runtime.parallel.tensor.layers import Layer
 
 _ELSEWHERE = (
     "this rank has no values of {0!r}: state_dict() of a model of which ranks have parts gives "
@@ -31,11 +32,11 @@ _ASSIGN = (
 )
 
 
-def put_whole(layer: Any, destination: dict[str, Any], prefix: str, keeps_vars: bool) -> None:
+def put_whole(layer: Layer, destination: dict[str, Any], prefix: str, keeps_vars: bool) -> None:
     """Put whole tensors into a state in place of a layer's own parts: on rank 0 of the axis, and
     Elsewhere on the others. Several names of a parameter have one tensor. All ranks of the axis
     call it. Raises ConfigError if others do not."""
-    axis: Axis = layer.axis
+    axis = layer.axis
     own = dict(layer.named_parameters(recurse=False))
     names = [name for name in layer.parameter_layouts if prefix + name in destination]
     if keeps_vars and names:
@@ -64,7 +65,9 @@ def _whole(name: str, parameter: Tensor, layout: TensorLayout, axis: Axis) -> Te
     return cast(Tensor, found)
 
 
-def own_parts(layer: Any, state: dict[str, Any], prefix: str, is_assigned: bool) -> dict[str, Any]:
+def own_parts(
+    layer: Layer, state: dict[str, Any], prefix: str, is_assigned: bool
+) -> dict[str, Any]:
     """Return a state with this rank's parts in place of a layer's whole tensors. Raises
     ConfigError if they would be assigned as its parameters."""
     found = dict(state)

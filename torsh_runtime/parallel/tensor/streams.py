@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from torsh_runtime.framework import Tensor
 from torsh_runtime.nn import random
 from torsh_runtime.parallel.regions.arrays import Array, part, resized
 from torsh_runtime.parallel.streams import random_stream
@@ -16,7 +17,7 @@ from torsh_runtime.parallel.tensor.axis import Axis
 
 
 def drawing_part(
-    tensor: Any, axis: Axis, dim: int, cuts: tuple[int, ...] = ()
+    tensor: Tensor, axis: Axis, dim: int, cuts: tuple[int, ...] = ()
 ) -> AbstractContextManager[None]:
     """Return a block in which dropout draws for a tensor of which each rank has a part along `dim`:
     what one process would have drawn for that part in nn, a stream of each rank's own in torch. The

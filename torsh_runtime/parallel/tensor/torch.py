@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from types import NoneType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -61,12 +61,9 @@ def _added(summed: Tensor, bias: Tensor) -> Tensor:
     return summed.add_(bias) if is_plain and not has_modes() else summed + bias
 
 
-class _OfTorch:
-    parameter_layouts: Layouts
-    axis: Axis
-    where: str
+class _OfTorch(layers.Layer):
     framework = "torch"
-    functional = functional
+    functional: ClassVar[Any] = functional
     compare = staticmethod(compare)
     added = staticmethod(_added)
 

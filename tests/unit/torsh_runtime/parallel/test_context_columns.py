@@ -10,7 +10,7 @@ import pytest
 
 from torsh_runtime.parallel.context.columns import Columns
 from torsh_runtime.parallel.context.kernels import Kernel, Products
-from torsh_runtime.parallel.context.merging import cast
+from torsh_runtime.parallel.operations import cast
 
 needs_torch = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch")
 HEADS, SIZE, SCALE = 4, 8, 0.3
