@@ -45,6 +45,7 @@ DONE = (
     "torsh_runtime/parallel/tensor",
     "torsh_runtime/parallel/verification",
     "torsh_runtime/rpc",
+    "torsh_runtime/store",
     "torshrun/__init__.py",
     "torshrun/__main__.py",
     "torshrun/agent",
