@@ -23,9 +23,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 DONE = (
+    "torsh_runtime/arrays",
     "torsh_runtime/backends",
     "torsh_runtime/checkpoint",
     "torsh_runtime/compression",
+    "torsh_runtime/connections",
     "torsh_runtime/elastic",
     "torsh_runtime/framework",
     "torsh_runtime/layout",
