@@ -349,10 +349,7 @@ def _agree(
 
 
 def _choose() -> BackendType:
-    """Return the default backend: native, else gloo or mpi.
-
-    Raises BackendUnavailable if there is none of them.
-    """
+    """Return the default backend: native, else gloo or mpi, else raise BackendUnavailable."""
     try:
         import_module("torsh_runtime.backends.native.compiled")
     except BackendUnavailable as error:
