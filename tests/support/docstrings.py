@@ -28,6 +28,7 @@ DONE = (
     "torsh_runtime/compression",
     "torsh_runtime/elastic",
     "torsh_runtime/framework",
+    "torsh_runtime/integrations",
     "torsh_runtime/layout",
     "torsh_runtime/mesh",
     "torsh_runtime/monitoring",
