@@ -23,6 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 DONE = (
+    "benchmarks",
     "torsh_runtime/backends",
     "torsh_runtime/checkpoint",
     "torsh_runtime/compression",
