@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 DONE = (
     "torsh_runtime/__init__.py",
     "torsh_runtime/arrays",
+    "benchmarks",
     "torsh_runtime/backends",
     "torsh_runtime/bootstrap.py",
     "torsh_runtime/checkpoint",
@@ -43,6 +44,7 @@ DONE = (
     "torsh_runtime/job.py",
     "torsh_runtime/job_group.py",
     "torsh_runtime/launchers.py",
+    "torsh_runtime/integrations",
     "torsh_runtime/layout",
     "torsh_runtime/mesh",
     "torsh_runtime/monitoring",
