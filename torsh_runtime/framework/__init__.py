@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from torsh_runtime.errors import ConfigError
 from torsh_runtime.framework.protocol import Framework as FrameworkOf
 from torsh_runtime.framework.protocol import Module, Tensor
 from torsh_runtime.framework.values import Values
@@ -19,7 +20,15 @@ if TYPE_CHECKING:
     _checked_torch: FrameworkOf[torch.Tensor, torch.Tensor, torch.nn.Module] = TorchFramework()
     _checked_nn: FrameworkOf[nn.Tensor, Any, nn.Module] = NnFramework()
 
-__all__ = ["Framework", "Module", "Tensor", "Values", "framework_of", "framework_of_model"]
+__all__ = [
+    "Framework",
+    "Module",
+    "Tensor",
+    "Values",
+    "framework_named",
+    "framework_of",
+    "framework_of_model",
+]
 
 Framework: TypeAlias = FrameworkOf[Tensor, Values, Module]
 """Any framework."""
@@ -58,3 +67,21 @@ def framework_of_model(model: object) -> Framework:
             f"torsh_runtime.nn.Module"
         )
     return framework
+
+
+def framework_named(name: str | None) -> Framework:
+    """Find the framework called "torch" or "nn". None is torch if that is loaded. Raises
+    ConfigError for other names."""
+    found: Framework
+    wanted = name or ("torch" if "torch" in sys.modules else "nn")
+    if wanted == "torch":
+        from torsh_runtime.framework.torch import FRAMEWORK
+
+        found = FRAMEWORK
+        return found
+    if wanted == "nn":
+        from torsh_runtime.nn.framework import FRAMEWORK
+
+        found = FRAMEWORK
+        return found
+    raise ConfigError(f"framework is 'torch' or 'nn', not {name!r}")

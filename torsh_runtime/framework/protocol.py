@@ -6,9 +6,11 @@ what remains: functions in which the frameworks differ.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
+
+from numpy.typing import NDArray
 
 from torsh_runtime.framework.operations import JointOperation, Operation
 from torsh_runtime.framework.parts import Part, Same
@@ -137,6 +139,21 @@ class Module(Protocol):
         """Call hook(module, inputs, outputs) after forward()."""
 
 
+class Functional(Protocol):
+    """Declares the functions of layers that both frameworks have."""
+
+    gelu: Callable[[Any], Any]
+    relu: Callable[[Any], Any]
+    silu: Callable[[Any], Any]
+    linear: Callable[..., Any]
+    softmax: Callable[[Any, int], Any]
+    embedding: Callable[[Any, Any, int | None], Any]
+    dropout: Callable[[Any, float, bool], Any]
+    layer_norm: Callable[..., Any]
+    rms_norm: Callable[..., Any]
+    scaled_dot_product_attention: Callable[..., Any]
+
+
 T = TypeVar("T")
 V = TypeVar("V")
 M = TypeVar("M", contravariant=True)
@@ -174,6 +191,14 @@ class Framework(Protocol[T, V, M]):
     @property
     def module_type(self) -> type:
         """Return the class that models are instances of, and wrappers around them too."""
+
+    @property
+    def functional(self) -> Functional:
+        """Return its functions of layers."""
+
+    @property
+    def has_functional_call(self) -> bool:
+        """Return whether functional_call() is there."""
 
     # Values and their memory
 
@@ -231,6 +256,19 @@ class Framework(Protocol[T, V, M]):
     def tensor(self, values: V) -> T:
         """Return a tensor of the same memory."""
 
+    def parameter(self, tensor: T) -> T:
+        """Return a parameter of the same memory."""
+
+    def uniform(self, shape: tuple[int, ...], bound: float, dtype: Any) -> T:
+        """Draw from the uniform distribution in ±bound. dtype: None means float32, or what the
+        framework has been told."""
+
+    def as_tensor(self, array: NDArray[Any], like: T) -> T:
+        """Return a constant of the dtype of `like`, on its device."""
+
+    def numpy(self, tensor: T) -> NDArray[Any]:
+        """Return the values in the host's memory, in a dtype that numpy has."""
+
     def leaf(self, values: V, requires_grad: bool) -> T:
         """Return a tensor of the same memory, at which a backward pass ends."""
 
@@ -262,6 +300,9 @@ class Framework(Protocol[T, V, M]):
         """Give a parameter this type; None gives it its own back."""
 
     # Modules
+
+    def functional_call(self, module: M, parameters: Mapping[str, T], inputs: tuple[T, ...]) -> Any:
+        """Call a module with these tensors in place of its parameters."""
 
     def is_called(self, module: M) -> bool:
         """Return whether a module is called when its parameters are used. Containers without a

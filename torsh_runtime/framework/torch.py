@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch.utils.checkpoint import checkpoint
 
 from torsh_runtime.arrays.torch import host_view, part_like
@@ -34,6 +35,8 @@ class TorchFramework:
     name = "torch"
     tensor_type = Tensor
     module_type = Module
+    functional: Any = torch.nn.functional
+    has_functional_call = True
 
     def __init__(self) -> None:
         tune_allocator()
@@ -102,6 +105,20 @@ class TorchFramework:
     def tensor(self, values: Tensor) -> Tensor:
         return values
 
+    def parameter(self, tensor: Tensor) -> torch.nn.Parameter:
+        return torch.nn.Parameter(tensor)
+
+    def uniform(self, shape: tuple[int, ...], bound: float, dtype: Any) -> Tensor:
+        return torch.empty(shape, dtype=dtype).uniform_(-bound, bound)
+
+    def as_tensor(self, array: NDArray[Any], like: Tensor) -> Tensor:
+        return torch.from_numpy(array).to(like)
+
+    def numpy(self, tensor: Tensor) -> NDArray[Any]:
+        host = tensor.detach().cpu()
+        found: NDArray[Any] = (host.double() if host.is_floating_point() else host).numpy()
+        return found
+
     def leaf(self, values: Tensor, requires_grad: bool) -> Tensor:
         return values.detach().requires_grad_(requires_grad)
 
@@ -157,6 +174,11 @@ class TorchFramework:
             parameter.__class__ = kind
 
     # Modules
+
+    def functional_call(
+        self, module: Module, parameters: Mapping[str, Tensor], inputs: tuple[Tensor, ...]
+    ) -> Any:
+        return torch.func.functional_call(module, dict(parameters), inputs)
 
     def is_called(self, module: Module) -> bool:
         # MultiheadAttention's out_proj, whose weight that uses itself

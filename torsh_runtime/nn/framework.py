@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import mmap
 import tracemalloc
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.nn.arrays import Array, array_module, dtype_named
+from torsh_runtime.nn import functional, init
+from torsh_runtime.nn.arrays import Array, array_module, dtype_named, to_device
 from torsh_runtime.nn.backward import (
     backward,
     backward_inputs,
@@ -26,6 +28,7 @@ from torsh_runtime.nn.function import Function
 from torsh_runtime.nn.grad_mode import is_grad_enabled, set_grad_enabled
 from torsh_runtime.nn.graph import operand
 from torsh_runtime.nn.module import Module
+from torsh_runtime.nn.parameter import Parameter
 from torsh_runtime.nn.random import get_rng_state, set_rng_state
 from torsh_runtime.nn.shaping import concat
 from torsh_runtime.nn.tensor import Tensor
@@ -39,6 +42,8 @@ class NnFramework:
     name = "nn"
     tensor_type = Tensor
     module_type = Module
+    functional: Any = functional
+    has_functional_call = False
 
     # Values and their memory
 
@@ -104,6 +109,21 @@ class NnFramework:
     def tensor(self, values: Array) -> Tensor:
         return Tensor(values)
 
+    def parameter(self, tensor: Tensor) -> Parameter:
+        return Parameter(tensor)
+
+    def uniform(self, shape: tuple[int, ...], bound: float, dtype: Any) -> Tensor:
+        empty = Tensor(np.empty(shape, dtype_named(dtype or np.float32)))
+        drawn: Tensor = init.uniform_(empty, -bound, bound)
+        return drawn
+
+    def as_tensor(self, array: NDArray[Any], like: Tensor) -> Tensor:
+        return Tensor(array_module(like.data).asarray(array, like.data.dtype))
+
+    def numpy(self, tensor: Tensor) -> NDArray[Any]:
+        found: NDArray[Any] = to_device(tensor.data, "cpu")
+        return found
+
     def leaf(self, values: Array, requires_grad: bool) -> Tensor:
         return Tensor(values, requires_grad)
 
@@ -134,6 +154,11 @@ class NnFramework:
         pass
 
     # Modules
+
+    def functional_call(
+        self, module: Module, parameters: Mapping[str, Tensor], inputs: tuple[Tensor, ...]
+    ) -> Any:
+        raise NotImplementedError("modules of torsh_runtime.nn are called with their parameters")
 
     def is_called(self, module: Module) -> bool:
         return type(module).forward is not Module.forward

@@ -1,21 +1,19 @@
-"""Experts and their router, without a framework: torch.py and nn.py make modules of them."""
+"""Experts and their router, as modules of any framework."""
 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from importlib import import_module
-from typing import Any, ClassVar, Self
+from functools import cache
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from torsh_runtime.comm.agreement import Attempt, Value, agree, agree_in_turn
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.framework import framework_of
+from torsh_runtime.framework import Framework, Module, Tensor, framework_named, framework_of
 from torsh_runtime.framework.models import trained_parameters
 from torsh_runtime.framework.parts import Part
 from torsh_runtime.layout import Shard, TensorLayout
@@ -52,8 +50,8 @@ class MixtureOfExperts:
     Attributes: parameter_layouts (how `up` and `down` lie on the mesh).
     """
 
-    framework: ClassVar[str]
-    functional: ClassVar[Any]
+    port: ClassVar[Framework]
+    """The framework whose module it is."""
     communicates_in_backward = True
     """Read by DistributedDataParallel: the backward pass calls collectives."""
     parameter_layouts: dict[str, TensorLayout]
@@ -63,13 +61,8 @@ class MixtureOfExperts:
     def __new__(cls, *arguments: Any, framework: str | None = None, **named: Any) -> Self:
         """Create a layer of one framework. Raises ConfigError for names other than "torch" and
         "nn"."""
-        if hasattr(cls, "functional"):
-            return object.__new__(cls)
-        found = framework or ("torch" if "torch" in sys.modules else "nn")
-        if found not in ("torch", "nn"):
-            raise ConfigError(f"framework is 'torch' or 'nn', not {framework!r}")
-        module = import_module(f"torsh_runtime.parallel.experts.{found}")
-        made: Self = object.__new__(module.MixtureOfExperts)
+        kind: Any = cls if hasattr(cls, "port") else _class_of(framework_named(framework).name)
+        made: Self = object.__new__(kind)
         return made
 
     def __init__(
@@ -124,12 +117,12 @@ class MixtureOfExperts:
         with Attempt() as attempt:
             self._check_options()
             self._cuts = _cuts(num_experts, self.ranks.experts.world_size)
-            drawn = self._parameter(self._drawn((num_experts, embed_dim), embed_dim, dtype))
+            drawn = self.port.parameter(self._drawn((num_experts, embed_dim), embed_dim, dtype))
             self.router = drawn if router is None else router
             self.parameter_layouts = {}
             self._add("up", (hidden_dim * (2 if gated else 1), embed_dim), dtype)
             self._add("down", (embed_dim, hidden_dim), dtype)
-        told = f"{options}, {self.framework}, tokens in {parts} part(s)"
+        told = f"{options}, {self.port.name}, tokens in {parts} part(s)"
         self._agree(told, attempt.error)
 
     def _agree(self, options: str, problem: Exception | None) -> None:
@@ -163,7 +156,7 @@ class MixtureOfExperts:
 
     def _problem_with_parts(self) -> str:
         """Return what is wrong with ranks that have parts of one sequence, or "" if nothing is."""
-        if self.ranks.parts is None or self.framework == "torch":
+        if self.ranks.parts is None or self.port.has_functional_call:
             return ""
         is_plain = not self._routes and self.shared is None
         return "" if is_plain else "router= and shared= beside sequence= are for models of torch"
@@ -178,7 +171,7 @@ class MixtureOfExperts:
             if self._cuts[group.rank] <= expert < self._cuts[group.rank + 1]:
                 kept.append(drawn)
         values = joined(kept, 0) if kept else self._drawn((0, *shape), shape[1], dtype)
-        setattr(self, name, self._parameter(values))
+        setattr(self, name, self.port.parameter(values))
         self.parameter_layouts[name] = layout
         if group.world_size > 1:
             clipping = "tr.clip_grad_norm_(model, max_norm, mesh)"
@@ -205,7 +198,7 @@ class MixtureOfExperts:
         found = mixed(self.ranks, self._cuts, tokens, chosen, weights, self._feed_forward, limit)
         if self.shared is not None:
             found = found + self._called(self.shared, tokens)
-        balance = self._like(np.zeros(()), weights)
+        balance = self.port.as_tensor(np.zeros(()), weights)
         if scores is not None:
             balance = self._balance(scores, everyone, chosen.shape[1])
         return found.reshape(input.shape), balance
@@ -213,8 +206,8 @@ class MixtureOfExperts:
     def _scored(self, tokens: Any) -> tuple[Indices, Any, Any]:
         """Return the experts of each token, their weights, and scores of all experts."""
         router = shared_by(self.router, self.ranks.parts)
-        scores = self.functional.softmax(self.functional.linear(tokens, router), -1)
-        chosen = highest(self._on_host(scores), self.top_k)
+        scores = self.port.functional.softmax(self.port.functional.linear(tokens, router), -1)
+        chosen = highest(self.port.numpy(scores), self.top_k)
         weights = scores[np.arange(len(chosen))[:, None], chosen]
         if self.top_k > 1:
             weights = weights / weights.sum(-1, keepdim=True)
@@ -223,7 +216,8 @@ class MixtureOfExperts:
     def _asked(self, tokens: Any) -> tuple[Indices, Any, Any]:
         """Return experts, weights and scores of the user's router; scores may be None. Raises
         ConfigError for wrong shapes."""
-        chosen, weights, *scores = self._called(self.router, tokens)
+        router: Any = self.router
+        chosen, weights, *scores = self._called(router, tokens)
         shape, every = (*chosen.shape,), [(*each.shape,) for each in scores]
         rows = tokens.shape[0]
         is_right = len(shape) == 2 and shape[0] == rows and (*weights.shape,) == shape
@@ -246,7 +240,7 @@ class MixtureOfExperts:
         """Return the outputs of this rank's experts for rows that are sorted by expert."""
         grouped = GroupedLinear(counts)
         hidden = applied(grouped, rows, self.ranks.averaged(self.up))
-        activate = getattr(self.functional, self.activation)
+        activate = getattr(self.port.functional, self.activation)
         if self.gated:
             gate, hidden = hidden.chunk(2, -1)
             hidden = activate(gate) * hidden
@@ -258,7 +252,9 @@ class MixtureOfExperts:
         """Return experts · Σ (its part of all assignments · the mean of its scores over all
         tokens), after Fedus et al."""
         total = max(int(everyone.sum()), 1)
-        parts = self._like(everyone.sum(axis=0) * (self.num_experts * top_k / total**2), scores)
+        parts = self.port.as_tensor(
+            everyone.sum(axis=0) * (self.num_experts * top_k / total**2), scores
+        )
         group, own = self.ranks.tokens, scores.sum(0)
         if self.ranks.parts is not None:  # who have one loss, which copy() counts for each
             own = regions.applied(own, Scaled(1 / self.ranks.parts.world_size))
@@ -299,7 +295,7 @@ class MixtureOfExperts:
         tell."""
         own = np.zeros((2 * _LOOKED_AT, self.embed_dim))
         for place, some in (0, tokens[:_LOOKED_AT]), (_LOOKED_AT, tokens[-_LOOKED_AT:]):
-            own[place : place + len(some)] = self._on_host(some)
+            own[place : place + len(some)] = self.port.numpy(some)
         said = np.array([len(tokens)]), own.reshape(-1).view(np.int64)
         told = group.all_gather_numbers(np.concatenate(said))
         rows = told[:, 1:].view(np.float64).reshape(group.world_size, -1, self.embed_dim)
@@ -313,31 +309,41 @@ class MixtureOfExperts:
             f"capacity_factor={self.capacity_factor}"
         )
 
-    # What differs between frameworks
-
-    def _drawn(self, shape: tuple[int, ...], fan_in: int, dtype: Any) -> Any:
+    def _drawn(self, shape: tuple[int, ...], fan_in: int, dtype: Any) -> Tensor:
         """Draw from the uniform distribution in ±1/√fan_in, by the framework's generator."""
-        raise NotImplementedError
+        return self.port.uniform(shape, fan_in**-0.5, dtype)
 
-    def _parameter(self, values: Any) -> Any:
-        raise NotImplementedError
-
-    def _called(self, module: Any, tokens: Any) -> Any:
+    def _called(self, module: Callable[[Any], Any], tokens: Tensor) -> Any:
         """Call a module or a function. Ranks with parts of one batch sum its parameters'
         gradients."""
-        return module(tokens)
+        parts, given = self.ranks.parts, cast(Module, module)
+        if parts is None or not isinstance(module, self.port.module_type):
+            return module(tokens)
+        own = {name: regions.copy(each, parts) for name, each in given.named_parameters()}
+        return self.port.functional_call(given, own, (tokens,))
 
     def _numbers(self, chosen: Any) -> Indices:
         """Return whole numbers as an array of numpy."""
-        raise NotImplementedError
+        is_tensor = isinstance(chosen, self.port.tensor_type)
+        return np.asarray(self.port.numpy(chosen) if is_tensor else chosen, np.int64)
 
-    def _on_host(self, scores: Any) -> NDArray[Any]:
-        """Return the values as an array of numpy."""
-        raise NotImplementedError
 
-    def _like(self, array: NDArray[Any], tensor: Any) -> Any:
-        """Return a constant of the tensor's dtype, on its device."""
-        raise NotImplementedError
+@cache
+def _class_of(framework: str) -> type[MixtureOfExperts]:
+    """Return the class whose instances are modules of a framework."""
+    port, kind = framework_named(framework), MixtureOfExperts
+    named = {"port": port, "__module__": __name__, "__doc__": kind.__doc__}
+    named["__qualname__"] = f"{kind.__qualname__}[{framework}]"
+    made: type[MixtureOfExperts] = type(kind.__name__, (kind, port.module_type), named)
+    return made
+
+
+def __getattr__(name: str) -> Any:
+    """Return a framework's class by its qualified name, by which pickle finds it."""
+    kind, _, framework = name.removesuffix("]").partition("[")
+    if kind == MixtureOfExperts.__qualname__ and framework in ("torch", "nn"):
+        return _class_of(framework)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _cuts(num_experts: int, ranks: int) -> list[int]:
