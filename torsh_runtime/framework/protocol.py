@@ -242,6 +242,17 @@ class Framework(Protocol[T, V, M]):
     def let_go_of_freed(self) -> None:
         """Give the system memory that the framework has freed and keeps for later."""
 
+    @property
+    def draws_for_whole(self) -> bool:
+        """Return whether dropout of a part draws what one process would draw for that part; else
+        each rank has a stream of its own."""
+
+    def initial_seed(self) -> int:
+        """Return what the generator was seeded with."""
+
+    def random_number(self) -> int:
+        """Draw a number below 2⁶² from the generator, which checkpointing draws again."""
+
     def get_rng_state(self, like: T | None) -> object:
         """Return the state of the generators that dropout uses on the device of `like`."""
 
@@ -291,6 +302,12 @@ class Framework(Protocol[T, V, M]):
     def mark(self, parameter: T, mark: Part | Same) -> None:
         """Tell the framework's own functions which ranks have other parts of a parameter, or the
         same: they refuse what would go wrong."""
+
+    def is_piece_of_wrapper(self, parameter: T) -> bool:
+        """Return whether a wrapper has cut a parameter in order of its elements."""
+
+    def is_made_of_others(self, tensor: T) -> bool:
+        """Return whether a tensor consists of other tensors, and has no memory of its own."""
 
     def watched(self, use: Callable[[Any], None]) -> type | None:
         """Return a type for watch(), with which an operation with a parameter calls

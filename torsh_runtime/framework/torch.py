@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.checkpoint import checkpoint
 
+from torsh_runtime.arrays.subclasses import is_made_of_others
 from torsh_runtime.arrays.torch import host_view, part_like
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.framework.parts import Part, Same
@@ -87,6 +88,12 @@ class TorchFramework:
     def let_go_of_freed(self) -> None:
         give_freed_memory_back()
 
+    draws_for_whole = False
+    initial_seed = staticmethod(torch.initial_seed)
+
+    def random_number(self) -> int:
+        return int(torch.randint(1 << 62, ()))
+
     def get_rng_state(self, like: Tensor | None) -> tuple[Tensor, Tensor | None]:
         is_on_gpu = like is not None and like.device.type == "cuda"
         return torch.get_rng_state(), torch.cuda.get_rng_state() if is_on_gpu else None
@@ -161,6 +168,12 @@ class TorchFramework:
 
     def mark(self, parameter: Tensor, mark: Part | Same) -> None:
         parts.mark(parameter, mark)
+
+    def is_piece_of_wrapper(self, parameter: Tensor) -> bool:
+        marks = parts.marks_of(parameter)
+        return marks is not None and any(part.dim is None for part in marks.parts)
+
+    is_made_of_others = staticmethod(is_made_of_others)
 
     def watched(self, use: Callable[[Any], None]) -> type | None:
         found: type = watched_type(use)

@@ -61,6 +61,9 @@ class Values(Protocol):
     def swapaxes(self, axis0: int, axis1: int, /) -> Self:
         """Return the same elements with two dimensions exchanged, in the same memory."""
 
+    def view(self, dtype: Any, /) -> Self:
+        """Return the same memory as elements of a different type."""
+
     @overload
     def sum(self) -> Self:
         """Return the sum of all elements, or those along dimensions."""
@@ -150,6 +153,7 @@ class Values(Protocol):
 class Functions(Protocol):
     """The functions that torch, numpy and cupy have under the same names."""
 
+    uint8: Any
     float32: Any
     float64: Any
 

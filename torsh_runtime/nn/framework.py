@@ -29,7 +29,7 @@ from torsh_runtime.nn.grad_mode import is_grad_enabled, set_grad_enabled
 from torsh_runtime.nn.graph import operand
 from torsh_runtime.nn.module import Module
 from torsh_runtime.nn.parameter import Parameter
-from torsh_runtime.nn.random import get_rng_state, set_rng_state
+from torsh_runtime.nn.random import generator, get_rng_state, initial_seed, set_rng_state
 from torsh_runtime.nn.shaping import concat
 from torsh_runtime.nn.tensor import Tensor
 
@@ -94,6 +94,12 @@ class NnFramework:
     def let_go_of_freed(self) -> None:
         pass  # this library keeps none
 
+    draws_for_whole = True
+    initial_seed = staticmethod(initial_seed)
+
+    def random_number(self) -> int:
+        return int(generator().integers(1 << 62))
+
     def get_rng_state(self, like: Tensor | None) -> object:
         return get_rng_state()
 
@@ -146,6 +152,12 @@ class NnFramework:
 
     def mark(self, parameter: Tensor, mark: object) -> None:
         pass  # optim needs no marks
+
+    def is_piece_of_wrapper(self, parameter: Tensor) -> bool:
+        return False  # mark() keeps none
+
+    def is_made_of_others(self, tensor: Tensor) -> bool:
+        return False
 
     def watched(self, use: Callable[[Any], None]) -> type | None:
         return None

@@ -14,6 +14,9 @@ from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import CommMismatch, CommTimeout, ConfigError, PeerLost
 from torsh_runtime.layout import Piece
 from torsh_runtime.numpy_or_cupy import array_module
+from torsh_runtime.parallel.operations import functions_of, is_tensor
+from torsh_runtime.parallel.regions.arrays import contiguous
+from torsh_runtime.parallel.regions.arrays import empty as empty_like
 
 _NUMBERS = 7
 """Number of numbers that ranks send when they meet: few other calls send as many."""
@@ -100,22 +103,12 @@ def _copy(target: Any, source: Any) -> None:
 
 
 def _bytes_of(values: Any) -> Any:
-    if framework_of(values) == "torch":
-        import torch
-
-        return values.detach().contiguous().reshape(-1).view(torch.uint8)
-    return array_module(values).ascontiguousarray(values).reshape(-1).view(np.uint8)
+    own = values.detach() if is_tensor(values) else values
+    return contiguous(own).reshape(-1).view(functions_of(own).uint8)
 
 
 def _received(rank: int, piece: Piece, whole: Any, group: ProcessGroup, like: Any) -> Any:
     """Receive a piece's values, of the whole's dtype."""
-    if framework_of(whole) == "torch":
-        import torch
-
-        size = piece.size * whole.element_size()
-        memory = torch.empty(size, dtype=torch.uint8, device=like.device)
-        group.recv(memory, rank)
-        return memory.view(whole.dtype)
-    held = array_module(like).empty(piece.size * whole.itemsize, np.uint8)
-    group.recv(held, rank)
-    return held.view(whole.dtype)
+    memory = empty_like(like, (piece.size * whole.itemsize,), functions_of(like).uint8)
+    group.recv(memory, rank)
+    return memory.view(whole.dtype)

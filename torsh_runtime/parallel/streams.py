@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.framework import Module, framework_of
+from torsh_runtime.framework import Framework, Module, framework_of
 from torsh_runtime.framework.models import around_forward
 from torsh_runtime.layout import Piece, TensorLayout
 from torsh_runtime.mesh.mesh import DeviceMesh
@@ -71,7 +71,7 @@ def draw_by_name(model: Module, is_random: Callable[[Any], bool] | None = None) 
     framework = framework_of(model)
     for name, module in model.named_modules():
         if (is_random or draws)(module):
-            around_forward(module, partial(_by_name, name, _Calls(framework.name)))
+            around_forward(module, partial(_by_name, name, _Calls(framework)))
 
 
 def _by_name(name: str, calls: _Calls, call: Any, inputs: Any, named: Any) -> Any:
@@ -94,8 +94,8 @@ class _Calls:
     MOST = 1 << 12
     """Number of calls that are recognised again, as of microbatches whose backward pass is due."""
 
-    def __init__(self, framework: str) -> None:
-        self._is_torch = framework == "torch"
+    def __init__(self, framework: Framework) -> None:
+        self._framework = framework
         self._known: dict[tuple[int, int], int] = {}
         self._seed: int | None = None
         self._next = 0
@@ -116,10 +116,7 @@ class _Calls:
 
     def _drawn(self) -> tuple[int, int]:
         """Return the generator's seed, and a random number."""
-        if self._is_torch:
-            torch = sys.modules["torch"]
-            return torch.initial_seed(), int(torch.randint(1 << 62, ()))
-        return nn_random.initial_seed(), int(nn_random.generator().integers(1 << 62))
+        return self._framework.initial_seed(), self._framework.random_number()
 
 
 def draws(module: Module) -> bool:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.framework import Module
-from torsh_runtime.parallel.tensor.layers import layers_of
+from torsh_runtime.framework import Module, framework_of
+from torsh_runtime.parallel.tensor.kits import layers_of
 from torsh_runtime.parallel.tensor.plan import Experts
 
 _COUNT = "num_experts"
@@ -45,7 +45,7 @@ def _problem(module: Module, counts: tuple[str, ...]) -> str:
             f"tokens, the experts of each and their weights: pass a mesh without an axis 'ep'"
         )
     try:
-        layers_of("torch").number_of_experts(module, counts)
+        layers_of(framework_of(module).name).number_of_experts(module, counts)
     except ConfigError as error:
         return str(error)
     return ""

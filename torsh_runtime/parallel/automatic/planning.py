@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.framework import Module
+from torsh_runtime.framework import Module, framework_of
 from torsh_runtime.parallel.automatic.adapters import (
     adapted_in,
     with_adapters,
@@ -23,7 +23,7 @@ from torsh_runtime.parallel.automatic.experts import experts_in
 from torsh_runtime.parallel.automatic.heads import Attention, attentions_of
 from torsh_runtime.parallel.automatic.sequence import with_sequences
 from torsh_runtime.parallel.automatic.styles import Style, styles_of
-from torsh_runtime.parallel.tensor.layers import layers_of
+from torsh_runtime.parallel.tensor.kits import layers_of
 from torsh_runtime.parallel.tensor.plan import Entry, Vocabulary, matched
 
 AUTOMATIC = "auto"
@@ -184,8 +184,10 @@ def _leave_whole(
 
 
 def _can_be_cut(name: str, table: Any) -> bool:
+    if table is None:
+        return False
     try:
-        layers_of("torch").kind_of(name, table, Vocabulary())
+        layers_of(framework_of(table).name).kind_of(name, table, Vocabulary())
     except ConfigError:
         return False
     return True

@@ -111,26 +111,23 @@ def is_model(thing: object) -> bool:
     return True
 
 
-def _check_tensors(name: str, model: Any, known: Set[int]) -> None:
+def _check_tensors(name: str, model: Module, known: Set[int]) -> None:
     """Raise ConfigError for tensors that cannot be kept.
 
     These are tensors made of other tensors, whose elements alone would be kept, and
     parts of parameters that no wrapper in the model knows. known: id() of those that wrappers know.
     """
-    if framework_of(model).name != "torch":
-        return
-    from torsh_runtime.arrays.subclasses import is_made_of_others, refusal_of_distributed
-    from torsh_runtime.integrations.torch.parts import marks_of
-
+    framework = framework_of(model)
     for key, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        marks = marks_of(tensor)
-        if marks and any(part.dim is None for part in marks.parts) and id(tensor) not in known:
+        if framework.is_piece_of_wrapper(tensor) and id(tensor) not in known:
             raise ConfigError(
                 f"'{name}/{key}' is a part of what a FullyShardedDataParallel has cut, which is "
                 f"around this model: pass the FullyShardedDataParallel in its place"
             )
-        if not is_made_of_others(tensor):
+        if not framework.is_made_of_others(tensor):
             continue
+        from torsh_runtime.arrays.subclasses import refusal_of_distributed  # which loads torch
+
         kind = f"{type(tensor).__module__}.{type(tensor).__qualname__}"
         raise ConfigError(
             refusal_of_distributed(f"{name}/{key}", tensor)

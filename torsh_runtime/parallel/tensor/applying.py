@@ -25,7 +25,8 @@ from torsh_runtime.parallel.tensor.axis import (
     has_experts,
 )
 from torsh_runtime.parallel.tensor.checks import check_plan
-from torsh_runtime.parallel.tensor.layers import Layer, layers_of
+from torsh_runtime.parallel.tensor.kits import Kit, layers_of
+from torsh_runtime.parallel.tensor.layers import Layer
 from torsh_runtime.parallel.tensor.outputs import refuse_parts
 from torsh_runtime.parallel.tensor.parts import (
     Layouts,
@@ -167,7 +168,7 @@ def _tasks(model: Module, plan: Mapping[str, Entry], axes: _Axes) -> Iterator[_T
 
 
 def _joined(
-    layers: Any, where: str, module: Module, entry: Entry | None, own: dict[str, Cut | Shared]
+    layers: Kit, where: str, module: Module, entry: Entry | None, own: dict[str, Cut | Shared]
 ) -> Any:
     """Return what the plan says of a module and of parameters of its own. Raises ConfigError if
     it says both and these conflict."""
@@ -181,8 +182,8 @@ def _joined(
     return entry
 
 
-def _task(layers: Any, where: str, module: Module, entry: Any, axis: Axis) -> _Task:
-    parallel: type[Layer] = layers.kind_of(where, module, entry)
+def _task(layers: Kit, where: str, module: Module, entry: Any, axis: Axis) -> _Task:
+    parallel = layers.kind_of(where, module, entry)
     try:
         shards = parallel.shards(module, entry, axis)
     except ConfigError as error:
@@ -213,7 +214,7 @@ def _check_ungraded(where: str, module: Module, names: Iterable[str]) -> None:
             )
 
 
-def _expanded(layers: Any, name: str, module: Module, entry: Entry, axis: Axis) -> dict[str, Entry]:
+def _expanded(layers: Kit, name: str, module: Module, entry: Entry, axis: Axis) -> dict[str, Entry]:
     """Return what an entry means for a module and those below it."""
     found = {"": entry}
     if isinstance(entry, Block):
@@ -280,8 +281,8 @@ def _adapt_modules(model: Module, tasks: list[_Task], axes: _Axes) -> None:
     if axes.tensor.size > 1:
         refuse_parts(modules, [task.entry for task in tasks])
     is_cut = any(axis.size > 1 for axis in axes.used)
-    if is_cut and framework_of(model).name == "torch":
-        layers_of("torch").watch_adapters(model)
+    if is_cut:
+        layers_of(framework_of(model).name).watch_adapters(model)
     for module in modules:
         if getattr(module, "use_nested_tensor", False):  # torch's encoder, for its own kernels
             module.use_nested_tensor = False

@@ -7,10 +7,8 @@ Parallelism", 2019, and, where each rank has a part of the sequence only, Korthi
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from importlib import import_module
 from itertools import accumulate
 from typing import Any, ClassVar, Self
 
@@ -31,6 +29,7 @@ from torsh_runtime.parallel.tensor.cuts import (
     sizes,
     unit_of,
 )
+from torsh_runtime.parallel.tensor.kits import layers_of
 from torsh_runtime.parallel.tensor.parts import (
     Layouts,
     keep_part,
@@ -43,16 +42,6 @@ _STATE_OF_PARTS = (
     "one: take whole ones with tr.whole_state_dict(model), on all ranks, or save with a "
     "tr.checkpoint.Checkpointer; the parts are in dict(model.named_parameters())"
 )
-_HOME = "torsh_runtime.parallel.tensor"
-
-
-def layers_of(framework: str | None) -> Any:
-    """Return the layers of "torch" or "nn". None is torch if that is loaded. Raises ConfigError
-    for other names."""
-    found = framework or ("torch" if "torch" in sys.modules else "nn")
-    if found not in ("torch", "nn"):
-        raise ConfigError(f"framework is 'torch' or 'nn', not {framework!r}")
-    return import_module(f"{_HOME}.{found}")
 
 
 def plain_kind(kinds: Mapping[type, type[Layer]], module: Module) -> Any:

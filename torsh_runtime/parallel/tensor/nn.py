@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, ClassVar
 
 from torsh_runtime import nn
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.framework import Module
 from torsh_runtime.nn import functional
 from torsh_runtime.nn.arrays import array_module
 from torsh_runtime.nn.graph import operand
@@ -29,7 +32,7 @@ def _compare(tensor: Any, axis: Axis, where: str) -> None:
 
 class _OfNn:
     framework = "nn"
-    functional = functional
+    functional: ClassVar[Any] = functional
     compare = staticmethod(_compare)
     added = staticmethod(operator.add)
 
@@ -142,3 +145,16 @@ LAYERS: dict[type[Entry], dict[type, type[layers.Layer]]] = {
     },
 }
 BLOCKS = (nn.TransformerBlock,)
+
+
+def watch_adapters(model: Any) -> None:
+    """Do nothing: libraries of adapters are for models of torch."""
+
+
+def count_all_tokens(model: Module, axis: Axis) -> None:
+    """Do nothing: models of transformers have such losses, and those are of torch."""
+
+
+def number_of_experts(module: Any, counts: Iterable[str]) -> int:
+    """Raise ConfigError: modules of experts that are spread are of torch."""
+    raise ConfigError(f"it is a {type(module).__name__}, and experts that are spread are torch's")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from torsh_runtime.framework import Tensor
+from torsh_runtime.framework import Tensor, framework_of
 from torsh_runtime.nn import random
 from torsh_runtime.parallel.regions.arrays import Array, part, resized
 from torsh_runtime.parallel.streams import random_stream
@@ -25,10 +24,9 @@ def drawing_part(
 
     cuts: where the ranks' parts end; none if they are equal.
     """
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(tensor, torch.Tensor):
-        number = int(torch.randint(1 << 62, ()))  # which checkpointing draws again
-        return random_stream(number, axis.index)
+    framework = framework_of(tensor)
+    if not framework.draws_for_whole:
+        return random_stream(framework.random_number(), axis.index)
     own, index = tensor.shape[dim], axis.index
     start, size = (cuts[index], cuts[-1]) if cuts else (own * index, own * axis.size)
     return random.drawing(partial(_drawn, dim, start, size))

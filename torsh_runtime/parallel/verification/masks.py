@@ -40,7 +40,7 @@ def masks_that_differ(
     forward: calls the spread model. is_cut(name): whether ranks have parts of what that module
     returns.
     """
-    if framework_of(spread.module).name != "torch" or not any(place.of_all(bool(_drops(spread)))):
+    if framework_of(spread.module).draws_for_whole or not any(place.of_all(bool(_drops(spread)))):
         return []
     own = _masks(spread, forward)
     everyone = place.of_all(own)
