@@ -119,7 +119,7 @@ def own_initialiser(module: Module) -> Callable[[Any], object] | None:
     return next(filter(None, found), None)
 
 
-def replace_module(model: Module, module: Module, other: Module) -> None:
+def replace_module(model: Module, module: object, other: Module) -> None:
     """Put another module where one of the model's is."""
     for _, parent in [*model.named_modules()]:
         for name, child in [*parent.named_children()]:

@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.framework import Module
+from torsh_runtime.framework import Module, Tensor
 from torsh_runtime.parallel.tensor.plan import Column, Cut, Entry, Part, Row, Shared
 
 _BASE, _DOWN, _UP, _DROPOUT = "base_layer", "lora_A", "lora_B", "lora_dropout"
 
 
-def adapted_in(modules: Mapping[str, Any]) -> dict[str, Any]:
+def adapted_in(modules: Mapping[str, Module]) -> dict[str, Any]:
     """Return the layers that have adapters, by name."""
     return {name: each for name, each in modules.items() if _BASE in each._modules}
 
@@ -38,7 +38,7 @@ def without_adapters(named: Mapping[str, Any], adapted: Mapping[str, Any]) -> di
 
 
 def with_adapters(
-    plan: Mapping[str, Entry], adapted: Mapping[str, Any], parameters: Mapping[str, Any]
+    plan: Mapping[str, Entry], adapted: Mapping[str, Any], parameters: Mapping[str, Tensor]
 ) -> dict[str, Entry]:
     """Extend a plan for layers without adapters to these.
 
@@ -82,7 +82,7 @@ def _of_layer(where: str, layer: Module, entry: Entry) -> dict[str, Entry]:
     return found
 
 
-def _of_weight(where: str, entry: Entry, parameters: Mapping[str, Any]) -> dict[str, Entry]:
+def _of_weight(where: str, entry: Entry, parameters: Mapping[str, Tensor]) -> dict[str, Entry]:
     """Return the entries for a layer within a part of a sum, whose parameters the plan names."""
     dim = entry.dim % 2 if isinstance(entry, Cut) else None
     found: dict[str, Entry] = {}

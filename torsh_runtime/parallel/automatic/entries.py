@@ -96,7 +96,7 @@ def entry_of_parameter(name: str, parameter: Tensor, style: Style) -> Entry | No
 
 def entries_by_heads(
     attention: Attention,
-    modules: Mapping[str, Any],
+    modules: Mapping[str, Module],
     styles: Mapping[str, Style],
     ranks: int,
     own: Iterable[str],
@@ -132,7 +132,7 @@ def entries_by_heads(
 def _head_norms(
     where: str,
     attention: Attention,
-    modules: Mapping[str, Any],
+    modules: Mapping[str, Module],
     known: Container[str],
     sizes: tuple[int, int],
 ) -> dict[str, Entry] | None:
@@ -164,7 +164,7 @@ def _head_norms(
     return found
 
 
-def _drops_for_all(attention: Attention, modules: Mapping[str, Any]) -> bool:
+def _drops_for_all(attention: Attention, modules: Mapping[str, Module]) -> bool:
     """Return whether it drops values that all ranks have, while they draw for their own heads."""
     return any(
         name.startswith(f"{attention.where}.")
@@ -186,7 +186,7 @@ def _shapes_by_inputs(module: Module) -> bool:
 
 
 def _latent(
-    attention: Attention, modules: Mapping[str, Any], styles: Mapping[str, Style]
+    attention: Attention, modules: Mapping[str, Module], styles: Mapping[str, Style]
 ) -> dict[str, Entry] | None:
     """Return the entries of an attention with latent keys and values; None if it cannot be cut.
 

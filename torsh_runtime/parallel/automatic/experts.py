@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any
 
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.framework import Module, framework_of
@@ -14,7 +13,7 @@ from torsh_runtime.parallel.tensor.plan import Experts
 _COUNT = "num_experts"
 
 
-def experts_in(modules: Mapping[str, Any]) -> dict[str, Experts]:
+def experts_in(modules: Mapping[str, Module]) -> dict[str, Experts]:
     """Return the entry of each module that holds experts, by its name. ConfigError if none does."""
     found: dict[str, Experts] = {}
     others: dict[str, str] = {}

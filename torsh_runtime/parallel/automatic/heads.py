@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torsh_runtime.framework import Module
 from torsh_runtime.parallel.automatic.families import COUNTS
 
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
@@ -24,7 +25,7 @@ class Attention:
     """The model type."""
 
 
-def attentions_of(modules: Mapping[str, Any]) -> dict[str, Attention]:
+def attentions_of(modules: Mapping[str, Module]) -> dict[str, Attention]:
     """Return the attention to which each module of a list of layers belongs, by module name."""
     found: dict[str, Attention] = {}
     known: dict[str, Attention | None] = {}
@@ -40,7 +41,7 @@ def attentions_of(modules: Mapping[str, Any]) -> dict[str, Attention]:
     return found
 
 
-def _outermost(name: str, modules: Mapping[str, Any]) -> str | None:
+def _outermost(name: str, modules: Mapping[str, Module]) -> str | None:
     """Return the outermost of the module and those around it that is called an attention."""
     parts = name.split(".")
     first = next((at for at, part in enumerate(parts) if part.isdigit()), len(parts))
@@ -52,7 +53,7 @@ def _outermost(name: str, modules: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _read(where: str, modules: Mapping[str, Any]) -> Attention | None:
+def _read(where: str, modules: Mapping[str, Module]) -> Attention | None:
     inner = [each for name, each in modules.items() if f"{name}.".startswith(f"{where}.")]
     config = _config(where, modules)
     heads = _first([*inner, config], _HEADS)
@@ -62,7 +63,7 @@ def _read(where: str, modules: Mapping[str, Any]) -> Attention | None:
     return Attention(where, heads, keys, _family(where, modules))
 
 
-def _family(where: str, modules: Mapping[str, Any]) -> str:
+def _family(where: str, modules: Mapping[str, Module]) -> str:
     """Return the type of the outermost known model around it, or else of the innermost one."""
     parts, found = where.split("."), ""
     for end in range(len(parts)):
@@ -73,7 +74,7 @@ def _family(where: str, modules: Mapping[str, Any]) -> str:
     return found
 
 
-def _config(where: str, modules: Mapping[str, Any]) -> Any:
+def _config(where: str, modules: Mapping[str, Module]) -> Any:
     """Return the config of the module or of the nearest module around it that has one."""
     parts = where.split(".")
     for end in range(len(parts), -1, -1):

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.framework import Module, framework_of
+from torsh_runtime.framework import Module, Tensor, framework_of
 from torsh_runtime.parallel.automatic.adapters import (
     adapted_in,
     with_adapters,
@@ -96,7 +96,7 @@ def plan_of(
     return _shortened(plan, all_modules, all_parameters)
 
 
-def _refuse_dropout(modules: Mapping[str, Any], styles: Mapping[str, Style]) -> None:
+def _refuse_dropout(modules: Mapping[str, Module], styles: Mapping[str, Style]) -> None:
     """Raise ConfigError if features that are cut are dropped by other means than a module."""
     for name, style in styles.items():
         owner = name.rpartition(".")[0]
@@ -132,7 +132,7 @@ def _ends(name: str, prefix: str, pattern: str) -> bool:
 
 
 def _of_attentions(
-    modules: Mapping[str, Any],
+    modules: Mapping[str, Module],
     attentions: Mapping[str, Attention],
     styles: dict[str, Style],
     ranks: int,
@@ -159,7 +159,9 @@ def _of_attentions(
     return found
 
 
-def _owns_others(modules: Mapping[str, Any], styles: Mapping[str, Style], own: list[str]) -> bool:
+def _owns_others(
+    modules: Mapping[str, Module], styles: Mapping[str, Style], own: list[str]
+) -> bool:
     """Return whether modules around an attention's layers have parameters without a style."""
     around = {name.rpartition(".")[0] for name in own if name in modules}
     return any(
@@ -170,7 +172,7 @@ def _owns_others(modules: Mapping[str, Any], styles: Mapping[str, Style], own: l
 
 
 def _leave_whole(
-    modules: Mapping[str, Any], parameters: Mapping[str, Any], styles: dict[str, Style]
+    modules: Mapping[str, Module], parameters: Mapping[str, Tensor], styles: dict[str, Style]
 ) -> None:
     """Leave layers of _ALONE whole if they, or parameters tied to theirs, cannot be cut."""
     for name, style in styles.items():
@@ -193,7 +195,7 @@ def _can_be_cut(name: str, table: Any) -> bool:
     return True
 
 
-def _tied(parameters: Mapping[str, Any], styles: Mapping[str, Style]) -> list[list[str]]:
+def _tied(parameters: Mapping[str, Tensor], styles: Mapping[str, Style]) -> list[list[str]]:
     """Return, for each parameter that has several names, what decides on it under each.
 
     That is the parameter's own name if it has a style, or else its module's.
@@ -206,7 +208,7 @@ def _tied(parameters: Mapping[str, Any], styles: Mapping[str, Style]) -> list[li
 
 
 def _shortened(
-    plan: dict[str, Entry], modules: Mapping[str, Any], parameters: Mapping[str, Any]
+    plan: dict[str, Entry], modules: Mapping[str, Module], parameters: Mapping[str, Tensor]
 ) -> dict[str, Entry]:
     """Return the plan with one pattern for layers of a list that are treated alike."""
     groups: dict[str, list[str]] = {}

@@ -43,7 +43,7 @@ class _Stack:
 
 def with_sequences(
     plan: Mapping[str, Entry],
-    modules: Mapping[str, Any],
+    modules: Mapping[str, Module],
     attentions: Mapping[str, Attention],
     ranks: int,
 ) -> dict[str, Entry]:
@@ -88,10 +88,11 @@ def _is_gathered(where: str, plan: Mapping[str, Entry]) -> bool:
     )
 
 
-def _stacks(plan: Mapping[str, Entry], modules: Mapping[str, Any]) -> Iterator[_Stack]:
+def _stacks(plan: Mapping[str, Entry], modules: Mapping[str, Module]) -> Iterator[_Stack]:
     names = [match["stack"] for match in map(_LAYER.match, plan) if match]
     for name in dict.fromkeys(names):
-        size = len(modules[name])
+        stack: Any = modules[name]  # a list of layers
+        size = len(stack)
         if size < 2:
             raise ConfigError(
                 f"{name!r} has one layer, and sequences are cut before the first one and gathered "
@@ -100,7 +101,7 @@ def _stacks(plan: Mapping[str, Entry], modules: Mapping[str, Any]) -> Iterator[_
         yield _Stack(name, size)
 
 
-def _refuse_lists_of_experts(plan: Mapping[str, Entry], modules: Mapping[str, Any]) -> None:
+def _refuse_lists_of_experts(plan: Mapping[str, Entry], modules: Mapping[str, Module]) -> None:
     for name in modules:
         is_list = name.rpartition(".")[2] == "experts" and name not in plan
         if is_list and any(each.startswith(f"{name}.") and each in modules for each in plan):
@@ -111,7 +112,7 @@ def _refuse_lists_of_experts(plan: Mapping[str, Entry], modules: Mapping[str, An
 
 
 def _blocks_of_experts(
-    plan: Mapping[str, Entry], modules: Mapping[str, Any], stack: _Stack
+    plan: Mapping[str, Entry], modules: Mapping[str, Module], stack: _Stack
 ) -> dict[str, Entry]:
     """Return entries for modules of experts and their router, whose loss is over all tokens."""
     found: dict[str, Entry] = {}
@@ -131,7 +132,7 @@ def _blocks_of_experts(
     return found
 
 
-def _refuse_dropout(modules: Mapping[str, Any]) -> None:
+def _refuse_dropout(modules: Mapping[str, Module]) -> None:
     for config in (getattr(module, "config", None) for module in modules.values()):
         family = getattr(config, "model_type", "")
         name = BETWEEN.get(family, "")

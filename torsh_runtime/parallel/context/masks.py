@@ -6,11 +6,13 @@ of this rank's part say nothing of whole sequences, so what the functions mean i
 
 from __future__ import annotations
 
-from importlib import import_module
 from types import FunctionType
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from torsh_runtime.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
 
 _KNOWN = {
     "add_offsets_to_mask_function",
@@ -83,7 +85,7 @@ def masked(*_: Any, **named: Any) -> Any:
     parts = _parts(named["mask_function"])
     if strange := parts - _KNOWN:
         refuse("the model", f"a mask by {', '.join(sorted(strange))}")
-    given, torch = named.get("attention_mask"), import_module("torch")
+    given: torch.Tensor | None = named.get("attention_mask")
     own = _own_tokens(named)
     keys = int(named["kv_length"] if given is None else given.shape[-1])
     if keys != own or named.get("kv_offset") or named.get("q_offset"):
@@ -97,6 +99,8 @@ def masked(*_: Any, **named: Any) -> Any:
         window += 1
     elif window and "sliding_window_overlay" not in parts:
         refuse("the model", f"a mask with {window} as its size")
+    import torch
+
     header = [int("causal_mask_function" in parts), window]
     if given is None:
         return torch.tensor([header], device=named.get("device"))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from importlib import import_module
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +13,9 @@ from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.parallel.context.masks import Look, refuse
 from torsh_runtime.parallel.context.order import of_rank
 from torsh_runtime.parallel.context.sequence import context_gather
+
+if TYPE_CHECKING:
+    import torch
 
 _WHOLE_LAYERS = ("full_attention", "sliding_attention", "attention", "hybrid_sliding")
 """Kinds of layers, by config.layer_types, that mix tokens by attention functions only."""
@@ -104,7 +106,8 @@ class Sequences:
         length = self._length or int(told[:, 0].sum())
         places, tokens = self._whole(positions, length), None
         if told[:, 2].any():
-            torch = import_module("torch")
+            import torch
+
             mask = torch.ones_like(positions) if look.tokens is None else look.tokens
             tokens = self._whole(mask, length)
         cuts = _documents(where, places, tokens)
@@ -112,8 +115,10 @@ class Sequences:
             tokens = None
         return Whole(length, places, tokens, cuts, self._group.world_size)
 
-    def _whole(self, own: Any, length: int) -> NDArray[np.int64]:
-        with import_module("torch").no_grad():
+    def _whole(self, own: torch.Tensor, length: int) -> NDArray[np.int64]:
+        import torch
+
+        with torch.no_grad():
             whole = context_gather(own.long().contiguous(), self._group, length)
         return np.array(whole.cpu())
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torsh_runtime.comm.agreement import Attempt, agree_in_turn
 from torsh_runtime.comm.group import ProcessGroup
@@ -125,15 +125,17 @@ class FullyShardedDataParallel(NoCopies):
         guard(module, self._passes)
         self._framework.let_go_of_freed()  # the whole model, which would stay otherwise
 
-    def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the model that the wrapper lacks, such as `config` and
-        `generate()`."""
-        try:
-            return super().__getattr__(name)  # type: ignore[misc]
-        except AttributeError:
-            if name == "module" or name in OF_ONE_MODULE or name.startswith("__"):
-                raise
-            return getattr(self.module, name)
+    if not TYPE_CHECKING:  # a checker would take any name
+
+        def __getattr__(self, name: str) -> Any:
+            """Return an attribute of the model that the wrapper lacks, such as `config` and
+            `generate()`."""
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                if name == "module" or name in OF_ONE_MODULE or name.startswith("__"):
+                    raise
+                return getattr(self.module, name)
 
     @property
     def process_group(self) -> ProcessGroup:

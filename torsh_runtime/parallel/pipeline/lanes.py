@@ -18,6 +18,7 @@ from torsh_runtime.backends.work import Work
 from torsh_runtime.comm.choosing import backend_type, by_device
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.framework import Module
 from torsh_runtime.framework.models import all_parameters
 from torsh_runtime.parallel.regions.arrays import empty
 
@@ -75,7 +76,7 @@ class Lanes:
 
 def lanes_of(
     group: ProcessGroup,
-    modules: Sequence[Any],
+    modules: Sequence[Module],
     tied: Iterable[Sequence[int]],
     placement: Sequence[int],
 ) -> Lanes | None:
@@ -101,7 +102,7 @@ def lanes_of(
     return Lanes(group, pairs, like, kinds["cuda"])
 
 
-def device_of(modules: Sequence[Any]) -> str:
+def device_of(modules: Sequence[Module]) -> str:
     """Return where the parameters of stages are, "GPU" or "CPU".
 
     Raises ConfigError where messages between stages on GPUs would block what comes after them.
@@ -122,7 +123,7 @@ def _has_queues() -> bool:
     return not text.isdecimal() or int(text) >= _FEWEST
 
 
-def _on_gpu(modules: Sequence[Any]) -> Any | None:
+def _on_gpu(modules: Sequence[Module]) -> Any | None:
     """Return the values of a parameter that is on a GPU; None if none is."""
     for module in modules:
         for _, parameter in all_parameters(module):

@@ -16,7 +16,7 @@ import numpy as np
 from torsh_runtime.comm.agreement import texts_of_all
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.framework import framework_of
+from torsh_runtime.framework import Module, framework_of
 from torsh_runtime.framework.models import trained_parameters
 from torsh_runtime.parallel.pipeline.autograd import Autograd
 from torsh_runtime.parallel.pipeline.files import from_json, read_text, to_json
@@ -156,7 +156,7 @@ def _any(stages: Mapping[int, Stage]) -> Stage:
 
 
 @contextmanager
-def unchanged(modules: Sequence[Any], autograd: Autograd) -> Iterator[None]:
+def unchanged(modules: Sequence[Module], autograd: Autograd) -> Iterator[None]:
     """Restore gradients, buffers and random numbers after the block."""
     random = autograd.random_state()
     gradients = [

@@ -42,7 +42,7 @@ _WRAP = "wrap() of PipelineParallel"
 class Plan(NamedTuple):
     """Holds the plan of one pipeline."""
 
-    modules: list[Any]
+    modules: list[Module]
     """Modules of all stages."""
     placement: tuple[int, ...]
     table: Table | None
@@ -87,7 +87,7 @@ def planned(
 
 
 def _plan(
-    modules: list[Any],
+    modules: list[Module],
     schedule: str | Table,
     placement: Sequence[int] | None,
     num_microbatches: int,
@@ -116,7 +116,7 @@ def _layers(study: Any) -> list[str]:
 
 
 def wrapped(
-    stages: Mapping[int, Any],
+    stages: Mapping[int, Module],
     wrap: Callable[[Any], Any] | None,
     everyone: ProcessGroup,
     data: ProcessGroup | None,
@@ -139,7 +139,7 @@ def wrapped(
     return made
 
 
-def _check_unsharded(made: Mapping[int, Any], stages: Mapping[int, Any], number: int) -> None:
+def _check_unsharded(made: Mapping[int, Any], stages: Mapping[int, Module], number: int) -> None:
     """Raise ConfigError if a stage shares a parameter with another one that has been sharded.
 
     It would have only the other's part of it.

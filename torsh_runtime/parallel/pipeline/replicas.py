@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import cast
 
 from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.framework import Module
 from torsh_runtime.mesh.mesh import DeviceMesh
-from torsh_runtime.parallel.pipeline.stage import HOLDS, REDUCES
+from torsh_runtime.parallel.pipeline.stage import HOLDS, REDUCES, Wrapper
 
 DATA_AXES = ("dp", "cp")
 """Axes along which batches differ."""
@@ -23,7 +24,7 @@ def data_group(mesh: DeviceMesh | None) -> ProcessGroup | None:
     return None if group.world_size == 1 else group
 
 
-def unreduced(stages: Mapping[int, Any], data: ProcessGroup | None, is_wrapped: bool) -> str:
+def unreduced(stages: Mapping[int, Module], data: ProcessGroup | None, is_wrapped: bool) -> str:
     """Return what is wrong if batches differ between ranks and gradients are not averaged.
 
     Returns "" if nothing is wrong.
@@ -37,7 +38,7 @@ def unreduced(stages: Mapping[int, Any], data: ProcessGroup | None, is_wrapped: 
             f"DistributedDataParallel over them around a stage, or returns it where you do it"
         )
     whole = [s for s in stages.values() if hasattr(s, REDUCES) and not hasattr(s, HOLDS)]
-    averaged = [stage.process_group.ranks for stage in whole]
+    averaged = [cast(Wrapper, stage).process_group.ranks for stage in whole]
     wrong = next((over for over in averaged if {*over} != {*data.ranks}), None)
     if wrong is None:
         return ""

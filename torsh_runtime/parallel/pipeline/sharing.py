@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.framework import Tensor, Values, framework_of
+from torsh_runtime.framework import Module, Tensor, Values, framework_of
 from torsh_runtime.framework.models import all_parameters
 from torsh_runtime.layout import Piece
 from torsh_runtime.parallel.pipeline.lanes import Lanes
@@ -30,7 +30,7 @@ class Shared(NamedTuple):
     """Ranks of the pipeline that have it."""
 
 
-def shared(stages: Sequence[Any], placement: Sequence[int]) -> list[Shared]:
+def shared(stages: Sequence[Module], placement: Sequence[int]) -> list[Shared]:
     """Return the shared parameters of all stages, in the same order on all ranks.
 
     Parameters that are constant at present are included.
@@ -47,7 +47,7 @@ class Sharing:
     """Keeps this rank's shared parameters equal to those of other ranks."""
 
     def __init__(
-        self, group: ProcessGroup, lanes: Lanes | None, parameters: Sequence[Shared], stage: Any
+        self, group: ProcessGroup, lanes: Lanes | None, parameters: Sequence[Shared], stage: Module
     ) -> None:
         """Prepare to share. lanes: used for values on GPUs. stage: all stages of this rank."""
         self._group, self._framework, self._stage = group, framework_of(stage), stage
@@ -63,7 +63,7 @@ class Sharing:
                 values[...] = 0
             exchange(self._messages, ranks, values, _add)
 
-    def earlier(self, stage: Any) -> frozenset[str]:
+    def earlier(self, stage: Module) -> frozenset[str]:
         """Return the names in a stage of its parameters that earlier ranks have as well."""
         own = {id(each) for each, ranks in self._parameters if ranks[0] < self._group.rank}
         named = stage.named_parameters(remove_duplicate=False)
@@ -149,7 +149,7 @@ def check_wanted(group: ProcessGroup, wanted: NDArray[np.int64]) -> None:
             )
 
 
-def merged(stages: Mapping[int, Any], everyone: Sequence[Any]) -> Any:
+def merged(stages: Mapping[int, Module], everyone: Sequence[Any]) -> Any:
     """Merge all of a rank's stages into one module, with parameters named as in the whole model.
 
     Stages that are no parts of one model are named as in Sequential(*everyone).
@@ -165,15 +165,16 @@ def merged(stages: Mapping[int, Any], everyone: Sequence[Any]) -> Any:
     layers: dict[str, Any] = {}
     tied: dict[str, Any] = {}
     for stage in stages.values():
+        own: Any = stage  # a StageModule, which is a module only with its framework's class
         named = dict(stage.named_modules(remove_duplicate=False))
         parameters = dict(stage.named_parameters(remove_duplicate=False))
-        layers |= {name: named[name] for name in stage.layer_names}
-        tied |= {name: parameters[name] for name in stage.tied_names}
+        layers |= {name: named[name] for name in own.layer_names}
+        tied |= {name: parameters[name] for name in own.tied_names}
     kept = {name: each for name, each in tied.items() if _home(name) not in layers}
     return stage_class(first)(layers, kept)
 
 
-def _of_earlier(stages: Mapping[int, Any], everyone: Sequence[Any]) -> dict[str, Any]:
+def _of_earlier(stages: Mapping[int, Module], everyone: Sequence[Any]) -> dict[str, Any]:
     """Return parameters that earlier stages of other ranks have as well, by their names there."""
     first: dict[int, tuple[int, str]] = {}
     for number, stage in enumerate(everyone):

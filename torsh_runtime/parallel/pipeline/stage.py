@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, cast
 
+from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.framework import Module
 from torsh_runtime.parallel.pipeline.autograd import Autograd, Spec
 from torsh_runtime.parallel.pipeline.table import Kind
@@ -22,6 +23,8 @@ has come since the second one made parameters whole."""
 class Wrapper(Protocol):
     """Declares what wrappers for data parallelism have. Which of these a module has tells how it
     reduces its gradients."""
+
+    process_group: ProcessGroup
 
     def no_sync(self) -> AbstractContextManager[object]:
         """Leave the reduction of gradients out in this block."""

@@ -5,19 +5,22 @@ layers stay as they were.
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.framework import Module
 
+if TYPE_CHECKING:
+    import torch
 
-def refuse_stale(model: Module, own: Any) -> None:
+
+def refuse_stale(model: Any, own: Module) -> None:
     """Make a torch model that has been cut raise ConfigError where it is called or saved.
 
     It raises only if parameters have changed since then, and all that have are also in `own`.
     """
-    torch = sys.modules.get("torch")
-    if torch is None or not isinstance(model, torch.nn.Module):
+    loaded = sys.modules.get("torch")
+    if loaded is None or not isinstance(model, loaded.nn.Module):
         return
     refusal = _Refusal(model, own)
     if refusal.is_needed:
@@ -28,11 +31,11 @@ def refuse_stale(model: Module, own: Any) -> None:
 class _Refusal:
     """Checks a model as a hook. Copies of the model have it, too, and are not refused."""
 
-    def __init__(self, model: Module, own: Any) -> None:
+    def __init__(self, model: torch.nn.Module, own: Module) -> None:
         here = {id(each) for each in own.parameters()}
         named = [*model.named_parameters()]
         self._model = id(model)
-        self._versions = {name: _version(each) for name, each in named}
+        self._versions = {name: each._version for name, each in named}
         self._own = {name for name, each in named if id(each) in here}
 
     @property
@@ -40,11 +43,11 @@ class _Refusal:
         """Return whether other ranks train some of the parameters."""
         return len(self._own) < len(self._versions)
 
-    def __call__(self, module: Module, *_: object) -> None:
+    def __call__(self, module: torch.nn.Module, *_: object) -> None:
         if id(module) != self._model:
             return
         named = module.named_parameters()
-        changed = {name for name, each in named if _version(each) != self._versions.get(name)}
+        changed = {name for name, each in named if each._version != self._versions.get(name)}
         if changed and changed <= self._own:
             raise ConfigError(
                 f"this {type(module).__qualname__} has been cut into stages: this rank has trained "
@@ -52,9 +55,3 @@ class _Refusal:
                 f"model whole, as for generate() and save_pretrained(), save pipeline.module with "
                 f"a Checkpointer and load that into a model in one process"
             )
-
-
-def _version(parameter: Any) -> int:
-    """Return how often the values of a parameter of torch have been changed in place."""
-    found: int = parameter._version
-    return found

@@ -12,6 +12,7 @@ import numpy as np
 
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.framework import Module
 from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.parallel.groups import group_of
 from torsh_runtime.parallel.layouts import StageRanks
@@ -129,7 +130,7 @@ class PipelineParallel:
         self.costs: Costs | None = None
         """What steps take, as measure() found, which "auto" calls."""
 
-    def _make_executor(self, modules: Sequence[Any], checkpoint: bool) -> None:
+    def _make_executor(self, modules: Sequence[Module], checkpoint: bool) -> None:
         self._ahead: dict[Table, int] = {}
         self._fewer: dict[int, Table] = {}
         lanes, placement, last = self._lanes, self.placement, len(modules) - 1
@@ -160,6 +161,7 @@ class PipelineParallel:
         self._lanes = lanes_of(self.group, plan.modules, ranks, plan.placement)
         self._sharing = Sharing(self.group, self._lanes, tied, self.module)
         self._sharing.send_values()
+        each: Any  # modules have other attributes too
         for each in own.values():
             each.stage_ranks = StageRanks(self.group, len(own) == 1, self._sharing.earlier(each))
         self.module.stage_ranks = StageRanks(self.group, True, self._sharing.earlier(self.module))

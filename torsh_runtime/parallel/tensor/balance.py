@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Iterator
 from typing import Any, Self
 
 import numpy as np
@@ -24,8 +25,9 @@ def count_all_tokens(model: Module, axis: Any) -> None:
     of those of parts of a batch."""
     if axis.ranks.tokens.world_size == 1:
         return
-    module: Any  # one of transformers'
-    for _, module in model.named_modules():
+    modules: Any = model.named_modules()
+    found: Iterator[tuple[str, torch.nn.Module]] = modules
+    for _, module in found:
         if hasattr(sys.modules.get(type(module).__module__), _FUNCTION) and _asks(module):
             module.register_forward_hook(_Balance(axis.ranks.tokens), with_kwargs=True)
 

@@ -41,7 +41,7 @@ def check_plan(model: Module, entries: Mapping[str, Any]) -> None:
 
 
 def _check_summed(
-    model: Module, where: str, modules: Mapping[str, Any], entries: Mapping[str, Any]
+    model: Module, where: str, modules: Mapping[str, Module], entries: Mapping[str, Any]
 ) -> None:
     """Raise ConfigError for what is used within such a module, and would count once for each
     rank without an entry that says so."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any
 
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.layout import Shard, even_cuts
+from torsh_runtime.parallel.tensor.plan import Column, Cut, Row
 
 
 def cuts(size: int, ranks: int, unit: int = 1) -> tuple[int, ...]:
@@ -87,7 +87,7 @@ class QueryHeads:
         return tuple(dict.fromkeys(looked_at)) if len(counts) == 1 else tuple(looked_at)
 
 
-def unit_of(entry: Any, size: int, ranks: int) -> int:
+def unit_of(entry: Column | Row | Cut, size: int, ranks: int) -> int:
     """Return how many indices of queries stay together by an entry with `unit` and
     `key_value_heads`."""
     if entry.key_value_heads is None:

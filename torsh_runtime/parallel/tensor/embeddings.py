@@ -58,7 +58,7 @@ class VocabParallelEmbedding(Layer):
         framework: str | None = None,
     ) -> None:
         """Create the layer, with arguments like those of ColumnParallelLinear."""
-        super().__init__(num_embeddings, embedding_dim, padding_idx, dtype=dtype)  # type: ignore[call-arg]
+        super().__init__(num_embeddings, embedding_dim, padding_idx, dtype=dtype)
         self._divide(Vocabulary(sequence_dim), mesh)
 
     @classmethod

@@ -11,7 +11,7 @@ from torsh_runtime.parallel.tensor.axis import Axis
 from torsh_runtime.parallel.tensor.plan import Block, Entry
 
 if TYPE_CHECKING:
-    from torsh_runtime.parallel.tensor.layers import Layer
+    from torsh_runtime.parallel.tensor.layers import ColumnParallelLinear, Layer, RowParallelLinear
 
 _HOME = "torsh_runtime.parallel.tensor"
 
@@ -21,8 +21,8 @@ class Kit(Protocol):
 
     BLOCKS: tuple[type, ...]
     """The framework's blocks that Block() is for."""
-    ColumnParallelLinear: Any
-    RowParallelLinear: Any
+    ColumnParallelLinear: type[ColumnParallelLinear]
+    RowParallelLinear: type[RowParallelLinear]
 
     def kind_of(self, where: str, module: Any, entry: Any) -> type[Layer]:
         """Return the class that a module becomes. Raises ConfigError for an entry that is not for

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torsh_runtime.comm.agreement import Attempt, agree
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.framework import Module, Tensor, framework_of
+from torsh_runtime.framework.protocol import Functional
 from torsh_runtime.layout import Shard
 from torsh_runtime.parallel import regions
 from torsh_runtime.parallel.agreement import SAME_VALUES, values_told
@@ -87,7 +88,7 @@ class Layer:
     """
 
     framework: ClassVar[str]
-    functional: ClassVar[Any]
+    functional: ClassVar[Functional]
     """The framework's functions."""
     compare: ClassVar[Any]
     """check_same_input() of its tensors."""
@@ -103,13 +104,24 @@ class Layer:
 
     # What the framework's class has
 
+    __call__: Callable[..., Any]
+    modules: Callable[..., Iterator[Any]]
     training: bool
     weight: Any
     _parameters: dict[str, Any]
-    parameters: Callable[..., Iterator[Any]]
-    named_parameters: Callable[..., Iterator[tuple[str, Any]]]
-    modules: Callable[..., Iterator[Any]]
-    named_modules: Callable[..., Iterator[tuple[str, Any]]]
+    if TYPE_CHECKING:
+
+        def __init__(self, *sizes: int | None, dtype: Any = None) -> None: ...
+
+        def parameters(self, recurse: bool = True) -> Iterator[Any]: ...
+
+        def named_parameters(
+            self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+        ) -> Iterator[tuple[str, Any]]: ...
+
+        def named_modules(
+            self, memo: Any = None, prefix: str = "", remove_duplicate: bool = True
+        ) -> Iterator[tuple[str, Any]]: ...
 
     def __new__(cls, *arguments: Any, framework: str | None = None, **named: Any) -> Self:
         """Create a layer of one framework. See layers_of()."""
@@ -246,7 +258,7 @@ class ColumnParallelLinear(Layer):
         All ranks make the whole first and keep their parts, so they are seeded alike. Raises
         ConfigError on all of them if they were not, and for features that cannot be cut.
         """
-        super().__init__(in_features, out_features, bias, dtype=dtype)  # type: ignore[call-arg]
+        super().__init__(in_features, out_features, bias, dtype=dtype)
         entry = Column(gather_output, unit, (), sequence_dim, query_heads, key_value_heads)
         self._divide(entry, mesh)
 
@@ -347,7 +359,7 @@ class RowParallelLinear(Layer):
         framework: str | None = None,
     ) -> None:
         """Create the layer, with arguments like those of ColumnParallelLinear."""
-        super().__init__(in_features, out_features, bias, dtype=dtype)  # type: ignore[call-arg]
+        super().__init__(in_features, out_features, bias, dtype=dtype)
         self._divide(Row(input_is_parallel, unit, sequence_dim, key_value_heads), mesh)
 
     @classmethod

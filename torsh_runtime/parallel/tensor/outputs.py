@@ -5,16 +5,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.framework import Module
 from torsh_runtime.parallel.tensor.plan import Heads, Own, Scatter, Summed
 
+if TYPE_CHECKING:
+    import torch
+
+if TYPE_CHECKING:
+    pass
+
 _HEADS, _SEQUENCES = "output_attentions", "output_hidden_states"
 
 
-def refuse_parts(modules: Iterable[Any], entries: Iterable[Any]) -> None:
+def refuse_parts(modules: Iterable[torch.nn.Module], entries: Iterable[Any]) -> None:
     """Let the modules that are models raise ConfigError when they are asked for what would be this
     rank's part. entries: the plan's."""
     told = [entry.entry if isinstance(entry, Own) else entry for entry in entries]

@@ -56,7 +56,7 @@ class Watched:
     """A model whose passes are recorded."""
 
     model: Module
-    modules: Mapping[str, Any]
+    modules: Mapping[str, Module]
     """Modules by name."""
     parameters: Mapping[str, Any]
     """Parameters by name."""
