@@ -12,6 +12,7 @@ import numpy as np
 from torsh_runtime.arrays.raw import empty, framework_of
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import CommMismatch, CommTimeout, ConfigError, PeerLost
+from torsh_runtime.framework import Values
 from torsh_runtime.layout import Piece
 from torsh_runtime.numpy_or_cupy import array_module
 from torsh_runtime.parallel.operations import functions_of, is_tensor
@@ -102,12 +103,12 @@ def _copy(target: Any, source: Any) -> None:
         target[...] = source.get() if array_module(source) is not np else source
 
 
-def _bytes_of(values: Any) -> Any:
-    own = values.detach() if is_tensor(values) else values
+def _bytes_of(values: Any) -> Values:
+    own: Values = values.detach() if is_tensor(values) else values
     return contiguous(own).reshape(-1).view(functions_of(own).uint8)
 
 
-def _received(rank: int, piece: Piece, whole: Any, group: ProcessGroup, like: Any) -> Any:
+def _received(rank: int, piece: Piece, whole: Values, group: ProcessGroup, like: Values) -> Values:
     """Receive a piece's values, of the whole's dtype."""
     memory = empty_like(like, (piece.size * whole.itemsize,), functions_of(like).uint8)
     group.recv(memory, rank)

@@ -21,12 +21,20 @@ def group_of(given: Any) -> ProcessGroup:
         return given
     if isinstance(given, DeviceMesh):
         return given.flatten().get_group()
-    distributed = sys.modules.get("torch.distributed")
     if given is None:
-        if has_default_group() or distributed is None or not distributed.is_initialized():
+        given = None if has_default_group() else _torchs_default()
+        if given is None:
             return default_group()
-        given = distributed.group.WORLD
     return _from_torch(given)
+
+
+def _torchs_default() -> object | None:
+    """Return the default group of torch.distributed, if the program has made one."""
+    if "torch.distributed" not in sys.modules:
+        return None
+    from torch import distributed
+
+    return distributed.group.WORLD if distributed.is_initialized() else None
 
 
 def _from_torch(given: Any) -> ProcessGroup:

@@ -11,6 +11,7 @@ import numpy as np
 from torsh_runtime.comm.agreement import by_rank
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.framework.optimizer import Optimizer
 from torsh_runtime.parallel.groups import group_of
 
 
@@ -66,7 +67,7 @@ class ShardedGradScaler:
             return type(outputs)(map(self.scale, outputs))
         return outputs * self._scale if self._enabled else outputs
 
-    def unscale_(self, optimizer: Any) -> None:
+    def unscale_(self, optimizer: Optimizer) -> None:
         """Divide the gradients of the optimizer's parameters by the scale, such as to clip them
         before step(). All ranks call it. Raises RuntimeError if that was done since update(),
         ConfigError on all ranks if they have different scales."""
@@ -175,7 +176,7 @@ def scale_of(scaler: Any, ranks: ProcessGroup) -> tuple[float, str]:
     )
 
 
-def _gradients(optimizer: Any) -> Iterator[Any]:
+def _gradients(optimizer: Optimizer) -> Iterator[Any]:
     """Yield the gradients as torch's tensors, or as arrays."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:

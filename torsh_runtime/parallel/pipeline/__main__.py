@@ -6,8 +6,7 @@ import shutil
 import sys
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -36,6 +35,21 @@ def _table_file(text: str) -> Path:
     if not text.endswith(_SUFFIXES):
         raise click.BadParameter(f"{text}: a name that ends in .csv or .json")
     return Path(text)
+
+
+class _Options(NamedTuple):
+    """Holds what the command was given besides how it draws."""
+
+    table: str
+    ranks: int
+    stages_per_rank: int | None
+    microbatches: int
+    forward: float
+    input: float
+    weight: float
+    transfer: float
+    measured: Path | None
+    save: Path | None
 
 
 _COUNT = click.IntRange(min=1)
@@ -69,7 +83,7 @@ def draw(width: int | None, png: Path | None, **options: Any) -> None:
     TABLE is a name, with +1 for more ahead, or a .csv or .json.
     """
     try:
-        runs = _runs(SimpleNamespace(**options))
+        runs = _runs(_Options(**options))
         for title, found in runs:
             columns = shutil.get_terminal_size().columns if width is None else width
             picture = as_text(found, max(columns - 6, 10))
@@ -81,7 +95,7 @@ def draw(width: int | None, png: Path | None, **options: Any) -> None:
         sys.exit(1)
 
 
-def _table(options: SimpleNamespace) -> Table:
+def _table(options: _Options) -> Table:
     name = options.table
     if name.endswith(_SUFFIXES):
         return load_table(name)
@@ -90,7 +104,7 @@ def _table(options: SimpleNamespace) -> Table:
     return builders.named(name, place(each * options.ranks, options.ranks), options.microbatches)
 
 
-def _runs(options: SimpleNamespace) -> list[tuple[str, Simulation]]:
+def _runs(options: _Options) -> list[tuple[str, Simulation]]:
     table = _table(options)
     check(table)
     if options.save is not None:

@@ -12,6 +12,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from torsh_runtime.comm.agreement import texts_of_all
 from torsh_runtime.comm.group import ProcessGroup
@@ -117,7 +118,7 @@ class _Burst(NamedTuple):
 def _costs(
     group: ProcessGroup,
     burst: _Burst,
-    own: Any,
+    own: NDArray[np.float64],
     placement: Sequence[int],
     sent: Mapping[int, int],
 ) -> Costs:

@@ -10,6 +10,7 @@ from typing import Any
 from torsh_runtime.arrays.raw import empty, framework_of, is_array
 from torsh_runtime.errors import CheckpointError, ConfigError
 from torsh_runtime.framework import Tensor
+from torsh_runtime.framework.optimizer import Optimizer
 from torsh_runtime.layout import Piece, ShardedTensor
 from torsh_runtime.parallel.optimizer import DistributedOptimizer
 from torsh_runtime.parallel.state.contents import Contents, Source
@@ -33,7 +34,7 @@ class OptimizerState:
     the rank's own piece only: then all state of the parameter is kept by pieces.
     """
 
-    def __init__(self, name: str, optimizer: Any, pieces: Pieces) -> None:
+    def __init__(self, name: str, optimizer: Optimizer, pieces: Pieces) -> None:
         """Prepare to keep an optimizer. pieces: those of all models' parameters, by id()."""
         self._name = name
         self._optimizer = optimizer
@@ -94,10 +95,11 @@ class OptimizerState:
             for given in self._optimizer.param_groups:
                 given.update(_options_of(given, options, self._pieces))
 
-    def _own(self) -> Any:
+    def _own(self) -> Optimizer:
         """Return the optimizer that has this rank's state."""
         if isinstance(self._optimizer, DistributedOptimizer):
-            return self._optimizer.local
+            local: Optimizer = self._optimizer.local
+            return local
         return self._optimizer
 
     def _state_of(self, parameter: Tensor, source: Source) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from torsh_runtime.framework import Module
 from torsh_runtime.framework.models import kind_of, trained_parameters
@@ -55,7 +56,7 @@ class Pair:
         return f"is {self.own[at]:.6g} at ({where}) instead of {self.part[at]:.6g}"
 
 
-def close(one: Any, other: Any, distance: float) -> bool:
+def close(one: NDArray[Any], other: NDArray[Any], distance: float) -> bool:
     """Return whether two arrays differ by `distance` at most. NaN equals NaN."""
     if one.shape != other.shape:
         return False
