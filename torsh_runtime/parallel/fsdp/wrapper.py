@@ -1,47 +1,34 @@
-"""The wrapper FullyShardedDataParallel for sharded training."""
+"""Wraps a model: FullyShardedDataParallel, and what users call of it."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache, wraps
 from typing import Any
 
 from torsh_runtime.comm.agreement import Attempt, agree_in_turn
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.framework import Framework, Module, framework_of, framework_of_model
-from torsh_runtime.framework.models import (
-    around_forward,
-    cast_buffers,
-    cast_inputs,
-    common_memory,
-    kind_of,
-    replace_module,
-)
+from torsh_runtime.framework import Module, framework_of, framework_of_model
+from torsh_runtime.framework.models import cast_buffers, replace_module
 from torsh_runtime.layout import Piece, ShardedTensor
 from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.parallel.agreement import SAME_MODEL
-from torsh_runtime.parallel.fsdp.checks import check_inner, check_parameters
-from torsh_runtime.parallel.fsdp.config import FsdpConfig, ShardingStrategy
-from torsh_runtime.parallel.fsdp.flat import FlatParameter
-from torsh_runtime.parallel.fsdp.fsdp_param_group import FSDPParamGroup
-from torsh_runtime.parallel.fsdp.fsdp_state import FSDPState
-from torsh_runtime.parallel.fsdp.groups import groups_of, nodes_of
-from torsh_runtime.parallel.fsdp.guards import NoCopies, guard
-from torsh_runtime.parallel.fsdp.initial import Initialiser
-from torsh_runtime.parallel.fsdp.node_storage import Nodes, NodeStorage
-from torsh_runtime.parallel.fsdp.precision import precision_of
-from torsh_runtime.parallel.fsdp.stats import MemoryAccounting, MemoryStats
-from torsh_runtime.parallel.fsdp.storage import (
-    CommonStorage,
-    GatheredStorage,
-    ReplicatedStorage,
-    StorageStrategy,
+from torsh_runtime.parallel.fsdp.config import AutoWrapPolicy, FsdpConfig, known_fields
+from torsh_runtime.parallel.fsdp.fsdp_init import (
+    NoCopies,
+    UnitMaker,
+    change_forward,
+    check_no_mesh,
+    groups_of,
+    guard,
 )
-from torsh_runtime.parallel.fsdp.wrapping import Parameters, outermost, units_of
-from torsh_runtime.parallel.layouts import OF_ONE_MODULE, layouts_by_id, layouts_of, part_of
+from torsh_runtime.parallel.fsdp.fsdp_param import MemoryAccounting, MemoryStats
+from torsh_runtime.parallel.fsdp.fsdp_state import FSDPState, TrainingState
+from torsh_runtime.parallel.layouts import OF_ONE_MODULE, layouts_by_id, part_of
 from torsh_runtime.parallel.norms import norm_of, power_sum, together
 from torsh_runtime.parallel.replicas import Replicas
 
@@ -98,7 +85,7 @@ class FullyShardedDataParallel(NoCopies):
         super().__init__()
         self.module = module
         self._framework = framework_of(module)
-        self._config = replace(config or FsdpConfig(), **_fields(fields))
+        self._config = replace(config or FsdpConfig(), **known_fields(fields))
         over, copies = groups_of(process_group, self._config.sharding_strategy)
         self._over = Replicas(module, over)
         self._group = self._over.group
@@ -109,19 +96,15 @@ class FullyShardedDataParallel(NoCopies):
             inner = _taken_out(module)
         there = [unit for each in inner.values() for unit in each._passes.units]
         sharded = {id(parameter) for unit in there for parameter in unit.parameters}
-        self._initialiser = Initialiser(module, self._config.param_init_fn)
-        self._begin_alike(inner, sharded, attempt)
-        self._nodes = self._find_nodes()
-        found = units_of(module, self._config.auto_wrap_policy, self._over.size_of, sharded)
-        units = [self._unit(*each) for each in found]
-        self._initialiser.have_all()
-        self._send([buffer for _, buffer in module.named_buffers()])
+        maker = UnitMaker(module, self._config, self._over, self._copies, self._ledger)
+        self._begin_alike(inner, sharded, attempt, maker)
+        units = maker.units(sharded)
         if self._config.mixed_precision.buffer_dtype is not None:
             cast_buffers(module, self._config.mixed_precision.buffer_dtype)
         self._passes = FSDPState(module, self._group, self._config, units, self._copies)
         for path, wrapper in inner.items():
             self._adopt(path, wrapper)
-        self._change_forward(units)
+        change_forward(self._framework, self._config, units)
         guard(module, self._passes)
         self._framework.let_go_of_freed()  # the whole model, which would stay otherwise
 
@@ -198,7 +181,7 @@ class FullyShardedDataParallel(NoCopies):
         max_norm. Returns what it was. All ranks call it. Raises ConfigError for a model that is
         sharded over a mesh as well, of which tr.clip_grad_norm_(model, max_norm, mesh) knows the
         norm."""
-        self._check_no_mesh()
+        check_no_mesh(self.module)
         units = self._passes.units
         sharded = [each for unit in units if not unit.is_replicated for each in unit.gradients()]
         replicated = [each for unit in units if unit.is_replicated for each in unit.gradients()]
@@ -210,15 +193,6 @@ class FullyShardedDataParallel(NoCopies):
                 values *= max_norm / (total + 1e-6)
         return total
 
-    def _check_no_mesh(self) -> None:
-        found = layouts_of(self.module).items()
-        name, axes = next(((n, each.sharded()) for n, each in found if each.sharded()), ("", ()))
-        if axes:
-            raise ConfigError(
-                f"{name!r} is sharded over the axes {', '.join(axes)} of a mesh as well: call "
-                f"tr.clip_grad_norm_(model, max_norm, mesh)"
-            )
-
     @contextmanager
     def summon_full_params(self, writeback: bool = True) -> Iterator[None]:
         """Make all parameters whole in this block, which all ranks enter. Changes made there are
@@ -227,21 +201,21 @@ class FullyShardedDataParallel(NoCopies):
 
         Raises ConfigError after unshard()."""
         passes, units = self._passes, self._passes.units
-        if passes.is_summoned:
+        if passes.training_state is TrainingState.SUMMON_FULL_PARAMS:
             yield
             return
-        if passes.is_held:
+        if passes.training_state is TrainingState.HELD:
             raise ConfigError("parameters are whole since unshard(): call reshard() first")
         passes.rest()
         passes.meet()
         for unit in units:
             unit.summon()
         passes.meet()
-        passes.is_summoned = True
+        passes.training_state = TrainingState.SUMMON_FULL_PARAMS
         try:
             yield
         finally:
-            passes.is_summoned = False
+            passes.training_state = TrainingState.FORWARD_BACKWARD
             for unit in units:
                 unit.dismiss(writeback)
             passes.meet()
@@ -299,25 +273,23 @@ class FullyShardedDataParallel(NoCopies):
         return {id(each): memory.group for flat, memory in laid for each in flat.parameters}
 
     def _begin_alike(
-        self, inner: dict[str, FullyShardedDataParallel], sharded: set[int], attempt: Attempt
+        self,
+        inner: dict[str, FullyShardedDataParallel],
+        sharded: set[int],
+        attempt: Attempt,
+        maker: UnitMaker,
     ) -> None:
         options = {**self._config.agreed(), "sharded already": ", ".join(sorted(inner))}
         if attempt.error is None:
             with attempt:
-                check_parameters(self.module, self._config)
                 others = {path: tuple(wrapper._group.ranks) for path, wrapper in inner.items()}
-                check_inner(self.module, self._group.ranks, others, sharded)
-                self._initialiser.check()
+                maker.check(others, sharded)
         told = {
             ranks.group: {**options, **ranks.told(with_all=True, without=sharded)}
             for ranks in (self._copies, self._over)
             if ranks is not None
         }
         agree_in_turn(told, "FullyShardedDataParallel", attempt.error, SAME_MODEL)
-
-    def _find_nodes(self) -> Nodes | None:
-        strategy = self._config.sharding_strategy
-        return None if strategy is ShardingStrategy.NO_SHARD else nodes_of(self._group)
 
     def _adopt(self, path: str, wrapper: FullyShardedDataParallel) -> None:
         """Take over the units of a wrapper that was around the module of this name."""
@@ -326,64 +298,6 @@ class FullyShardedDataParallel(NoCopies):
             unit.be_within(path, self._ledger)
         self._passes.adopt(wrapper._passes)
         wrapper._passes, wrapper._ledger = self._passes, self._ledger
-
-    def _send(self, tensors: list[Any]) -> None:
-        for ranks in filter(None, (self._copies, self._over)):
-            ranks.send(0, tensors)
-
-    def _unit(self, name: str, module: Any, parameters: Parameters) -> FSDPParamGroup:
-        is_made = self._initialiser.have([parameter for _, parameter in parameters])
-        self._send([parameter for _, parameter in parameters])
-        kinds: dict[tuple[Any, ...], Parameters] = {}
-        for each in parameters:
-            kind = (*kind_of(each[1]), each[1].requires_grad)
-            ranks = [ranks.of(each[1]) for ranks in (self._over, self._copies) if ranks]
-            kinds.setdefault((*kind, *ranks), []).append(each)
-        size = sum(self._over.size_of(parameter) for _, parameter in parameters)
-        strategy = self._config.sharding_strategy
-        is_replicated = strategy is ShardingStrategy.NO_SHARD or size < self._config.min_num_params
-        laid = [self._laid(named, is_replicated) for named in kinds.values()]
-        keeps_whole = strategy is ShardingStrategy.SHARD_GRAD_OP
-        unit = FSDPParamGroup(name, module, self._framework, laid, is_replicated, keeps_whole)
-        if is_made:  # the next one may not fit where this one was
-            self._framework.let_go_of_freed()
-        return unit
-
-    def _laid(
-        self, named: Parameters, is_replicated: bool
-    ) -> tuple[FlatParameter, StorageStrategy]:
-        framework, group = self._framework, self._over.of(named[0][1])
-        dtype = kind_of(named[0][1])[0]
-        precision = precision_of(dtype, self._config.mixed_precision)
-        if is_replicated:
-            flat = FlatParameter(named, precision, 1, 0)
-            return flat, ReplicatedStorage(framework, flat, group, self._ledger)
-        flat = FlatParameter(named, precision, group.world_size, group.rank)
-        whole = None
-        if group is self._group or self._group.is_in_node:  # for all meet, or none
-            whole = common_memory(flat.parameters[0], flat.size, group, precision.computed)
-        if whole is not None:
-            return flat, CommonStorage(framework, flat, group, self._ledger, whole)
-        is_on_host = kind_of(flat.parameters[0])[1] == "cpu"
-        if self._nodes is not None and group is self._group and is_on_host:
-            return flat, NodeStorage(framework, flat, group, self._ledger, self._nodes)
-        return flat, GatheredStorage(framework, flat, group, self._ledger)
-
-    def _change_forward(self, units: list[FSDPParamGroup]) -> None:
-        """Make units cast their inputs, and compute again in backward, if the config says so."""
-        framework, mixed = self._framework, self._config.mixed_precision
-        dtype = mixed.param_dtype if mixed.cast_forward_inputs else None
-        repeated = outermost(units) if self._config.activation_checkpointing else []
-        for unit in units:
-            if unit in repeated:
-                around_forward(unit.module, framework.checkpoint)
-            if dtype is not None:
-                around_forward(unit.module, partial(_called_with, framework, dtype))
-
-
-def _called_with(framework: Framework, dtype: str, call: Any, inputs: Any, named: Any) -> Any:
-    inputs, named = cast_inputs(framework, (inputs, named), dtype)
-    return call(*inputs, **named)
 
 
 def _taken_out(model: Module) -> dict[str, FullyShardedDataParallel]:
@@ -403,19 +317,59 @@ def _class_around(module_class: type) -> type[FullyShardedDataParallel]:
     return type(name, (FullyShardedDataParallel, module_class), {"__module__": __name__})
 
 
-def _fields(given: dict[str, Any]) -> dict[str, Any]:
-    unknown = sorted(given.keys() - set(FsdpConfig.__dataclass_fields__))
-    if unknown:
-        raise ConfigError(
-            f"FullyShardedDataParallel has no option {', '.join(unknown)}; it has those of "
-            f"FsdpConfig: {', '.join(FsdpConfig.__dataclass_fields__)}"
-        )
-    return given
-
-
 def wrappers_of(model: Any) -> list[FullyShardedDataParallel]:
     """Return the wrappers among a model's modules, and those around some of its modules: a
     module such as a pipeline's, which is without wrappers, lists them in `parallel_wrappers`."""
     modules = [module for _, module in model.named_modules()]
     around = [each for module in modules for each in getattr(module, "parallel_wrappers", ())]
     return [each for each in (*modules, *around) if isinstance(each, FullyShardedDataParallel)]
+
+
+def fsdp_wrap(module: Any, process_group: Any = None, config: FsdpConfig | None = None) -> Any:
+    """Return FullyShardedDataParallel(module, config=config, process_group=process_group)."""
+    return FullyShardedDataParallel(module, config=config, process_group=process_group)
+
+
+def auto_wrap_modules(
+    module: Any, process_group: Any = None, auto_wrap_policy: AutoWrapPolicy | None = None
+) -> Any:
+    """Return the model wrapped with units by this policy, or by size if it is None."""
+    config = FsdpConfig()
+    if auto_wrap_policy is not None:
+        config = replace(config, auto_wrap_policy=auto_wrap_policy)
+    return fsdp_wrap(module, process_group, config)
+
+
+def register_fsdp_forward_method(model: FullyShardedDataParallel, method_name: str) -> None:
+    """Let a method of the model's module compute with whole parameters, as its forward() does;
+    after torch's function of this name. All ranks call the method alike:
+
+        tr.register_fsdp_forward_method(model, "encode")
+        loss(model.encode(batch)).backward()
+
+    A method that calls the module itself, as generate() of transformers, or modules of it that are
+    units, needs it only where it uses other parameters as well. Raises ConfigError for what is no
+    sharded model, or has no such method.
+    """
+    if not isinstance(model, FullyShardedDataParallel):
+        raise ConfigError(
+            f"a {type(model).__name__} is no FullyShardedDataParallel: register methods of the "
+            f"wrapper's model, after it is wrapped"
+        )
+    method = getattr(model.module, method_name, None)
+    if not callable(method):
+        raise ConfigError(f"a {type(model.module).__name__} has no method {method_name!r}")
+    here = weakref.ref(model)  # which its own module would keep alive
+
+    @wraps(method)
+    def call(*inputs: Any, **named: Any) -> Any:
+        """Call the method as a forward pass of the wrapper's model, if the wrapper still exists."""
+        wrapper = here()
+        if wrapper is None:
+            return method(*inputs, **named)
+        with wrapper._passes.within_method() as end:
+            outputs = method(*inputs, **named)
+            end(outputs)
+        return outputs
+
+    setattr(model.module, method_name, call)
