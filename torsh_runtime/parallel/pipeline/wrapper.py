@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -148,10 +148,8 @@ class PipelineParallel:
         self._executor = Executor(self.group, self._stages, placement, wire)
 
     def _take_part(self, plan: Plan) -> dict[int, Any]:
-        """Take this rank's stages, and share tied parameters with other ranks.
-
-        The module with all of these stages gets to know which ranks have the rest.
-        """
+        """Take this rank's stages, and share tied parameters with other ranks. The module with
+        all of these stages gets to know which ranks have the rest."""
         rank = self.group.rank
         own = {n: m for n, m in enumerate(plan.modules) if plan.placement[n] == rank}
         self.module = merged(own, plan.modules)
@@ -202,9 +200,7 @@ class PipelineParallel:
     @property
     def present(self) -> Step | None:
         """Return the step of the table that this rank is taking, for observers within its modules.
-
-        It is None outside of step(), forward() and evaluate().
-        """
+        It is None outside of step(), forward() and evaluate()."""
         return self._executor.present
 
     @property
@@ -255,7 +251,8 @@ class PipelineParallel:
         It cannot be differentiated. Batches of other sizes may have fewer microbatches.
         """
         purpose = Purpose(trains=False, has_losses=False)
-        self._failures.telling(lambda: self._run(self._forward_only, batch, None, purpose))
+        table_of = partial(builders.forward_only, self.placement)
+        self._failures.telling(lambda: self._run(table_of, batch, None, purpose))
         outputs = [result_of(each) for _, each in sorted(self._executor.outputs.items())]
         if outputs and isinstance(outputs[0], tuple):
             return tuple(self._joined(each) for each in zip(*outputs, strict=True))
@@ -270,14 +267,13 @@ class PipelineParallel:
         """Return the loss of a batch as step() does, without gradients, for any number of rows."""
         problem = self._uncounted(batch)
         purpose = Purpose(trains=False, has_losses=self._giving.has_own_loss or target is not None)
-        how = self._forward_only, batch, target, purpose, None, problem
+        table_of = partial(builders.forward_only, self.placement)
+        how = table_of, batch, target, purpose, None, problem
         return self._failures.telling(lambda: self._loss(self._run(*how)))
 
     def measure(self, batch: Any, target: Any = None) -> Costs:
-        """Measure a microbatch: seconds of its steps, and bytes that it holds.
-
-        The result is the same on all ranks. Gradients, buffers and random numbers are restored.
-        """
+        """Measure a microbatch: seconds of its steps, and bytes that it holds. The result is the
+        same on all ranks. Gradients, buffers and random numbers are restored."""
         return self._failures.telling(lambda: self._measure(batch, target))
 
     def _measure(self, batch: Any, target: Any) -> Costs:
@@ -296,11 +292,8 @@ class PipelineParallel:
         return simulate(self.table, self.costs)
 
     def timeline(self) -> Simulation:
-        """Return the times of all ranks' steps in the last step(), in seconds since each rank
-        began.
-
-        All ranks call it.
-        """
+        """Return the times of all ranks' steps in the last step(), in seconds since each began.
+        All ranks call it."""
         return timeline_of(self.group, self._executor.spans, self.table)
 
     def _run(
@@ -367,14 +360,9 @@ class PipelineParallel:
             "that of a microbatch, a loss_fn, or an example= with its labels"
         )
 
-    def _forward_only(self, count: int) -> Table:
-        return builders.forward_only(self.placement, count)
-
     def _weights(self, given: Given) -> list[float]:
-        """Return the weight of each microbatch in the mean over all microbatches.
-
-        Weights compensate for the division by the mean along data axes.
-        """
+        """Return the weight of each microbatch in the mean over all microbatches. Weights
+        compensate for the division by the mean along data axes."""
         if self._giving.has_own_loss:
             if any(batches.DIVISOR in each.named for each in given.inputs):
                 return [1.0 for _ in given.inputs]
