@@ -1,6 +1,7 @@
 """Places parameters in flat ones, and shows each whole or as the part that this rank has.
 
-How a flat parameter becomes whole is up to its StorageStrategy; storage.py has the kinds.
+How a flat parameter becomes whole is up to its StorageStrategy; storage.py has the kinds. Each
+counts the memory that it takes.
 """
 
 from __future__ import annotations
@@ -19,51 +20,6 @@ from torsh_runtime.framework.models import kind_of, on_gradient, shaped
 from torsh_runtime.framework.protocol import Call
 from torsh_runtime.layout import Piece, even_cuts
 from torsh_runtime.parallel.fsdp.config import Precision
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryStats:
-    """Bytes of this rank's parameters and gradients, its equal part of what a node's ranks have in
-    common included. The optimizer's state, activations and the caller's own are not among them."""
-
-    parameters: int
-    """Sharded or replicated, all the time."""
-    current: int
-    """Parameters and gradients, sharded and whole ones, now."""
-    peak: int
-    """The most of that until now."""
-    saved: int
-    """Bytes that its parameters need less than the whole model's."""
-    num_all_gathers: int
-    """Number of times that a unit's parameters were gathered, or were found whole in the node."""
-    num_reduce_scatters: int
-    """Number of times that gradients were reduced."""
-
-
-class MemoryAccounting:
-    """Counts bytes in use, and collectives."""
-
-    def __init__(self) -> None:
-        self.current = self.peak = self.gathers = self.scatters = 0
-
-    def take(self, num_bytes: int) -> None:
-        """Count `num_bytes` of memory as in use."""
-        self.current += num_bytes
-        self.peak = max(self.peak, self.current)
-
-    def give(self, num_bytes: int) -> None:
-        """Count `num_bytes` of memory as freed."""
-        self.current -= num_bytes
-
-    def touch(self, num_bytes: int) -> None:
-        """Count `num_bytes` that were in use only for a moment."""
-        self.peak = max(self.peak, self.current + num_bytes)
-
-    def absorb(self, other: MemoryAccounting) -> None:
-        """Add what another accounting has counted."""
-        self.gathers += other.gathers
-        self.scatters += other.scatters
-        self.take(other.current)
 
 
 class FlatParameter:
@@ -359,3 +315,48 @@ class FSDPParam:
     def _shaped(self, whole: Any) -> Any:
         start, shape = self._flat.starts[self.number], self._flat.shapes[self.number]
         return shaped(whole, start, shape)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryStats:
+    """Bytes of this rank's parameters and gradients, its equal part of what a node's ranks have in
+    common included. The optimizer's state, activations and the caller's own are not among them."""
+
+    parameters: int
+    """Sharded or replicated, all the time."""
+    current: int
+    """Parameters and gradients, sharded and whole ones, now."""
+    peak: int
+    """The most of that until now."""
+    saved: int
+    """Bytes that its parameters need less than the whole model's."""
+    num_all_gathers: int
+    """Number of times that a unit's parameters were gathered, or were found whole in the node."""
+    num_reduce_scatters: int
+    """Number of times that gradients were reduced."""
+
+
+class MemoryAccounting:
+    """Counts bytes in use, and collectives."""
+
+    def __init__(self) -> None:
+        self.current = self.peak = self.gathers = self.scatters = 0
+
+    def take(self, num_bytes: int) -> None:
+        """Count `num_bytes` of memory as in use."""
+        self.current += num_bytes
+        self.peak = max(self.peak, self.current)
+
+    def give(self, num_bytes: int) -> None:
+        """Count `num_bytes` of memory as freed."""
+        self.current -= num_bytes
+
+    def touch(self, num_bytes: int) -> None:
+        """Count `num_bytes` that were in use only for a moment."""
+        self.peak = max(self.peak, self.current + num_bytes)
+
+    def absorb(self, other: MemoryAccounting) -> None:
+        """Add what another accounting has counted."""
+        self.gathers += other.gathers
+        self.scatters += other.scatters
+        self.take(other.current)
