@@ -1,4 +1,4 @@
-// What is sent and received over a connection of remote calls.
+// Frames that are sent and received over a connection of remote calls.
 #pragma once
 
 #include <cstddef>
@@ -13,10 +13,10 @@
 namespace torsh::rpc {
 
 // A frame to be sent.
-struct Parcel {
+struct OutgoingMessage {
   std::vector<std::byte> head;                     // header, table, and what is small enough to be copied
   std::vector<std::span<const std::byte>> pieces;  // what follows
-  std::shared_ptr<void> keep;                      // whose memory it is; let go of with Python's lock held
+  std::shared_ptr<void> keep;  // owner of the memory; released with the GIL held
   std::size_t bytes = 0;                           // of all, with what the peer reads itself
   std::uint64_t call = 0;
   Kind kind{};
@@ -24,10 +24,10 @@ struct Parcel {
   std::size_t buffers = 0;
   bool is_lent = false;  // the peer reads some of it from this process's memory
 
-  // Numbers and seals it, when its turn has come.
-  void seal(const SipKey& key, std::uint64_t number);
+  // Sets its number and its MAC, when its turn has come.
+  void authenticate(const SipKey& key, std::uint64_t number);
 };
-using ParcelPtr = std::shared_ptr<Parcel>;
+using OutgoingMessagePtr = std::shared_ptr<OutgoingMessage>;
 
 // Bytes within a block.
 struct Part {
@@ -45,9 +45,9 @@ struct Message {
   Part pickle;
   std::vector<Part> buffers;
   std::vector<TableEntry> table;
-  SipKey key{};  // that it is sealed with
+  SipKey key{};  // key of its MAC
 
-  // Whether the peer has sent it there and then.
+  // Whether its MAC is right.
   bool is_genuine() const;
   // Whether its sender is told when it is begun.
   bool is_large() const;
@@ -61,7 +61,7 @@ class Packing {
   static constexpr std::size_t lend_limit = 64 << 10;
   static constexpr std::size_t copy_limit = 4 << 10;
 
-  static ParcelPtr pack(FrameHeader header, std::span<const std::byte> pickle, std::span<const std::span<const std::byte>> buffers,
+  static OutgoingMessagePtr pack(FrameHeader header, std::span<const std::byte> pickle, std::span<const std::span<const std::byte>> buffers,
                         bool may_lend, const SipKey& key, std::shared_ptr<void> keep);
 };
 

@@ -1,4 +1,4 @@
-#include "transport/shm/bell.hpp"
+#include "transport/shm/wakeup.hpp"
 
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -25,35 +25,35 @@ std::size_t bind_anywhere(int descriptor, sockaddr_un& address) {
 
 }  // namespace
 
-void Bell::make() {
+void WakeupSocket::make() {
   Descriptor made(socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (made.number() < 0) {
     throw std::system_error(errno, std::generic_category(), "cannot make a Unix socket to be woken by");
   }
   sockaddr_un address{};
   const std::size_t length = bind_anywhere(made.number(), address);
-  if (length == 0 || length > sizeof sign_.name) {
+  if (length == 0 || length > sizeof state_.name) {
     throw std::system_error(errno, std::generic_category(), "cannot name the Unix socket to be woken by");
   }
-  std::memcpy(sign_.name, address.sun_path, length);
-  sign_.length = static_cast<std::uint32_t>(length);  // seen by whoever sees a sleeper
+  std::memcpy(state_.name, address.sun_path, length);
+  state_.length = static_cast<std::uint32_t>(length);  // visible before the count of sleepers
   socket_ = std::move(made);
 }
 
-int Bell::descriptor() {
+int WakeupSocket::descriptor() {
   if (socket_.number() < 0) make();
   return socket_.number();
 }
 
-void Bell::silence() {
+void WakeupSocket::drain() {
   char rung[16];
   while (recv(descriptor(), rung, sizeof rung, MSG_DONTWAIT) >= 0) {
   }
 }
 
-// A full queue is as good as one ring more: the sleeper has not looked yet. If this rank cannot have a
-// socket the peer sleeps to the end of its nap.
-void Bell::wake(const BellSign& peer) {
+// A full queue does no harm, because the sleeper has not looked yet. If this rank cannot have a socket, the peer
+// sleeps until its next check.
+void WakeupSocket::send_datagram(const WakeupState& peer) {
   try {
     descriptor();
   } catch (const std::system_error&) {

@@ -1,4 +1,4 @@
-// Which message goes to which receive.
+// Matches messages with receives.
 #pragma once
 
 #include <array>
@@ -14,44 +14,44 @@
 
 namespace torsh {
 
-// A message that is coming in, or has come.
+// A message that is arriving or has arrived.
 struct Arrival {
   int peer;
   Header header;
   std::uint64_t order = 0;              // among all arrivals
   std::uint64_t sequence = 0;           // among those of its sender that are no collective's, from 1 on
-  unsigned parts = 0;                   // that have not come completely
-  TransferPtr receiver;                 // none while nobody has asked for it
-  std::byte* target = nullptr;          // where its bytes go; null: it has to wait outside
-  std::unique_ptr<std::byte[]> buffer;  // if they go to no receiver's room
+  unsigned parts = 0;  // parts that are not complete
+  TransferPtr receiver;  // null while it is unexpected
+  std::byte* target = nullptr;  // where its bytes go; null: they must wait in the stream
+  std::unique_ptr<std::byte[]> buffer;  // used if there is no receiver yet
 };
 using ArrivalPtr = std::shared_ptr<Arrival>;
 
-// Matches by sender, purpose and tag, in the order of posting and of arrival. A message that nobody
-// has asked for is let in as long as little of its sender is kept, or if it stands in the way of
-// another that somebody waits for. Throws a Failure of kind mismatch where the two calls disagree.
-class Postbox {
+// Matches by sender, purpose and tag, in the order of posting and of arrival. An unexpected message is read as long
+// as little of its sender is buffered, or if it blocks another message that is waited for. Throws a Failure of kind
+// mismatch if the two calls disagree.
+class Matcher {
  public:
-  Postbox(int rank, int ranks) : rank_(rank), boxes_(static_cast<std::size_t>(ranks)) {}
+  Matcher(int rank, int ranks) : rank_(rank), boxes_(static_cast<std::size_t>(ranks)) {}
 
-  // This rank is in a collective from now on: messages of this number must be of the same call.
+  // Enters a collective. From now on messages with this number must have the same call.
   void begin(const Label& label);
-  // A receive or a take: it takes a message that is there, or waits for one. A probe: finds one, or waits.
+  // Posts a receive, a take or a probe. It matches a message that is there, or waits for one.
   void post(const TransferPtr& receive);
-  // It waits no more, if it did.
+  // Withdraws a posted receive, if it still waits.
   void withdraw(const TransferPtr& receive);
-  // A message whose header was read: gives it a target, or not yet.
+  // Handles a message whose header was read: gives it a target, or none yet.
   void arrive(const ArrivalPtr& arrival);
-  // All its bytes are where they go.
+  // Handles the end of a message.
   void complete(Arrival& arrival);
 
   // Whether a receive waits for some message of the peer, by name or from any source.
   bool wants(int peer) const { return wants_by_name(peer) || !any_.empty(); }
   bool wants_by_name(int peer) const { return !box(peer).posted.empty(); }
   bool wants_any() const { return !any_.empty(); }
-  // The receives that wait, and those whose messages are coming in, fail.
+  // Fails all waiting receives, and those whose messages are arriving.
   void fail_all();
-  // A receive that waits for the peer, or for anybody if there is none; null if neither.
+  // A receive that waits for the peer, else one from any source, else null.
   const Transfer* waiting_for(int peer) const;
 
  private:

@@ -1,4 +1,4 @@
-#include "messages/postbox.hpp"
+#include "messages/matcher.hpp"
 
 #include <algorithm>
 #include <new>
@@ -6,10 +6,10 @@
 namespace torsh {
 namespace {
 
-constexpr std::size_t buffered_limit = 16 << 20;  // bytes of one sender that nobody has asked for
+constexpr std::size_t buffered_limit = 16 << 20;  // unexpected bytes per sender
 
-// Collectives run in the same order everywhere, so their messages match in order, whatever they say:
-// one of another operation shows that the ranks disagree.
+// Collectives run in the same order on all ranks, so their messages match in order, whatever their label. A message
+// of another operation shows that the ranks disagree.
 bool matches(const Transfer& receive, const Header& header) {
   const Label& label = receive.label();
   if (label.purpose != header.purpose) return false;
@@ -27,7 +27,7 @@ bool is_same_call(const Transfer& receive, const Header& header) {
   return receive.label().tag == header.tag && own.fingerprint() == header.call.fingerprint();
 }
 
-// Whether the sender is in a later collective than the receiver, which it has left without a message.
+// Whether the sender is in a later collective, having left the receiver's without sending a message.
 bool has_passed(const Header& header, const Transfer& receive) {
   const Label& own = receive.label();
   return header.purpose == Purpose::collective && own.purpose == Purpose::collective && own.tag < header.tag;
@@ -35,14 +35,14 @@ bool has_passed(const Header& header, const Transfer& receive) {
 
 }  // namespace
 
-void Postbox::begin(const Label& label) {
+void Matcher::begin(const Label& label) {
   begun_[label.tag % begun_.size()] = {label.tag, label.call};
   for (const Box& each : boxes_) {
     for (const ArrivalPtr& arrival : each.unexpected) compare(*arrival);
   }
 }
 
-void Postbox::post(const TransferPtr& receive) {
+void Matcher::post(const TransferPtr& receive) {
   receive->order_ = ++posts_;
   if (const ArrivalPtr arrival = first_arrival(*receive)) {
     if (receive->probing()) return receive->find(arrival->peer, arrival->header);
@@ -56,7 +56,7 @@ void Postbox::post(const TransferPtr& receive) {
   for (Box& each : boxes_) let_in(each);
 }
 
-void Postbox::arrive(const ArrivalPtr& arrival) {
+void Matcher::arrive(const ArrivalPtr& arrival) {
   arrival->order = ++arrivals_;
   if (arrival->header.purpose != Purpose::collective) arrival->sequence = ++box(arrival->peer).arrived;
   compare(*arrival);
@@ -67,7 +67,7 @@ void Postbox::arrive(const ArrivalPtr& arrival) {
   let_in(from);
 }
 
-void Postbox::tell_probes(const Arrival& arrival) {
+void Matcher::tell_probes(const Arrival& arrival) {
   const auto finds = [&](const TransferPtr& each) {
     if (!each->probing() || !matches(*each, arrival.header)) return false;
     each->find(arrival.peer, arrival.header);
@@ -77,12 +77,12 @@ void Postbox::tell_probes(const Arrival& arrival) {
   std::erase_if(any_, finds);
 }
 
-void Postbox::withdraw(const TransferPtr& receive) {
+void Matcher::withdraw(const TransferPtr& receive) {
   std::erase(receive->peer() == any_source ? any_ : box(receive->peer()).posted, receive);
 }
 
-// The one that was posted first, of those that wait for this peer and of those for any.
-TransferPtr Postbox::take_receiver(const Arrival& arrival) {
+// The first posted receive among those that wait for this peer and those from any source.
+TransferPtr Matcher::take_receiver(const Arrival& arrival) {
   std::deque<TransferPtr>& named = box(arrival.peer).posted;
   const auto by_name = find(named, arrival.header);
   const auto by_any = find(any_, arrival.header);
@@ -95,7 +95,7 @@ TransferPtr Postbox::take_receiver(const Arrival& arrival) {
   return receive;
 }
 
-ArrivalPtr Postbox::first_arrival(const Transfer& receive) const {
+ArrivalPtr Matcher::first_arrival(const Transfer& receive) const {
   ArrivalPtr first;
   const auto look = [&](const Box& from) {
     for (const ArrivalPtr& arrival : from.unexpected) {
@@ -112,23 +112,23 @@ ArrivalPtr Postbox::first_arrival(const Transfer& receive) const {
   return first;
 }
 
-void Postbox::join(const TransferPtr& receive, Arrival& arrival, bool was_there) {
+void Matcher::join(const TransferPtr& receive, Arrival& arrival, bool was_there) {
   const bool fits = is_same_call(*receive, arrival.header) && receive->room_.size() == arrival.header.bytes;
   if (!receive->taking() && !fits) {
     receive->finish(Transfer::State::failed);
     throw mismatch(*receive, arrival);
   }
-  receive->meet(arrival.peer, arrival.header, arrival.sequence, was_there);
+  receive->match(arrival.peer, arrival.header, arrival.sequence, was_there);
   arrival.receiver = receive;
   if (arrival.target == nullptr) arrival.target = receive->room_for(arrival.header.bytes);
   if (arrival.parts == 0) deliver(arrival);
 }
 
-void Postbox::complete(Arrival& arrival) {
+void Matcher::complete(Arrival& arrival) {
   if (arrival.receiver) deliver(arrival);
 }
 
-void Postbox::deliver(Arrival& arrival) {
+void Matcher::deliver(Arrival& arrival) {
   Box& from = box(arrival.peer);
   if (arrival.buffer) {
     arrival.receiver->put(std::move(arrival.buffer));
@@ -139,8 +139,8 @@ void Postbox::deliver(Arrival& arrival) {
   arrival.receiver.reset();
 }
 
-// Only the last one can be waiting outside: its link is not read on.
-void Postbox::let_in(Box& from) {
+// Only the last message can be waiting in the stream, as its link is not read any further.
+void Matcher::let_in(Box& from) {
   if (from.unexpected.empty()) return;
   Arrival& last = *from.unexpected.back();
   const std::size_t bytes = last.header.bytes;
@@ -152,8 +152,8 @@ void Postbox::let_in(Box& from) {
   if (last.buffer) from.buffered += bytes;
 }
 
-// A rank with another root, say, sends where nobody receives.
-void Postbox::compare(const Arrival& arrival) const {
+// For example, a rank with another root sends where no rank receives.
+void Matcher::compare(const Arrival& arrival) const {
   const Header& header = arrival.header;
   if (header.purpose != Purpose::collective) return;
   const Begun& own = begun_[header.tag % begun_.size()];
@@ -165,15 +165,15 @@ void Postbox::compare(const Arrival& arrival) const {
   }
 }
 
-// Messages come in the order of the collectives they are of.
-void Postbox::demand_coming(const Transfer& receive) const {
+// Messages arrive in the order of their collectives.
+void Matcher::demand_coming(const Transfer& receive) const {
   if (receive.peer() == any_source) return;
   for (const ArrivalPtr& arrival : box(receive.peer()).unexpected) {
     if (has_passed(arrival->header, receive)) throw mismatch(receive.label(), *arrival);
   }
 }
 
-Failure Postbox::mismatch(const Label& own, const Arrival& arrival) const {
+Failure Matcher::mismatch(const Label& own, const Arrival& arrival) const {
   Failure found;
   found.kind = FailureKind::mismatch;
   found.rank = arrival.peer;
@@ -185,7 +185,7 @@ Failure Postbox::mismatch(const Label& own, const Arrival& arrival) const {
   return found;
 }
 
-Failure Postbox::mismatch(const Transfer& receive, const Arrival& arrival) const {
+Failure Matcher::mismatch(const Transfer& receive, const Arrival& arrival) const {
   Failure found = mismatch(receive.label(), arrival);
   if (is_same_call(receive, arrival.header)) {
     found.own = found.own.of_size(receive.room_.size());
@@ -194,12 +194,12 @@ Failure Postbox::mismatch(const Transfer& receive, const Arrival& arrival) const
   return found;
 }
 
-const Transfer* Postbox::waiting_for(int peer) const {
+const Transfer* Matcher::waiting_for(int peer) const {
   if (wants_by_name(peer)) return box(peer).posted.front().get();
   return any_.empty() ? nullptr : any_.front().get();
 }
 
-void Postbox::fail_all() {
+void Matcher::fail_all() {
   const auto fail = [](std::deque<TransferPtr>& posted) {
     for (const TransferPtr& receive : posted) receive->finish(Transfer::State::failed);
     posted.clear();

@@ -1,4 +1,4 @@
-#include "transport/shm/arena.hpp"
+#include "transport/shm/shared_heap.hpp"
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -23,41 +23,41 @@ namespace torsh::shm {
 namespace {
 
 constexpr std::size_t most_blocks = 8192;           // each may be a mapping of its own, and a process has 65,530
-constexpr std::size_t copied_at_a_time = 32 << 20;  // so much more memory is needed for a moment
+constexpr std::size_t copied_at_a_time = 32 << 20;  // the extra memory needed for a moment
 
-struct Arenas {
+struct SharedHeaps {
   std::mutex mutex;
-  std::vector<Arena*> all;
-  std::weak_ptr<Arena> current;
+  std::vector<SharedHeap*> all;
+  std::weak_ptr<SharedHeap> current;
 };
 
 // Never destroyed: forks may come until the process ends.
-Arenas& arenas() {
-  static Arenas& made = *new Arenas;
+SharedHeaps& heaps() {
+  static SharedHeaps& made = *new SharedHeaps;
   return made;
 }
 
 void before_any_fork() {
-  arenas().mutex.lock();
-  for (Arena* arena : arenas().all) arena->before_fork();
+  heaps().mutex.lock();
+  for (SharedHeap* heap : heaps().all) heap->before_fork();
 }
 
 void in_any_parent() {
-  for (Arena* arena : arenas().all) arena->in_parent();
-  arenas().mutex.unlock();
+  for (SharedHeap* heap : heaps().all) heap->in_parent();
+  heaps().mutex.unlock();
 }
 
 void in_any_fork() {
-  for (Arena* arena : arenas().all) arena->in_fork();
-  arenas().mutex.unlock();
+  for (SharedHeap* heap : heaps().all) heap->in_fork();
+  heaps().mutex.unlock();
 }
 
-// No array can have more: numpy's own allocator is to say so.
+// No array can be larger; numpy's own allocator reports that.
 std::size_t most_bytes() {
   return static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
 }
 
-// Other threads may write there: this changes nothing of what they do.
+// Writes a word back unchanged, so that other threads may write there meanwhile.
 void touch(std::byte* data) {
   auto& word = *reinterpret_cast<std::atomic<std::uint32_t>*>(data);
   std::uint32_t found = word.load();
@@ -65,7 +65,7 @@ void touch(std::byte* data) {
   }
 }
 
-// Gives the process copies of its own of these pages of a private mapping. False without memory for it.
+// Gives the process its own copies of these pages of a private mapping. Returns false without memory for it.
 bool copy_pages(std::byte* data, std::size_t bytes) {
   if (madvise(data, bytes, MADV_POPULATE_WRITE) == 0) return true;
   if (errno != EINVAL) return false;
@@ -75,25 +75,25 @@ bool copy_pages(std::byte* data, std::size_t bytes) {
 
 }  // namespace
 
-std::shared_ptr<Arena> Arena::make(const ArenaSetup& setup) {
+std::shared_ptr<SharedHeap> SharedHeap::make(const SharedHeapSetup& setup) {
   static const int registered = pthread_atfork(before_any_fork, in_any_parent, in_any_fork);
   if (registered != 0) throw std::system_error(registered, std::generic_category(), "pthread_atfork");
-  std::shared_ptr<Arena> made(new Arena(setup));
-  const std::lock_guard<std::mutex> alone(arenas().mutex);
-  arenas().all.push_back(made.get());
-  arenas().current = made;
+  std::shared_ptr<SharedHeap> made(new SharedHeap(setup));
+  const std::lock_guard<std::mutex> alone(heaps().mutex);
+  heaps().all.push_back(made.get());
+  heaps().current = made;
   return made;
 }
 
-std::shared_ptr<Arena> Arena::current() {
+std::shared_ptr<SharedHeap> SharedHeap::current() {
   const auto found = [] {
-    const std::lock_guard<std::mutex> alone(arenas().mutex);
-    return arenas().current.lock();
+    const std::lock_guard<std::mutex> alone(heaps().mutex);
+    return heaps().current.lock();
   }();
   return found && found->gives_ ? found : nullptr;
 }
 
-Arena::Arena(const ArenaSetup& setup)
+SharedHeap::SharedHeap(const SharedHeapSetup& setup)
     : setup_(setup), file_(fcntl(setup.descriptor, F_DUPFD_CLOEXEC, 0)), blocks_(setup.stride, setup.kept) {
   const std::size_t bytes = setup.stride * setup.pids.size();
   void* mapped = file_.number() < 0 ? MAP_FAILED
@@ -105,26 +105,26 @@ Arena::Arena(const ArenaSetup& setup)
   madvise(base_, bytes, MADV_DONTFORK);
   madvise(base_, bytes, MADV_DONTDUMP);
   madvise(own_, setup.stride, MADV_DODUMP);
-  // Without holes in the file nothing could be given back, and nothing would be zeros again.
+  // Without holes in the file no memory could be freed, and none would be zeros again.
   if (!drop(0, page)) {
     const int error = errno;
     munmap(base_, bytes);
     throw std::system_error(error, std::generic_category(), "cannot give memory of arrays back");
   }
-  madvise(own_, setup.stride, MADV_HUGEPAGE);  // where the system gives any for shared memory
+  madvise(own_, setup.stride, MADV_HUGEPAGE);  // if the system has huge pages for shared memory
 }
 
-Arena::~Arena() {
+SharedHeap::~SharedHeap() {
   {
-    const std::lock_guard<std::mutex> alone(arenas().mutex);
-    std::erase(arenas().all, this);
+    const std::lock_guard<std::mutex> alone(heaps().mutex);
+    std::erase(heaps().all, this);
   }
-  if (is_fork_) return;  // what it has of it lies between other mappings of its own
+  if (is_fork_) return;  // its pages are between other mappings of its own
   if (!is_pinned_) (void)drop(0, setup_.stride);
   munmap(base_, setup_.stride * setup_.pids.size());
 }
 
-std::vector<std::byte*> Arena::bases(const std::vector<pid_t>& pids) const {
+std::vector<std::byte*> SharedHeap::bases(const std::vector<pid_t>& pids) const {
   std::vector<std::byte*> found;
   for (const pid_t pid : pids) {
     const auto place = std::find(setup_.pids.begin(), setup_.pids.end(), pid);
@@ -134,11 +134,11 @@ std::vector<std::byte*> Arena::bases(const std::vector<pid_t>& pids) const {
   return found;
 }
 
-off_t Arena::in_file(std::size_t offset) const {
+off_t SharedHeap::in_file(std::size_t offset) const {
   return static_cast<off_t>(setup_.offset + setup_.stride * static_cast<std::size_t>(setup_.rank) + offset);
 }
 
-std::byte* Arena::allocate(std::size_t bytes, bool zero) {
+std::byte* SharedHeap::allocate(std::size_t bytes, bool zero) {
   std::optional<Blocks::Taken> taken;
   {
     const std::lock_guard<std::mutex> alone(mutex_);
@@ -151,7 +151,7 @@ std::byte* Arena::allocate(std::size_t bytes, bool zero) {
   return own_ + taken->offset;
 }
 
-std::optional<std::size_t> Arena::size_of(const std::byte* data) {
+std::optional<std::size_t> SharedHeap::size_of(const std::byte* data) {
   const auto offset = static_cast<std::size_t>(data - own_);
   if (offset >= setup_.stride) return std::nullopt;
   const std::lock_guard<std::mutex> alone(mutex_);
@@ -160,7 +160,7 @@ std::optional<std::size_t> Arena::size_of(const std::byte* data) {
   return found->second.bytes;
 }
 
-bool Arena::release(std::byte* data) {
+bool SharedHeap::release(std::byte* data) {
   const auto offset = static_cast<std::size_t>(data - own_);
   if (offset >= setup_.stride) return false;
   const std::lock_guard<std::mutex> alone(mutex_);
@@ -187,7 +187,7 @@ bool Arena::release(std::byte* data) {
   return true;
 }
 
-std::optional<std::uint64_t> Arena::lend(const std::byte* data, std::size_t bytes) {
+std::optional<std::uint64_t> SharedHeap::lend(const std::byte* data, std::size_t bytes) {
   const auto offset = static_cast<std::size_t>(data - own_);
   if (offset >= setup_.stride || bytes == 0) return std::nullopt;
   const std::lock_guard<std::mutex> alone(mutex_);
@@ -197,7 +197,7 @@ std::optional<std::uint64_t> Arena::lend(const std::byte* data, std::size_t byte
   return offset;
 }
 
-void Arena::take_back(std::uint64_t offset, bool well) {
+void SharedHeap::take_back(std::uint64_t offset, bool well) {
   const std::lock_guard<std::mutex> alone(mutex_);
   Blocks::Entry* found = blocks_.around(offset, 0);
   if (found == nullptr) return;
@@ -209,36 +209,36 @@ void Arena::take_back(std::uint64_t offset, bool well) {
   (void)make_private(*found);
 }
 
-void Arena::retire() {
+void SharedHeap::retire() {
   const std::lock_guard<std::mutex> alone(mutex_);
   gives_ = false;
   if (is_fork_) return;
   blocks_.keep(0);
   drop_kept();
-  for (std::size_t peer = 0; peer < setup_.pids.size(); ++peer) {  // nobody else will for those that have died
+  for (std::size_t peer = 0; peer < setup_.pids.size(); ++peer) {  // dead processes cannot do so
     if (kill(setup_.pids[peer], 0) == 0 || errno != ESRCH) continue;
     fallocate(file_.number(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
               static_cast<off_t>(setup_.offset + setup_.stride * peer), static_cast<off_t>(setup_.stride));
   }
 }
 
-bool Arena::map_own(std::size_t offset, std::size_t bytes, int sharing) {
+bool SharedHeap::map_own(std::size_t offset, std::size_t bytes, int sharing) {
   return mmap(own_ + offset, bytes, PROT_READ | PROT_WRITE, MAP_FIXED | MAP_NORESERVE | sharing, file_.number(),
               in_file(offset)) != MAP_FAILED;
 }
 
-bool Arena::drop(std::size_t offset, std::size_t bytes) {
+bool SharedHeap::drop(std::size_t offset, std::size_t bytes) {
   constexpr int how = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
   return fallocate(file_.number(), how, in_file(offset), static_cast<off_t>(bytes)) == 0;
 }
 
-void Arena::drop_kept() {
+void SharedHeap::drop_kept() {
   while (const auto range = blocks_.next_to_drop()) (void)drop(range->offset, range->bytes);
 }
 
-// Calls on_data for what is present in the file, a bit at a time, and on_hole if something is not.
+// Calls on_data for the parts that are present in the file, step by step, and on_hole if there are holes.
 template <class OnData, class OnHole>
-void Arena::for_parts(std::size_t offset, std::size_t bytes, OnData on_data, OnHole on_hole) const {
+void SharedHeap::for_parts(std::size_t offset, std::size_t bytes, OnData on_data, OnHole on_hole) const {
   const off_t first = in_file(offset), end = first + static_cast<off_t>(bytes);
   for (off_t hole = first; hole < end;) {
     const off_t found = lseek(file_.number(), hole, SEEK_DATA);
@@ -253,10 +253,10 @@ void Arena::for_parts(std::size_t offset, std::size_t bytes, OnData on_data, OnH
   }
 }
 
-// The mapping changes at once, so that what other threads write meanwhile is lost nowhere: before in the
-// file, of which a copy is made, and from then on in the copy. Pages that are not present yet stay the
-// file's, for this process and its forks: they must remain zeros.
-bool Arena::make_private(Blocks::Entry& entry) {
+// The mapping changes in one step, so nothing is lost that other threads write meanwhile. Earlier writes are in the
+// file, which is copied, and later ones go to the copy. Pages that are not present remain the file's, for this
+// process and its forks, and must remain zeros.
+bool SharedHeap::make_private(Blocks::Entry& entry) {
   auto& [start, block] = entry;
   if (!map_own(start, block.bytes, MAP_PRIVATE)) return false;  // too many mappings, say
   block.is_private = true;
@@ -271,9 +271,9 @@ bool Arena::make_private(Blocks::Entry& entry) {
   return true;
 }
 
-// A fork has its arrays as they were, and nothing that is done to them on one side is seen on the other:
-// so they leave the memory that is shared. What peers are using at this moment stays, and is copied.
-void Arena::before_fork() {
+// A fork has its arrays as they were, and neither side sees later changes of the other. So the arrays leave the
+// shared memory. Arrays that peers are using stay, and are copied.
+void SharedHeap::before_fork() {
   mutex_.lock();
   if (is_fork_) return;
   for (Blocks::Entry& entry : blocks_.given()) {
@@ -283,8 +283,8 @@ void Arena::before_fork() {
   }
 }
 
-// Room is found here, where it does no harm if there is none: then the fork goes without the array.
-void Arena::copy_for_fork(Blocks::Entry& entry) {
+// Memory is allocated here, where a failure does no harm: the fork then does without the array.
+void SharedHeap::copy_for_fork(Blocks::Entry& entry) {
   auto& [start, block] = entry;
   constexpr int how = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
   void* room = mmap(nullptr, block.bytes, PROT_READ | PROT_WRITE, how, -1, 0);
@@ -295,7 +295,7 @@ void Arena::copy_for_fork(Blocks::Entry& entry) {
   copied_.push_back({&entry, room});
 }
 
-void Arena::in_parent() {
+void SharedHeap::in_parent() {
   for (const auto& [entry, room] : copied_) {
     if (room == MAP_FAILED) continue;
     munmap(room, entry->second.bytes);
@@ -305,15 +305,15 @@ void Arena::in_parent() {
   mutex_.unlock();
 }
 
-// Allocates and frees nothing: other threads of the parent may have been at it.
-void Arena::in_fork() {
+// Must not allocate or free, since other threads of the parent may have held the allocator's locks.
+void SharedHeap::in_fork() {
   for (const auto& [entry, room] : copied_) {
     auto& [start, block] = *entry;
     block.is_absent = true;
     if (room == MAP_FAILED) continue;
     std::memcpy(room, own_ + start, block.bytes);
     if (mremap(room, block.bytes, block.bytes, MREMAP_MAYMOVE | MREMAP_FIXED, own_ + start) == MAP_FAILED) {
-      munmap(own_ + start, block.bytes);  // better none than the parent's
+      munmap(own_ + start, block.bytes);  // better no memory than the parent's
     } else {
       block.is_absent = false;
     }
@@ -326,7 +326,7 @@ void Arena::in_fork() {
 }
 
 Loan::~Loan() {
-  if (arena_) arena_->take_back(offset_, std::uncaught_exceptions() <= errors_);
+  if (heap_) heap_->take_back(offset_, std::uncaught_exceptions() <= errors_);
 }
 
 }  // namespace torsh::shm

@@ -1,5 +1,5 @@
-// The proof that the peer has sent a pickle there and then: a tag over its header, which has its number on the
-// connection, the table of its buffers, and a tag of the pickle itself.
+// The message authentication code of a frame with a pickle. It covers the header, which has the frame's number on the
+// connection, the table of its buffers, and a tag of the pickle.
 #pragma once
 
 #include <cstddef>
@@ -14,8 +14,8 @@ namespace torsh::rpc {
 
 inline SipTag tag_of(const SipKey& key, std::span<const std::byte> pickle) { return SipHash(key).tag(pickle); }
 
-inline SipTag seal_of(const SipKey& key, FrameHeader header, std::span<const TableEntry> table, const SipTag& pickle) {
-  header.seal = {};
+inline SipTag mac_of(const SipKey& key, FrameHeader header, std::span<const TableEntry> table, const SipTag& pickle) {
+  header.mac = {};
   const auto bytes = std::as_bytes(table);
   if (bytes.empty()) {
     std::array<std::byte, sizeof header + sizeof pickle> all;

@@ -1,4 +1,4 @@
-#include "vitals.hpp"
+#include "liveness.hpp"
 
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -25,14 +25,14 @@
 #include "common/clock.hpp"
 #include "process.hpp"
 #include "transport/descriptor.hpp"
-#include "transport/shm/vitals.hpp"
+#include "transport/shm/liveness.hpp"
 #include "world.hpp"
 
 namespace torsh::test {
 namespace {
 
-using shm::LifeSign;
-using Membership = shm::Vitals::Membership;
+using shm::RobustFutex;
+using Membership = shm::LivenessMonitor::Subscription;
 
 constexpr int mappings = 400;  // of the same memory: to free the page tables takes long, and they need little
 constexpr std::size_t mapped = 16 << 20;
@@ -55,7 +55,7 @@ bool has_robust_lists() {
 
 // What all processes of a scene see.
 struct Board {
-  LifeSign signs[many + 1];
+  RobustFutex signs[many + 1];
   std::atomic<int> ready, news;
 };
 
@@ -163,7 +163,7 @@ void another_program_is_no_death() {
   const auto watched = process(other);
   std::atomic<int> told{0};
   const Membership member(board->signs[0], {{watched, &board->signs[1]}}, [&] { ++told; });
-  expect(comes([&] { return board->ready == 1 && LifeSign::is_over(board->signs[1].word); }), "the sign does not end");
+  expect(comes([&] { return board->ready == 1 && RobustFutex::owner_died(board->signs[1].word); }), "the sign does not end");
   std::this_thread::sleep_for(std::chrono::milliseconds(20));  // it is looked at several times
   expect(told == 0 && !watched->has_ended(), "a process that goes on is taken for dead");
 }
@@ -187,7 +187,7 @@ void forks_of_a_process() {
   std::atomic<int> told{0};
   const Membership member(board->signs[0], {{watched, &board->signs[1]}}, [&] { ++told; });
   expect(comes([&] { return board->ready == 1; }), "the victim does not come to life");
-  expect(told == 0 && !LifeSign::is_over(board->signs[1].word), "the end of a fork is taken for its parent's");
+  expect(told == 0 && !RobustFutex::owner_died(board->signs[1].word), "the end of a fork is taken for its parent's");
   victim.kill();
   const bool came = comes([&] { return told > 0; });
   board->news = 1;  // lets the fork end
@@ -212,7 +212,7 @@ void groups_that_end() {
   victim.kill();
   expect(comes([&] { return told > 0; }), "nobody tells of the death");
   expect(of_first == 0, "a group that has ended is told of a death");
-  expect(LifeSign::is_over(board->signs[2].word) && LifeSign::is_over(board->signs[3].word), "a group is given no sign");
+  expect(RobustFutex::owner_died(board->signs[2].word) && RobustFutex::owner_died(board->signs[3].word), "a group is given no sign");
 }
 
 // Somebody else may have the number of a process when its sign is looked at.
@@ -331,7 +331,7 @@ void a_kernel_that_waits_for_one_word_only() {
 
 }  // namespace
 
-std::vector<Scene> vitals_scenes() {
+std::vector<Scene> liveness_scenes() {
   if (!has_robust_lists()) return {};
   return {
       {"a death is told before it is over", a_death_is_told_before_it_is_over},

@@ -1,11 +1,11 @@
-// What is known of a peer besides its streams.
+// The state of a peer, as known besides its streams.
 #pragma once
 
 #include <cstdint>
 
 namespace torsh {
 
-enum class Standing : std::uint8_t {
+enum class PeerState : std::uint8_t {
   present,      // as far as is known
   left,         // it has closed the group
   lost,         // its end of the connection is gone

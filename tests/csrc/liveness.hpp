@@ -7,6 +7,6 @@
 
 namespace torsh::test {
 
-std::vector<Scene> vitals_scenes();
+std::vector<Scene> liveness_scenes();
 
 }  // namespace torsh::test

@@ -1,4 +1,4 @@
-#include "transport/tcp/watch.hpp"
+#include "transport/tcp/epoll.hpp"
 
 #include <sys/epoll.h>
 
@@ -9,9 +9,9 @@
 
 namespace torsh::tcp {
 
-static_assert(Watch::readable == EPOLLIN && Watch::writable == EPOLLOUT);
+static_assert(Epoll::readable == EPOLLIN && Epoll::writable == EPOLLOUT);
 
-void Watch::set(int descriptor, unsigned events) {
+void Epoll::set(int descriptor, unsigned events) {
   const auto at = static_cast<std::size_t>(descriptor);
   if (at >= events_.size()) events_.resize(at + 1);
   if (events_[at] == events) return;
@@ -27,7 +27,7 @@ void Watch::set(int descriptor, unsigned events) {
   events_[at] = events;
 }
 
-std::span<const int> Watch::wait(std::vector<int>& ready, double seconds) const {
+std::span<const int> Epoll::wait(std::vector<int>& ready, double seconds) const {
   std::array<epoll_event, 64> events;
   const int limit = static_cast<int>(std::ceil(std::fmax(seconds, 0) * 1000));
   const int count = epoll_wait(epoll_.number(), events.data(), static_cast<int>(events.size()), limit);

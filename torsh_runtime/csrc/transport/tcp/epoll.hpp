@@ -8,7 +8,7 @@
 
 namespace torsh::tcp {
 
-class Watch {
+class Epoll {
  public:
   static constexpr unsigned readable = 1, writable = 4;  // epoll's own numbers
 

@@ -1,5 +1,5 @@
-// Reading the memory of the other ranks' processes: one copy where slots take two. The system may
-// forbid it, so the ranks try it when they meet.
+// Reads and writes the memory of the other ranks' processes (cross-memory attach): one copy where slots take two. The
+// system may forbid it, so the ranks try it in their handshake.
 #pragma once
 
 #include <array>
@@ -13,38 +13,38 @@ namespace torsh::shm {
 // Copies from an address of another process. False with errno set if that fails: ESRCH if it has ended.
 bool read_memory(int pid, std::byte* to, std::uint64_t from, std::size_t bytes);
 
-class Reach {
+class CrossMemory {
  public:
-  // A word that this rank's peers are to find, and where.
+  // A word for this rank's peers to read, and its address.
   struct Probe {
     std::uint64_t address, word;
   };
 
-  // pids[r] is rank r's process; values <= 0 are out of reach.
-  Reach(int rank, const std::vector<int>& pids);
+  // pids[r] is rank r's process; values <= 0 cannot be read.
+  CrossMemory(int rank, const std::vector<int>& pids);
 
   Probe probe() const;
   const std::vector<int>& pids() const { return pids_; }
-  // Whether that is what the peer's memory holds.
-  bool finds(int peer, const Probe& probe);
-  // What all ranks have agreed on after they looked; false before.
+  // Whether the peer's memory holds that word.
+  bool can_read(int peer, const Probe& probe);
+  // The outcome that all ranks have agreed on; false before.
   void allow(bool allowed) { allowed_ = allowed; }
   bool allowed() const { return allowed_; }
 
-  // Whether the peers can get at this memory of this process: they cannot where it is a device's.
-  bool shows(const std::byte* data, std::size_t bytes);
+  // Whether the peers can read this memory of this process. They cannot read a device's.
+  bool is_readable(const std::byte* data, std::size_t bytes);
 
   // Copies from an address of the peer. False with errno set if that fails: ESRCH if its process has
   // ended.
   bool read(int peer, std::byte* to, std::uint64_t from, std::size_t bytes);
-  // So much can be written at a time.
+  // The most that one write can copy.
   static constexpr std::size_t piece_bytes = 256 << 10;
-  // Copies as much as `to`, an iovec in shared memory, says when the system has got there; how many
-  // bytes, 0 if that fails. No signal that stops this process does so while the system copies.
+  // Copies to `to`, an iovec in shared memory that the system reads when it begins. Returns the number of bytes, 0 on
+  // failure. No stop signal takes effect while the system copies.
   std::size_t write(int peer, const void* to, const std::byte* from);
 
-  // Memory for what is read only to be used at once. Aligned to cache lines; the same for every call, unless
-  // that wants more than all before.
+  // Scratch memory for data that are used at once, aligned to cache lines. It is the same for every call, unless a
+  // call needs more than all before.
   std::span<std::byte> room(std::size_t bytes);
 
  private:
@@ -59,7 +59,7 @@ class Reach {
   const int rank_;
   const std::vector<int> pids_;
   const std::uint64_t word_;
-  std::array<Shown, 64> shown_;  // what was found to be good, by address
+  std::array<Shown, 64> shown_;  // ranges found to be readable, by address
   std::vector<Line> room_;       // none before it is used
   bool allowed_ = false;
 };

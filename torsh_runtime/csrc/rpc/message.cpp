@@ -1,11 +1,11 @@
-#include "rpc/parcel.hpp"
+#include "rpc/message.hpp"
 
 #include <unistd.h>
 
 #include <cstring>
 
-#include "rpc/seal.hpp"
-#include "transport/shm/reach.hpp"
+#include "rpc/frame_mac.hpp"
+#include "transport/shm/cross_memory.hpp"
 
 namespace torsh::rpc {
 namespace {
@@ -18,12 +18,12 @@ void append(std::vector<std::byte>& to, const void* from, std::size_t bytes) {
 }
 
 // Copied where that is less work than a piece of its own, in the order of the frame.
-void add(Parcel& parcel, Bytes bytes) {
+void add(OutgoingMessage& outgoing, Bytes bytes) {
   if (bytes.empty()) return;
-  if (parcel.pieces.empty() && bytes.size() <= Packing::copy_limit) {
-    append(parcel.head, bytes.data(), bytes.size());
+  if (outgoing.pieces.empty() && bytes.size() <= Packing::copy_limit) {
+    append(outgoing.head, bytes.data(), bytes.size());
   } else {
-    parcel.pieces.push_back(bytes);
+    outgoing.pieces.push_back(bytes);
   }
 }
 
@@ -36,20 +36,20 @@ bool is_shown(Bytes bytes) {
 
 }  // namespace
 
-void Parcel::seal(const SipKey& key, std::uint64_t number) {
+void OutgoingMessage::authenticate(const SipKey& key, std::uint64_t number) {
   FrameHeader header;
   std::memcpy(&header, head.data(), sizeof header);
   header.number = number;
   std::vector<TableEntry> table(buffers);
   if (!table.empty()) std::memcpy(table.data(), head.data() + sizeof header, buffers * sizeof(TableEntry));
-  header.seal = seal_of(key, header, table, tag);
+  header.mac = mac_of(key, header, table, tag);
   std::memcpy(head.data(), &header, sizeof header);
 }
 
 bool Message::is_genuine() const {
   const std::span<const std::byte> body(pickle.block ? pickle.data() : nullptr, pickle.bytes);
-  const SipTag right = seal_of(key, header, table, tag_of(key, body));
-  return ((right[0] ^ header.seal[0]) | (right[1] ^ header.seal[1])) == 0;
+  const SipTag right = mac_of(key, header, table, tag_of(key, body));
+  return ((right[0] ^ header.mac[0]) | (right[1] ^ header.mac[1])) == 0;
 }
 
 bool Message::is_large() const {
@@ -58,30 +58,30 @@ bool Message::is_large() const {
   return bytes >= Packing::lend_limit;
 }
 
-ParcelPtr Packing::pack(FrameHeader header, Bytes pickle, std::span<const Bytes> buffers, bool may_lend, const SipKey& key, std::shared_ptr<void> keep) {
-  auto parcel = std::make_shared<Parcel>();
+OutgoingMessagePtr Packing::pack(FrameHeader header, Bytes pickle, std::span<const Bytes> buffers, bool may_lend, const SipKey& key, std::shared_ptr<void> keep) {
+  auto outgoing = std::make_shared<OutgoingMessage>();
   header.buffers = static_cast<std::uint32_t>(buffers.size());
   header.bytes = pickle.size();
-  parcel->call = header.call;
-  parcel->kind = header.kind;
-  parcel->head.reserve(sizeof header + buffers.size() * sizeof(TableEntry) + (pickle.size() <= copy_limit ? pickle.size() : 0));
-  append(parcel->head, &header, sizeof header);
-  parcel->bytes = pickle.size();
-  parcel->buffers = buffers.size();
-  if (header.has_pickle()) parcel->tag = tag_of(key, pickle);
+  outgoing->call = header.call;
+  outgoing->kind = header.kind;
+  outgoing->head.reserve(sizeof header + buffers.size() * sizeof(TableEntry) + (pickle.size() <= copy_limit ? pickle.size() : 0));
+  append(outgoing->head, &header, sizeof header);
+  outgoing->bytes = pickle.size();
+  outgoing->buffers = buffers.size();
+  if (header.has_pickle()) outgoing->tag = tag_of(key, pickle);
   std::vector<Bytes> sent;
   for (const Bytes buffer : buffers) {
     const bool is_lent = may_lend && buffer.size() >= lend_limit && is_shown(buffer);
     if (!is_lent) sent.push_back(buffer);
     const TableEntry entry{buffer.size(), is_lent ? reinterpret_cast<std::uint64_t>(buffer.data()) : 0};
-    append(parcel->head, &entry, sizeof entry);
-    parcel->bytes += buffer.size();
-    parcel->is_lent |= is_lent;
+    append(outgoing->head, &entry, sizeof entry);
+    outgoing->bytes += buffer.size();
+    outgoing->is_lent |= is_lent;
   }
-  add(*parcel, pickle);
-  for (const Bytes buffer : sent) add(*parcel, buffer);
-  if (parcel->is_lent || !parcel->pieces.empty()) parcel->keep = std::move(keep);
-  return parcel;
+  add(*outgoing, pickle);
+  for (const Bytes buffer : sent) add(*outgoing, buffer);
+  if (outgoing->is_lent || !outgoing->pieces.empty()) outgoing->keep = std::move(keep);
+  return outgoing;
 }
 
 }  // namespace torsh::rpc
