@@ -28,7 +28,7 @@
 #include "process.hpp"
 #include "recorded.hpp"
 #include "slots.hpp"
-#include "liveness.hpp"
+#include "robust_futexes.hpp"
 #include "world.hpp"
 
 namespace torsh::test {
@@ -349,7 +349,7 @@ const std::vector<Scene>& scenes() {
     };
     for (const Scene& each : pool_scenes()) made.push_back(each);
     for (const Scene& each : call_scenes()) made.push_back(each);
-    for (const Scene& each : liveness_scenes()) made.push_back(each);
+    for (const Scene& each : robust_futex_scenes()) made.push_back(each);
     for (const Scene& each : endings_scenes()) made.push_back(each);
     for (const Scene& each : slot_scenes()) made.push_back(each);
     for (const Scene& each : recorded_scenes()) made.push_back(each);

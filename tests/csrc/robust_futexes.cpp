@@ -1,4 +1,4 @@
-#include "liveness.hpp"
+#include "robust_futexes.hpp"
 
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -331,7 +331,7 @@ void a_kernel_that_waits_for_one_word_only() {
 
 }  // namespace
 
-std::vector<Scene> liveness_scenes() {
+std::vector<Scene> robust_futex_scenes() {
   if (!has_robust_lists()) return {};
   return {
       {"a death is told before it is over", a_death_is_told_before_it_is_over},

@@ -7,6 +7,6 @@
 
 namespace torsh::test {
 
-std::vector<Scene> liveness_scenes();
+std::vector<Scene> robust_futex_scenes();
 
 }  // namespace torsh::test
