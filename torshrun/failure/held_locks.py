@@ -1,4 +1,4 @@
-"""Judges failures of ranks that could not have what somebody else held: locks above all. Pure."""
+"""Judges failures of ranks that could not get what another process held, mostly locks. Pure."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ _LOCKS = re.compile(r"\b(?:flock|lockf|\w*[Ll]ock(?:_ex|_file)?|acquire)\(")
 _LAST = 8  # lines of a traceback in which the call stands
 
 
-def is_held(said: str) -> bool:
+def says_held(said: str) -> bool:
     """Return whether this error says that what was wanted is held by somebody else."""
     return bool(_OF_LOCK.search(said) or _HELD.search(said))
 
 
-def of_lock(said: str, lines: Sequence[str]) -> Diagnosis | None:
+def diagnose_lock(said: str, lines: Sequence[str]) -> Diagnosis | None:
     """Return what an error, with its traceback's lines, shows if it is about a lock, else None."""
     by_call = _HELD.search(said) and any(map(_LOCKS.search, lines[-_LAST:]))
     return Diagnosis(Kind.EXCEPTION, _WHY, _LET_GO) if by_call or _OF_LOCK.search(said) else None
 
 
-_WHY = "It wanted a lock that somebody else held, and did not get it."
+_WHY = "It could not get a lock that another process held."
 _LET_GO = (
-    "See who holds it, and for how long. No rank should wait for others, in a barrier or any "
-    "collective, while it holds a lock or has a transaction open; let one rank write for all, or "
-    "wait for longer (a timeout)."
+    "See which process holds it, and for how long. No rank should wait for others, in a barrier or "
+    "any collective, while it holds a lock or has a transaction open; let one rank write for all, "
+    "or wait longer (a timeout)."
 )
 
 
-def held(case: Incident) -> Verdict | None:
+def contended_lock(case: Incident) -> Verdict | None:
     """Judge ranks that could not have what another rank held: it may have held that for too long,
     or they did not wait for long enough.
     """
-    wanting = [each for each in case.own if is_held(each.said) and each.rival in case.by_rank]
+    wanting = [each for each in case.own if says_held(each.said) and each.rival in case.by_rank]
     if not wanting or len(wanting) < len(case.own):
         return None
     first, holder = wanting[0], case.by_rank[wanting[0].rival]

@@ -1,4 +1,4 @@
-"""Recognizes sorts of failure by the words that workers wrote. Pure."""
+"""Recognizes kinds of failure by the words that workers wrote. Pure."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import PurePath
 
+from torshrun.failure.error_patterns import DAMAGED, PATTERNS
 from torshrun.failure.kinds import Diagnosis, Kind
-from torshrun.failure.patterns import DAMAGED, PATTERNS
 
 SEARCHED_CHARS = 8192
 """Characters of each text that are looked at: patterns may take more than linear time."""
@@ -36,17 +36,17 @@ _CRASH = re.compile(
 _CRASHES = ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGILL", "SIGFPE")
 
 
-def by_words(said: Iterable[str], program: str) -> Diagnosis | None:
+def diagnose_words(said: Iterable[str], program: str) -> Diagnosis | None:
     """Return what these texts show; the first that shows anything counts. None if none does.
 
     `program` is the path of what wrote them.
     """
     texts = [text[:SEARCHED_CHARS] for text in said]
     readings = filter(None, (_by_pattern(text, program) for text in texts))
-    return next(readings, None) or by_child("\n".join(reversed(texts)))
+    return next(readings, None) or diagnose_child_words("\n".join(reversed(texts)))
 
 
-def by_frames(errors: Sequence[str], lines: Sequence[str]) -> Diagnosis | None:
+def diagnose_frames(errors: Sequence[str], lines: Sequence[str]) -> Diagnosis | None:
     """Return what is shown by where exceptions were raised whose words say nothing.
 
     `lines` are those of their tracebacks. It is a damaged file if they were raised in a library
@@ -114,7 +114,7 @@ _UNNAMED = {
 }
 
 
-def by_child(said: str) -> Diagnosis | None:
+def diagnose_child_words(said: str) -> Diagnosis | None:
     """Return what words about the end of a worker's child process show; None if there are none."""
     found = _CHILD.search(said)
     if not found:
@@ -123,10 +123,10 @@ def by_child(said: str) -> Diagnosis | None:
     number = abs(int(found["number"] or 0)) % 128
     if number in _NUMBERS:
         name = _NUMBERS[number]
-    return of_child(name)
+    return diagnose_child_death(name)
 
 
-def of_child(name: str) -> Diagnosis:
+def diagnose_child_death(name: str) -> Diagnosis:
     """Describe a child process of a worker that the signal `name` ended; "" is unknown."""
     who = "A process that it had started (a worker process of a DataLoader or of a pool)"
     how = f"was ended by {name}" if name else "died: a signal killed it, or it ended by itself"
@@ -135,11 +135,11 @@ def of_child(name: str) -> Diagnosis:
     return Diagnosis(
         kind,
         f"{who} {how}{more}.",
-        "Its own words come before; with num_workers=0 what fails shows in the rank itself.",
+        "Its own output comes before; with num_workers=0 the failure shows in the rank itself.",
     )
 
 
-def crash_in(text: str) -> str:
+def crash_signal_in(text: str) -> str:
     """Return the name of the signal of a crash that these words mention; "" if there is none."""
     found = _CRASH.search(text)
     return _NAMES[found[0].capitalize()] if found else ""
@@ -148,9 +148,9 @@ def crash_in(text: str) -> str:
 _NUMBERS = {11: "SIGSEGV", 7: "SIGBUS", 6: "SIGABRT", 4: "SIGILL", 8: "SIGFPE", 9: "SIGKILL"}
 
 
-def of_job(reason: str, kind: Kind) -> Diagnosis:
+def diagnose_job(reason: str, kind: Kind) -> Diagnosis:
     """Describe a job that ended for a reason that is no worker's; its words may tell the kind."""
-    known = by_words([reason], "")
+    known = diagnose_words([reason], "")
     advice = known.advice if known else _OF_JOBS.get(kind, "")
     return Diagnosis(known.kind if known else kind, reason, advice)
 

@@ -1,4 +1,4 @@
-"""Judges meetings that programs make by hand, in which ranks count who has come. Pure."""
+"""Judges barriers that programs make by hand, in which ranks count arrivals. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torshrun.failure.wording import Verdict, does
 from torshrun.text import format_ranks
 
 
-def gave_up(case: Incident) -> Verdict | None:
+def barrier_gave_up(case: Incident) -> Verdict | None:
     """Find who did not come where others failed because only as many ranks came as there are of
     them and of those that were still counting.
     """
@@ -25,7 +25,7 @@ def gave_up(case: Incident) -> Verdict | None:
     )
 
 
-def still_count(case: Incident) -> Verdict | None:
+def barrier_still_waits(case: Incident) -> Verdict | None:
     """Find who did not come where others were still counting ranks when they were stopped."""
     there = _counting(case)
     at = there[0].standing if there else None
@@ -43,8 +43,8 @@ def _absent(case: Incident, came: Sequence[RankReport], where: str) -> Verdict |
     if not absent:
         return None
     ranks = [each.rank for each in absent]
-    why = f"{format_ranks([each.rank for each in came])} counted who came in a loop of the "
-    why += f"program's own ({where}), and {format_ranks(ranks)} did not come: "
+    why = f"{format_ranks([each.rank for each in came])} counted arriving ranks in a loop of the "
+    why += f"program ({where}), and {format_ranks(ranks)} did not arrive: "
     why += f"{'; '.join(map(does, absent[:_MOST_SHOWN]))}."
     has_ended = all(each.end == "done" for each in absent)
     kind = Kind.EARLY_EXIT if has_ended else Kind.MISSING
@@ -53,8 +53,8 @@ def _absent(case: Incident, came: Sequence[RankReport], where: str) -> Verdict |
 
 _MOST_SHOWN = 4
 _MEET = (
-    "Every rank must come to that place: look for a condition on the rank or on its data before "
-    "it. A barrier of the library instead of a loop has a timeout, and names who does not come."
+    "Every rank must reach that place: look for a condition on the rank or on its data before it. "
+    "A library's barrier instead of a loop has a timeout, and names the ranks that do not arrive."
 )
 
 

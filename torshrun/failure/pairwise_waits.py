@@ -11,7 +11,7 @@ from torshrun.failure.wording import Verdict, where_it_waits
 from torshrun.text import format_ranks
 
 
-def unmet(case: Incident) -> Verdict | None:
+def unmatched_messages(case: Incident) -> Verdict | None:
     """Judge messages that one rank waits for while the rank at their other end waits for something
     else, if all ranks that are known to wait are in a call.
     """
@@ -31,11 +31,11 @@ def unmet(case: Incident) -> Verdict | None:
 _MOST_PAIRS = 4
 NO_COUNTERPART = (
     "Every send needs a recv of the other rank with the same tag, and the other way round: compare "
-    "the peers and tags of both lines, and conditions that let one of them be passed over."
+    "the peers and tags of both lines, and conditions under which one of them is skipped."
 )
 
 
-def holding(case: Incident) -> Verdict | None:
+def lock_holder_waits(case: Incident) -> Verdict | None:
     """Find the rank that holds what another rank waits for, while it waits for others itself."""
     for each in case.away:
         holder = case.by_rank.get(each.holder)
@@ -49,7 +49,7 @@ def holding(case: Incident) -> Verdict | None:
 
 _LOCKS = (
     "No rank should wait for others, in a barrier or any collective, while it holds a lock that "
-    "they want: let go of the lock first."
+    "they want: release the lock first."
 )
 
 

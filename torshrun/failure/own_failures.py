@@ -6,7 +6,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
-from torshrun.failure.held import is_held
+from torshrun.failure.held_locks import says_held
 from torshrun.failure.incident import Incident
 from torshrun.failure.kinds import Diagnosis, Kind
 from torshrun.failure.numbers import first_of
@@ -67,7 +67,7 @@ def _compared(case: Incident) -> Verdict | None:
 
 
 def _hogs(chosen: list[RankReport]) -> list[RankReport]:
-    """Return those ranks killed for want of memory that had taken it, not those that had little."""
+    """Return those ranks killed for lack of memory that had taken it, not those that had little."""
     peaks = [each.peak for each in chosen]
     if chosen[0].reading.kind is not Kind.OUT_OF_MEMORY or not all(peaks):
         return chosen
@@ -76,7 +76,7 @@ def _hogs(chosen: list[RankReport]) -> list[RankReport]:
 
 def _as_large(case: Incident, chosen: Sequence[RankReport]) -> list[RankReport]:
     """Return ranks of the same node that had about as much memory as those that the kernel killed
-    for want of it: that it chose these may be chance. [] if any rank had much more.
+    for lack of it: that it chose these may be chance. [] if any rank had much more.
     """
     first = chosen[0]
     if first.reading.kind is not Kind.OUT_OF_MEMORY or not all(map(_tells_peak, chosen)):
@@ -93,7 +93,7 @@ def _tells_peak(killed: RankReport) -> bool:
 
 
 def _of_several(killed: RankReport, others: Sequence[RankReport]) -> Diagnosis:
-    """Describe a kill for want of memory that others had taken as well."""
+    """Describe a kill for lack of memory that others had taken as well."""
     had = ", ".join(f"rank {each.rank} {size(each.peak << 10)}" for each in others[:_MOST_SHOWN])
     why = f"{killed.reading.why} Others had about as much at a time, or more: {had}."
     return killed.reading._replace(why=why)
@@ -138,7 +138,7 @@ def _may_be_anothers(case: Incident, chosen: Sequence[RankReport]) -> bool:
     met_by_most = 0 < rest < len(chosen)
     first = chosen[0]
     told = _OTHERS.search(first.said) and (first.reading.kind in _OPEN or not rest)
-    told = told or is_held(first.said)
+    told = told or says_held(first.said)
     wordless = len(chosen) > 1 and not any(each.said for each in chosen)
     silent = wordless and first.reading.kind is Kind.EXIT_CODE
     is_small = first.reading.kind in _OF_MEMORY and not _takes_most(case, chosen)

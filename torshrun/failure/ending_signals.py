@@ -1,19 +1,19 @@
-"""Explains what the signal that ended a worker shows."""
+"""Holds what each signal that ends a worker shows, and what to do about it."""
 
 from __future__ import annotations
 
 from torshrun.failure.kinds import Kind
 
 _NOTICE = (
-    "Somebody sent it this signal, which is a notice (of a scheduler, before its time is over), "
-    "and it does not handle it.",
-    "Handle it (signal.signal), and save there what is to be kept; or have the scheduler send it "
-    "to torshrun, and not to the workers.",
+    "It was sent this signal, which is a notice (of a scheduler, before the time limit), and does "
+    "not handle it.",
+    "Handle it (signal.signal) and save there what must be kept; or let the scheduler send it to "
+    "torshrun instead of the workers.",
 )
 SIGNALS: dict[str, tuple[Kind, str, str]] = {
     "SIGSEGV": (
         Kind.CRASHED,
-        "It touched memory that is not its own: a fault in compiled code, of a library or an "
+        "It accessed memory that is not its own: a fault in compiled code of a library or an "
         "extension module.",
         "See which call its stack ends in, and update or rebuild that library; a very deep "
         "recursion overflows the stack (`ulimit -s`).",
@@ -37,24 +37,23 @@ SIGNALS: dict[str, tuple[Kind, str, str]] = {
     ),
     "SIGABRT": (
         Kind.CRASHED,
-        "Compiled code gave up by itself; it usually says why just before.",
+        "Compiled code aborted; it usually says why just before.",
         "See which library its words and its stack name: a failed check, or damaged memory.",
     ),
     "SIGSYS": (
         Kind.CRASHED,
-        "It made a system call that is forbidden here: a seccomp filter, of a container for "
-        "instance.",
+        "It made a system call that is forbidden here: by a seccomp filter, for example of a "
+        "container.",
         "Run it without that filter, or with one that permits the call (dmesg names it).",
     ),
     "SIGKILL": (
         Kind.KILLED,
-        "Nobody but the kernel or another process sends it, and no kill for want of memory was "
-        "seen.",
+        "Only the kernel or another process sends it, and no kill for lack of memory was seen.",
         "Ask the scheduler, the container's runtime or an administrator who killed it (dmesg).",
     ),
     "SIGTERM": (
         Kind.KILLED,
-        "Another process asked it to end, and not torshrun.",
+        "Another process asked it to end, not torshrun.",
         "Ask the scheduler or whoever shares the machine.",
     ),
     "SIGXCPU": (
@@ -71,7 +70,7 @@ SIGNALS: dict[str, tuple[Kind, str, str]] = {
     "SIGUSR2": (Kind.KILLED, *_NOTICE),
     "SIGPIPE": (
         Kind.KILLED,
-        "It wrote into a pipe or a connection that nobody reads any more.",
+        "It wrote to a pipe or a connection that no process reads any more.",
         "See which program it wrote to, and why that has ended.",
     ),
     "SIGALRM": (
@@ -79,6 +78,6 @@ SIGNALS: dict[str, tuple[Kind, str, str]] = {
         "A timer of its own ran out (alarm(), setitimer()), and nothing handled the signal.",
         "See who sets it: a watchdog of a library, `timeout -s ALRM`.",
     ),
-    "SIGINT": (Kind.KILLED, "Another process interrupted it, and not torshrun.", ""),
-    "SIGHUP": (Kind.KILLED, "Another process hung it up, and not torshrun.", ""),
+    "SIGINT": (Kind.KILLED, "Another process interrupted it, not torshrun.", ""),
+    "SIGHUP": (Kind.KILLED, "Another process sent it a hang-up, not torshrun.", ""),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torshrun.failure.named import path_in, port_in
+from torshrun.failure.ports_and_paths import path_in, port_in
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from support.exits import an_exit, raised
 from torshrun.failure.blocked_at import BlockedAt
 from torshrun.failure.cause import diagnose
 from torshrun.failure.graph import find
-from torshrun.failure.held import is_held
+from torshrun.failure.held_locks import says_held
 from torshrun.failure.kinds import Diagnosis, Kind
 from torshrun.failure.rank_report import RankReport
 from torshrun.failure.root_cause import RootCause
@@ -38,7 +38,7 @@ FLOCK = (
     ],
 )
 def test_errors_about_what_somebody_else_holds(said: str) -> None:
-    assert is_held(said)
+    assert says_held(said)
     alone = RankReport(rank=1, end="failed", reading=Diagnosis(Kind.EXCEPTION), said=said)
     other = RankReport(rank=0, end="stopped", standing=BlockedAt(call="barrier"))
     assert _found(alone, other).certainty == "likely"
@@ -48,14 +48,14 @@ def test_errors_about_what_somebody_else_holds(said: str) -> None:
     "said", ["KeyError: 'block'", "RuntimeError: block 3 is empty", "failed to lock memory pages"]
 )
 def test_other_errors_are_not(said: str) -> None:
-    assert not is_held(said)
+    assert not says_held(said)
 
 
 def test_a_lock_is_told_from_a_process_that_cannot_be_had() -> None:
     reading = diagnose(an_exit(0, 1 << 8, stderr=FLOCK))
     assert reading.kind is Kind.EXCEPTION
-    assert "wanted a lock" in reading.why
-    assert "wanted a lock" in diagnose(an_exit(0, 1 << 8, stderr=raised(LOCKED))).why
+    assert "could not get a lock" in reading.why
+    assert "could not get a lock" in diagnose(an_exit(0, 1 << 8, stderr=raised(LOCKED))).why
     fork = "BlockingIOError: [Errno 11] Resource temporarily unavailable"
     assert diagnose(an_exit(0, 1 << 8, stderr=raised(fork))).kind is Kind.LIMIT
 

@@ -1,19 +1,19 @@
-"""Words by which workers show what sort of failure theirs was, with why and what to do."""
+"""Patterns of workers' words for each kind of failure, with the reason and what to do."""
 
 from __future__ import annotations
 
-from torshrun.failure.gpu_patterns import GPU_FALLBACKS, GPU_PATTERNS
+from torshrun.failure.gpu_error_patterns import GPU_FALLBACKS, GPU_PATTERNS
 from torshrun.failure.kinds import Kind, Pattern
 
 USAGE = (
     "It refused its arguments.",
-    "Options for torshrun stand before the script's name, options for the script after it.",
+    "Options for torshrun go before the script's name, options for the script after it.",
 )
 """Reason and advice for a program that refused its arguments."""
 _IN_USE = (
     "{name} is taken: another process listens there, or one that ended has left it busy.",
     "`ss -ltnp` names the holder. Leave --master-port out and torshrun picks a free port for each "
-    "round; a port of the script's own has to differ from rank to rank (add LOCAL_RANK to it).",
+    "round; a port that the script chooses must differ from rank to rank (add LOCAL_RANK to it).",
 )
 DAMAGED = (
     "A file is damaged or cut short (truncated): it was not written to its end, or not copied "
@@ -45,7 +45,7 @@ PATTERNS = (
         Kind.ALLOCATION,
         r"^(?:\w+\.)*_?(?:Array)?MemoryError\b|Cannot allocate memory|std::bad_alloc|"
         r"not enough memory: you tried to allocate|(?:failed to|[Cc]annot) allocate memory",
-        "The system refused it memory: it asked for more than there is or than it may have.",
+        "The system refused it memory: it asked for more than exists or than it may have.",
         "Look at the size asked for, at `ulimit -v` and at `free -m`; smaller pieces need less.",
     ),
     Pattern(
@@ -60,7 +60,7 @@ PATTERNS = (
         r"\bversion \S+ (?:is required|or (?:newer|later|higher))|"
         r"\brequires (?:Python|python|torch|numpy|\w+ version)\b.*\d|"
         r"is required.*\bbut\b.*(?:found|installed|have)|bad magic number in '",
-        "Two things do not fit together that are of different versions.",
+        "Two components of different versions do not fit together.",
         "Install versions on all nodes that fit: `pip check`, and compare `pip list` and "
         "`python --version` between the nodes and the environment that it was built for.",
     ),
@@ -121,7 +121,7 @@ PATTERNS = (
     Pattern(
         Kind.LIMIT,
         r"Too many open files|\bEMFILE\b|\bENFILE\b",
-        "It has as many open files (descriptors) as it may.",
+        "It has reached its limit of open files (descriptors).",
         "Raise the limit (`ulimit -n`; nofile of the container or of limits.conf), or close what "
         "is not needed any more: DataLoaders, files, sockets.",
     ),
@@ -130,7 +130,7 @@ PATTERNS = (
         r"can't start new thread|pthread_create\b.*failed|"
         r"[Rr]esource temporarily unavailable|unable to (?:create|start) .*thread|"
         r"\bBlockingIOError: \[Errno 11\]|Cannot fork|fork: retry",
-        "The system gives it no further thread or process: the limit of processes is reached.",
+        "The system allows it no further thread or process: the limit of processes is reached.",
         "Look at `ulimit -u` (nproc), at the pids limit of the container or cgroup (pids.max), and "
         "at who starts so many threads: OMP_NUM_THREADS and DataLoaders' workers count per rank.",
     ),
@@ -180,15 +180,15 @@ PATTERNS = (
     Pattern(
         Kind.USAGE,
         r"\bport must be 0-65535|\bport\b.{0,40}\b(?:out of range|between 0 and 65535)",
-        "It asks for a port that there cannot be: ports are numbers from 0 to 65535.",
-        "See how the script counts its ports, as from a base by the rank; port 0 takes a free one.",
+        "It asks for an impossible port: ports are numbers from 0 to 65535.",
+        "See how the script computes its ports, e.g. from a base and the rank; 0 takes any free one.",
     ),
     Pattern(
         Kind.CLOCK,
         r"certificate (?:is not yet valid|has expired)|[Cc]lock skew|RequestTimeTooSkewed|"
         r"\b(?:[mac]?time|date|\w*stamp|modified|issued|created)\b.*\bin the future|not yet valid|"
         r"ImmatureSignature|ExpiredSignature|token (?:is |has )?expired|clocks? (?:differ|drift)",
-        "It goes by a time of day that does not fit: a clock is wrong, or something has expired.",
+        "It uses a time of day that does not fit: a clock is wrong, or something has expired.",
         "Compare `date` on the nodes, and let NTP or chrony set their clocks (`timedatectl`).",
     ),
     Pattern(
@@ -196,19 +196,19 @@ PATTERNS = (
         r"^(?:\w+\.)*(?:StoreError|StoreTimeout|DistStoreError|EtcdException): "
         r"(?!.*(?:refused|unreachable|No route|resolution|not known))|\betcdserver: |"
         r"failed to recv, got 0 bytes",
-        "The store by which the ranks meet did not answer, or did not have what was asked for.",
-        "It is rank 0's or the agents' (or etcd): see whether that process lives and is reached "
+        "The store through which the ranks connect did not answer, or lacked the requested key.",
+        "It is rank 0's or the agents' (or etcd): see whether that process is alive and reachable "
         "from here (MASTER_ADDR, MASTER_PORT; torshctl doctor).",
     ),
     Pattern(
         Kind.NETWORK,
         r"(?:invalid|unexpected) (?:value|reply|response|magic)\b.* (?:from|by) (?:the )?server|"
         r"\bprotocol (?:mismatch|error)\b|WRONG_VERSION_NUMBER|[Bb]adStatusLine|HTTP/\d\.\d 400",
-        "What answers at that address and port is not what it takes it for: the store of another "
-        "job, or another service.",
-        "See whose the port is (`ss -ltnp` on that host), and where the address comes from: "
-        "MASTER_ADDR and MASTER_PORT that are set by hand, in a profile for instance, win over "
-        "what torshrun sets.",
+        "Something else answers at that address and port: the store of another job, or another "
+        "service.",
+        "See which process has the port (`ss -ltnp` there), and where the address comes from: "
+        "MASTER_ADDR and MASTER_PORT that are set by hand, for example in a profile, override what "
+        "torshrun sets.",
     ),
     Pattern(
         Kind.NETWORK,
@@ -347,22 +347,22 @@ PATTERNS = (
         r"mismatch\w*|(?:another|different) \w+)\b.{0,40}\b"
         r"(?:across|between|among|on all|on rank \d+ than on|from (?:that|those) (?:of|on)|from)\b"
         r".{0,20}\b(?:ranks?|processes|workers)\b",
-        "Ranks have differently what all should have alike.",
-        "Its words say what. Have all ranks make it from the same values (a seed, a broadcast from "
+        "Ranks have different values of something that must be equal on all.",
+        "The error says what. Let all ranks make it from the same values (a seed, a broadcast from "
         "rank 0, the mean over all ranks), or keep each rank's own apart.",
     ),
     Pattern(
         Kind.USAGE,
         r"^(?:\w+\.)*CheckpointError: ",
-        "A checkpoint or a commit could not be kept, or does not fit what is to take it up.",
-        "Its words say which and why. A model, an optimizer or names that are others than those "
-        "that were saved do not fit; jobs want directories of their own.",
+        "A checkpoint or a commit could not be kept, or does not fit what should load it.",
+        "The error says which and why. Another model, optimizer or set of names than the saved one "
+        "does not fit; each job needs its own directory.",
     ),
     Pattern(
         Kind.USAGE,
         r"^(?:\w+\.)*ConfigError: ",
-        "Its arguments or its environment are not as they must be.",
-        "Its words say which, and what they may be; variables that are set by hand win over what "
+        "Its arguments or its environment are invalid.",
+        "The error says which, and what they may be; variables that are set by hand override what "
         "torshrun would set.",
     ),
     *GPU_FALLBACKS,

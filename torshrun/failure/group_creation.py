@@ -14,7 +14,7 @@ NOT_MET = "they do not reach the store at the port that MASTER_ADDR and MASTER_P
 _MEETING = frozenset({"init_process_group", "new_group"})
 
 
-def meeting(case: Incident) -> Verdict | None:
+def stuck_group_creation(case: Incident) -> Verdict | None:
     """Judge ranks that all came, but whose group was not created."""
     there = {each.rank: call_of(each) for each in case.waiting}
     calls = {*there.values()}
@@ -83,20 +83,20 @@ def _at_odds(calls: Mapping[int, str], members: Mapping[int, frozenset[int]]) ->
 def _of_address(said: str) -> Diagnosis:
     return Diagnosis(
         Kind.NETWORK,
-        "No rank reached the store where all are to meet, not even the one that may serve it"
+        "No rank reached the store through which all connect, not even the rank that may serve it"
         f"{': ' * bool(said)}{said or '.'}",
         "See where that address comes from: MASTER_ADDR, MASTER_PORT and init_method that the "
-        "script or a profile sets win over what torshrun sets; leave them out.",
+        "script or a profile sets override what torshrun sets; leave them out.",
     )
 
 
 def _of_groups(ranks: Collection[int], calls: str) -> Diagnosis:
     return Diagnosis(
         Kind.MISSING,
-        f"{format_ranks(ranks)} waited for each other in new_group: they have not all made the "
-        f"same groups before{': ' * bool(calls)}{calls}.",
-        "Every rank has to call new_group() for every group, in the same order, also for those "
-        "that it is no member of.",
+        f"{format_ranks(ranks)} waited for each other in new_group: they have not all created "
+        f"the same groups before{': ' * bool(calls)}{calls}.",
+        "Every rank must call new_group() for every group, in the same order, also for groups "
+        "that it is not a member of.",
     )
 
 

@@ -14,7 +14,12 @@ import numpy as np
 import pytest
 
 from torshrun.failure.kinds import Diagnosis, Kind
-from torshrun.failure.signs import SEARCHED_CHARS, by_child, by_frames, by_words
+from torshrun.failure.recognition import (
+    SEARCHED_CHARS,
+    diagnose_child_words,
+    diagnose_frames,
+    diagnose_words,
+)
 
 
 @pytest.mark.parametrize(
@@ -23,24 +28,28 @@ from torshrun.failure.signs import SEARCHED_CHARS, by_child, by_frames, by_words
 def test_long_words_do_not_take_long(piece: str) -> None:
     """A pattern that takes more than square time would need minutes for these."""
     said = piece * SEARCHED_CHARS
-    assert [by_words([head + said], "python") for head in ("", "unable to a", "ImportError: ")]
+    assert [
+        diagnose_words([head + said], "python") for head in ("", "unable to a", "ImportError: ")
+    ]
 
 
 @pytest.mark.parametrize("before", ["", "OSError: ", "ImportError: dlopen:", "error: '"])
 def test_a_library_that_is_missing_is_named(before: str) -> None:
-    found = by_words([f"{before}libx.so.1: cannot open shared object file: No such file"], "python")
+    found = diagnose_words(
+        [f"{before}libx.so.1: cannot open shared object file: No such file"], "python"
+    )
     assert found
     assert found.kind is Kind.IMPORT
     assert "libx.so.1'" in found.why
 
 
 def test_an_exit_code_without_end_is_none() -> None:
-    assert by_child("exit code: -" + "9" * 6000) is None
-    assert by_child("exit code: -11")
+    assert diagnose_child_words("exit code: -" + "9" * 6000) is None
+    assert diagnose_child_words("exit code: -11")
 
 
 def test_a_script_that_asks_is_told_that_nobody_answers() -> None:
-    found = by_words(["EOFError: EOF when reading a line"], "python")
+    found = diagnose_words(["EOFError: EOF when reading a line"], "python")
     assert found
     assert "stdin" in found.why
 
@@ -63,7 +72,7 @@ LOADED = "/x has no checkpoint that can be loaded. rank 0: /x/step-00000001: "
     ],
 )
 def test_not_every_error_of_checkpoints_is_of_damaged_ones(text: str, kind: str) -> None:
-    found = by_words([f"torsh_runtime.errors.CheckpointError: {text}"], "python")
+    found = diagnose_words([f"torsh_runtime.errors.CheckpointError: {text}"], "python")
     assert found
     assert found.kind is Kind[kind]
 
@@ -78,7 +87,7 @@ def test_not_every_error_of_checkpoints_is_of_damaged_ones(text: str, kind: str)
     ],
 )
 def test_an_option_is_not_a_number_that_is_none(said: str, is_nan: bool) -> None:
-    found = by_words([said], "python")
+    found = diagnose_words([said], "python")
     assert (found is not None and found.kind is Kind.NAN) is is_nan
 
 
@@ -90,7 +99,7 @@ def reading(fails: Callable[[], object]) -> Diagnosis | None:
         lines = "".join(traceback.format_exception(error)).splitlines()
         chain = [each for each in (error.__cause__ or error.__context__, error) if each]
         errors = [f"{type(each).__name__}: {each}" for each in chain]
-        return by_words(errors[::-1], "python") or by_frames(errors, lines)
+        return diagnose_words(errors[::-1], "python") or diagnose_frames(errors, lines)
     return None
 
 
@@ -156,9 +165,11 @@ def test_what_torch_says_of_whole_files_is_of_no_damaged_one(tmp_path: Path) -> 
 
 
 def test_a_checksum_of_what_ranks_have_is_of_no_file() -> None:
-    found = by_words(["RuntimeError: the checksum of the weights differs on rank 2"], "python")
+    found = diagnose_words(
+        ["RuntimeError: the checksum of the weights differs on rank 2"], "python"
+    )
     assert found is None
-    assert by_words(["OSError: checksum mismatch in data-3.bin"], "python")
+    assert diagnose_words(["OSError: checksum mismatch in data-3.bin"], "python")
 
 
 def test_a_name_that_a_newer_library_lacks_is_of_its_version() -> None:
@@ -177,7 +188,7 @@ def test_a_name_that_a_module_lacks_may_be_of_its_version_a_shadow_or_a_slip() -
 
 
 def test_a_breakpoint_that_nobody_answers_is_told_from_other_exceptions() -> None:
-    found = by_words(["bdb.BdbQuit"], "python")
+    found = diagnose_words(["bdb.BdbQuit"], "python")
     assert found
     assert found.kind is Kind.EXCEPTION
     assert "a breakpoint is left in" in found.why

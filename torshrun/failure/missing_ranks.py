@@ -6,29 +6,29 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping
 
-from torshrun.failure.between_two import NO_COUNTERPART, unmet
 from torshrun.failure.blocked_at import IN_RETRY
 from torshrun.failure.disagreement import odd_one
+from torshrun.failure.group_creation import different_groups
 from torshrun.failure.incident import MESSAGES, Incident, call_of, comparable
 from torshrun.failure.kinds import Diagnosis, Kind, of_ranks
-from torshrun.failure.meeting import different_groups
-from torshrun.failure.nodes import lost, ranks_of
+from torshrun.failure.lost_nodes import lost_nodes, ranks_of
+from torshrun.failure.pairwise_waits import NO_COUNTERPART, unmatched_messages
 from torshrun.failure.rank_report import RankReport
+from torshrun.failure.recognition import diagnose_words
 from torshrun.failure.root_cause import Certainty
-from torshrun.failure.signs import by_words
 from torshrun.failure.wording import Verdict, differ, full_call, listed, told, where_it_waits
 from torshrun.procfs import UNREAD
 from torshrun.text import format_ranks
 
 
-def pointed_at(case: Incident) -> Verdict | None:
+def blamed_by_others(case: Incident) -> Verdict | None:
     """Judge ranks that others point at, and that point at nobody."""
     ends = case.ends
     if not ends:
         return None
     gone = [each for each in case.silent if ends & {*each.ranks}]
     if gone:
-        return lost(case, gone, "likely" if ends - ranks_of(gone) else "certain")
+        return lost_nodes(case, gone, "likely" if ends - ranks_of(gone) else "certain")
     waiting = {each.rank: call_of(each) for each in case.of(ends) if call_of(each)}
     if waiting.keys() == ends:
         return _in_another(case, waiting)
@@ -55,19 +55,21 @@ def ended_too_early(case: Incident, done: Collection[int]) -> Verdict:
 
 def _alone_in(witness: RankReport, done: Collection[int]) -> Diagnosis:
     """Describe a rank that makes a call after all others have ended well."""
-    why = f"rank {witness.rank} alone went on, and waited in {where_it_waits(witness)} for others, "
-    why += f"but {format_ranks(done)} had come to the end of the program, with exit code 0."
+    why = (
+        f"rank {witness.rank} alone continued, and waited in {where_it_waits(witness)} for others, "
+    )
+    why += f"but {format_ranks(done)} had finished the program with exit code 0."
     return Diagnosis(Kind.MISSING, why, _TO_ALL)
 
 
 _TO_ALL = (
-    "Every rank must make the same calls of collectives: look for a condition on the rank around "
+    "Every rank must call the same collectives: look for a condition on the rank around "
     "that line, or for more steps on this rank than on the others (uneven data; drop_last, or "
     "DDP's join())."
 )
 
 
-def cleaning(case: Incident) -> Verdict | None:
+def in_cleanup(case: Incident) -> Verdict | None:
     """Judge ranks that were in a clean-up while the others still waited in what comes before it."""
     there = {each.rank for each in case.witnesses if each.standing and each.standing.cleans}
     ranks = {rank for rank in there if case.by_rank[rank].end == "stopped"}
@@ -75,14 +77,14 @@ def cleaning(case: Incident) -> Verdict | None:
     if not ranks or not waiting:
         return None
     who, (call, *_) = format_ranks(ranks), [call_of(case.by_rank[rank]) for rank in waiting]
-    why = f"{who} stood in a clean-up (finally or except), while {format_ranks(waiting)} waited in "
-    why += f"{call}: most likely an exception ended its work there, which it could not report yet."
+    why = f"{who} was in a clean-up (finally or except), while {format_ranks(waiting)} waited in "
+    why += f"{call}: most likely an exception ended its work, which it could not report yet."
     return Verdict(ranks, "likely", Diagnosis(Kind.EXCEPTION, why, _LET_IT_OUT))
 
 
 _LET_IT_OUT = (
-    "Look for what may raise before that line. Nothing in a clean-up should wait for other ranks, "
-    "no barrier and no collective: they do not come, and the exception is shown only after it; "
+    "Look for what may raise before that line. A clean-up should not wait for other ranks in a "
+    "barrier or collective: they do not arrive, and the exception is shown only afterwards; "
     "traceback.print_exc() there shows it at once."
 )
 
@@ -92,7 +94,7 @@ def _in_another(case: Incident, ends: Mapping[int, str]) -> Verdict:
     pointing = {each.rank: call_of(each) for each in case.of(case.edges.keys())}
     calls = {**pointing, **ends}
     if MESSAGES & {*calls.values()}:
-        return unmet(case) or _mutual(case, calls, calls)
+        return unmatched_messages(case) or _mutual(case, calls, calls)
     if "new_group" in ends.values():
         return different_groups(case)
     if set(ends.values()) <= set(pointing.values()):  # they came, and too late
@@ -106,7 +108,7 @@ def _in_another(case: Incident, ends: Mapping[int, str]) -> Verdict:
 _UNHEARD = "others lost it, and nothing is known of its node"
 
 
-def circle(case: Incident) -> Verdict | None:
+def circular_wait(case: Incident) -> Verdict | None:
     """Judge ranks that point at each other."""
     ranks = case.circles
     if not ranks:
@@ -140,7 +142,7 @@ def _mutual(case: Incident, ranks: Collection[int], calls: Mapping[int, str]) ->
                 return Verdict(unlike, certainty, differ(unlike, known))
     alike = case.do_the_same(ranks)
     if alike and not names <= MESSAGES:
-        return Verdict(ranks, "undecided", of_ranks(Kind.NETWORK, who, "", "", _IN_VAIN))
+        return Verdict(ranks, "undecided", of_ranks(Kind.NETWORK, who, "", "", _NOTHING_ARRIVES))
     if not alike and len(names) == 1:
         what = listed({each.rank: where_it_waits(each) for each in case.of(ranks)})
     deadlock = of_ranks(Kind.DEADLOCK, who, "", "each other", what)
@@ -166,10 +168,12 @@ def _is_seen(witness: RankReport) -> bool:
     return bool(standing and standing.group < 0 and comparable(standing.full) == standing.full)
 
 
-_IN_VAIN = "they were in the same collective, and what they send does not arrive, or too slowly"
+_NOTHING_ARRIVES = (
+    "they were in the same collective, and their messages do not arrive, or too slowly"
+)
 
 
-def absent(case: Incident) -> Verdict | None:
+def absent_ranks(case: Incident) -> Verdict | None:
     """Judge ranks that were outside of the collectives that others waited in."""
     away = {each.rank for each in case.away}
     if not away or not (case.waiting or case.claims("late")):
@@ -182,7 +186,7 @@ def _why_absent(case: Incident, ranks: Collection[int]) -> Diagnosis:
     found = case.of(ranks)
     thread = next((each.thread for each in found if each.thread), "")
     if thread:
-        reading, known = told(case, Kind.EXCEPTION, ranks, thread), by_words([thread], "")
+        reading, known = told(case, Kind.EXCEPTION, ranks, thread), diagnose_words([thread], "")
         return reading._replace(kind=known.kind, advice=known.hint) if known else reading
     if any(each.is_deaf for each in found):
         return told(case, Kind.HUNG, ranks, "something in the kernel, in state D")
@@ -214,17 +218,17 @@ def _in_the_way(witness: RankReport) -> str:
     return f"the file {found[1]} to go away, {_LEFT_OR_HELD}" if found else ""
 
 
-_LEFT_OR_HELD = "which another process has made, or one that was killed has left behind"
+_LEFT_OR_HELD = "which another process has created, or a killed process has left behind"
 _IS_THERE = re.compile(r"^FileExistsError: .*: ('[^'\n]+')$")
-_LOCKS = "locks that threads of its own hold, most likely each the other's"
+_LOCKS = "locks that its own threads hold, most likely each the other's"
 _LOCK_ORDER = (
-    "Take locks in the same order in all threads, and let go of them before a collective, a fork "
-    "and a call that takes other locks; acquire(timeout=) tells who cannot have one."
+    "Take locks in the same order in all threads, and release them before a collective, a fork "
+    "and a call that takes other locks; acquire(timeout=) shows which thread cannot get one."
 )
-_LEFT_BEHIND = "which a process that was killed may have left behind"
+_LEFT_BEHIND = "which a killed process may have left behind"
 
 
-def elsewhere(case: Incident) -> Verdict | None:
+def different_collectives(case: Incident) -> Verdict | None:
     """Judge ranks that waited in different collectives, or for each other."""
     # Who is ahead of others is not the one who keeps them waiting.
     behind = [each for each in case.waiting if each.rank not in case.edges] or case.waiting

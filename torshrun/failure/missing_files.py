@@ -1,4 +1,4 @@
-"""Judges ranks that wait, outside of collectives, for what another rank is to make. Pure."""
+"""Judges ranks that wait, outside of collectives, for what another rank should create. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torshrun.failure.blocked_at import A_FILE, KEYS
 from torshrun.failure.incident import Incident, call_of
 from torshrun.failure.kinds import Diagnosis, Kind
 from torshrun.failure.rank_report import RankReport
+from torshrun.failure.recognition import diagnose_words
 from torshrun.failure.root_cause import Certainty
-from torshrun.failure.signs import by_words
 from torshrun.failure.wording import Verdict, does, where_it_waits
 from torshrun.text import format_ranks
 
 
-def unmade(case: Incident) -> Verdict | None:
+def never_created(case: Incident) -> Verdict | None:
     """Judge ranks that wait for a file to appear, or for keys of the store, which others must make.
 
     A file must be made by those that are not in a collective.
@@ -29,7 +29,7 @@ def unmade(case: Incident) -> Verdict | None:
     assert at
     is_key = _asks(waiting[0])
     what = where_it_waits(waiting[0]) if is_key else f"{A_FILE} ({at.line}, at {at.place})"
-    why = f"{who} waited {'in' if is_key else 'for'} {what}, which no rank had made."
+    why = f"{who} waited {'in' if is_key else 'for'} {what}, which no rank had created."
     if not others:
         return Verdict((), "likely", Diagnosis(Kind.HUNG, why, _MAKE))
     apart = [each for each in others if not call_of(each)] or others * is_key
@@ -48,18 +48,18 @@ def _kept_from_it(others: Sequence[RankReport], lack: str) -> Verdict | None:
     if len(handled) != 1:
         return None
     first = handled[0]
-    known = by_words([first.logged], "")
-    why = f"{lack} Before, rank {first.rank} had handled an exception ({first.logged}), and went "
-    why += f"on: {does(first)}. Most likely that kept it from making it."
+    known = diagnose_words([first.logged], "")
+    why = f"{lack} Before that, rank {first.rank} had handled an exception ({first.logged}) and "
+    why += f"continued: {does(first)}. Most likely it therefore did not create it."
     kind = known.kind if known else Kind.EXCEPTION
     return Verdict({first.rank}, "likely", Diagnosis(kind, why, _TELL))
 
 
 _MOST_SHOWN = 4
 _MAKE = (
-    "See which rank is to make it, and whether it gets there: no rank may wait in a collective for "
-    "others that wait for what it makes later. A barrier or a broadcast instead of the file or key "
-    "has a timeout, and names who does not come."
+    "See which rank should create it, and whether it gets there: no rank may wait in a collective "
+    "for others that wait for what it creates later. A barrier or a broadcast instead of the file "
+    "or key has a timeout, and names the ranks that do not arrive."
 )
 
 
@@ -84,18 +84,18 @@ def _absent(apart: Sequence[RankReport], why: str, advice: str) -> Diagnosis:
     if not all(each.standing and each.standing.cleans for each in apart):
         return Diagnosis(Kind.MISSING, why, advice)
     handled = next((each.handles for each in apart if each.handles), "")
-    what = f"{_ranks(apart)} stood in a clean-up (finally or except): most likely an exception"
+    what = f"{_ranks(apart)} was in a clean-up (finally or except): most likely an exception"
     what += f" ({handled})" if handled else ""
     return Diagnosis(Kind.EXCEPTION, f"{why} {what} had ended the work there.", _LET_IT_OUT)
 
 
 _LET_IT_OUT = (
-    "Mend what raised it. A clean-up that takes long keeps the exception from being shown, and "
-    "others from knowing of it: let it out first, or tell the others."
+    "Fix what raised it. During a long clean-up the exception is not shown, and the other ranks do "
+    "not know of it: raise it first, or tell them."
 )
 
 
-def unset(case: Incident) -> Verdict | None:
+def unset_key(case: Incident) -> Verdict | None:
     """Judge ranks whose store did not have keys of the program's own in time: if all others were in
     collectives, the ranks that asked may have asked for the wrong keys.
     """
@@ -104,10 +104,8 @@ def unset(case: Incident) -> Verdict | None:
     if not keys or not others or case.silent:
         return None
     first, apart = min(keys), [each for each in others if not call_of(each)]
-    why = (
-        f"{format_ranks(keys)} waited in vain for '{keys[first]}' in the store, which no rank had "
-    )
-    why += f"set. Meanwhile {'; '.join(map(does, (apart or others)[:_MOST_SHOWN]))}."
+    why = f"{format_ranks(keys)} timed out waiting for '{keys[first]}' in the store, which no rank "
+    why += f"had set. Meanwhile {'; '.join(map(does, (apart or others)[:_MOST_SHOWN]))}."
     if apart:
         return Verdict([each.rank for each in apart], "likely", Diagnosis(Kind.MISSING, why, _MAKE))
     handled = _kept_from_it(others, why)
@@ -125,7 +123,7 @@ _UNSET = re.compile(
 _SAME_KEY = "Compare the names of keys that ranks set and ask for, with their prefixes."
 
 
-def not_made(case: Incident) -> Verdict | None:
+def creation_failed(case: Incident) -> Verdict | None:
     """Blame ranks that could not make a file, by their own words, and continued.
 
     Others then did not find that file.
@@ -143,7 +141,7 @@ def not_made(case: Incident) -> Verdict | None:
     return _of_makers(makers, f"Meanwhile {_ranks(own)} did not find it.") if makers else None
 
 
-def taken_away(case: Incident) -> Verdict | None:
+def removed_too_early(case: Incident) -> Verdict | None:
     """Blame ranks that said that they remove what others then did not find: it may have been too
     early, or the others too late.
     """
@@ -159,15 +157,15 @@ def taken_away(case: Incident) -> Verdict | None:
     if not removers:
         return None
     first = removers[0]
-    why = f"{missing[0].reading.why} Before, rank {first.rank} had said: {first.removed}."
+    why = f"{missing[0].reading.why} Before that, rank {first.rank} had written: {first.removed}."
     ranks = {each.rank for each in (*missing, *removers)}
     return Verdict(ranks, "undecided", Diagnosis(Kind.NO_FILE, why, _AGREE))
 
 
 _PATH = re.compile(r"(?<=')[^'\n]*[./][^'\n]*(?=')")
 _AGREE = (
-    "No rank may remove or move a file that another one has still to read: have all come to a "
-    "barrier between the two, or keep one more."
+    "No rank may remove or move a file that another rank has yet to read: put a barrier between "
+    "the two, or keep one more file."
 )
 
 
@@ -180,16 +178,16 @@ def _takes(said: str, path: str) -> bool:
 def _of_makers(makers: Sequence[RankReport], lack: str) -> Verdict:
     """Judge ranks that said they could not make a file, which others lack."""
     first = makers[0]
-    known = by_words([first.unmade], "")
-    why = f"{_ranks(makers)} could not make a file, and went on ({first.unmade}). {lack}"
+    known = diagnose_words([first.unmade], "")
+    why = f"{_ranks(makers)} could not create a file, and continued ({first.unmade}). {lack}"
     kind = known.kind if known else Kind.NO_FILE
     certainty: Certainty = "likely" if len(makers) == 1 else "undecided"
     return Verdict([each.rank for each in makers], certainty, Diagnosis(kind, why, _TELL))
 
 
 _TELL = (
-    "Its own words say why it could not. Let such an error end the rank, or tell the others "
-    "whether the file is there, as by a broadcast, before they look for it."
+    "Its output says why it could not. Let such an error end the rank, or tell the others whether "
+    "the file exists, for example by a broadcast, before they look for it."
 )
 
 
@@ -207,7 +205,7 @@ def _is_named(name: str, said: str) -> bool:
     return bool(name) and re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", said) is not None
 
 
-def given_up(case: Incident) -> Verdict | None:
+def gave_up_waiting(case: Incident) -> Verdict | None:
     """Judge a round in which most ranks gave up waiting for something of their own, in the same
     way, while the others were at work elsewhere, outside of collectives.
     """
@@ -218,14 +216,14 @@ def given_up(case: Incident) -> Verdict | None:
     if {_place(each) for each in own} & {_place(each) for each in still}:
         return None
     why = f"{format_ranks([each.rank for each in own])} gave up waiting ({own[0].said}), while "
-    why += f"{'; '.join(map(does, still[:_MOST_SHOWN]))}: most likely for what is done there."
+    why += f"{'; '.join(map(does, still[:_MOST_SHOWN]))}: most likely for the result of that."
     return Verdict([each.rank for each in still], "likely", _absent(still, why, _LONGER))
 
 
 _GAVE_UP = re.compile(r"^(?:\w+\.)*(?:Timeout\w*|\w*Timeout(?:Error)?)\b")
 _LONGER = (
-    "See what takes so long there, and whether it ends; wait for longer than that, or in a "
-    "collective with a timeout that fits (barrier, broadcast)."
+    "See what takes so long there, and whether it ends; wait longer than that, or in a collective "
+    "with a suitable timeout (barrier, broadcast)."
 )
 
 
