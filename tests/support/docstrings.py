@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 DONE = (
     "torsh_runtime/backends",
     "torsh_runtime/checkpoint",
+    "torsh_runtime/comm",
     "torsh_runtime/compression",
     "torsh_runtime/elastic",
     "torsh_runtime/framework",
@@ -39,6 +40,7 @@ DONE = (
     "torsh_runtime/parallel/dispatch",
     "torsh_runtime/parallel/experts",
     "torsh_runtime/parallel/fsdp",
+    "torsh_runtime/parallel/operations",
     "torsh_runtime/parallel/pipeline",
     "torsh_runtime/parallel/regions",
     "torsh_runtime/parallel/state",
