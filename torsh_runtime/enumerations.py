@@ -1,8 +1,9 @@
-"""What Python and the compiled core number alike.
+"""Defines what Python and the compiled core number alike.
 
 The build makes the core's enumerations of this file (cmake/enumerations.py), in the order in which
-they stand here; what is changed here takes effect once the core is built again. Nothing but the
-standard library is imported: the build and the launcher read it, and have neither numpy nor a core.
+they are listed here; what is changed here takes effect once the core is built again. Nothing but
+the standard library is imported: the build and the launcher read it, and have neither numpy nor a
+core.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ Operation = Literal[
 ]
 OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 NOTED = ("wait", "batch")
-"""What a recording holds beside operations, numbered after them: a wait for one that goes on by
-itself, and the launch of several together."""
+"""Entries of a recording other than operations, numbered after them: a wait for an operation that
+is in progress, and the launch of several together.
+"""
 ITEM_BYTES = {
     "bool": 1,
     "int8": 1,
@@ -47,17 +49,23 @@ ITEM_BYTES = {
 """The bytes of an element of each dtype."""
 DTYPES = tuple(ITEM_BYTES)
 OF_LIST = -2
-"""What stands for the root of a call with a list of arrays, which has none."""
+"""The number used as the root of a call with a list of arrays, which has none."""
 PATHS = ("shared memory", "network", "both", "nccl", "mpi", "gloo")
-"""Which way an operation's bytes went, numbered from 1 on; 0 is unknown."""
+"""The ways that an operation's bytes can go, numbered from 1 on; 0 is unknown."""
 
 
 class ReduceOp(IntEnum):
-    """How values of different ranks become one, as in torch.distributed.
+    """Selects how values of different ranks become one, as in torch.distributed.
 
     Integers wrap around on overflow; bool counts as one bit: SUM and MAX are OR, PRODUCT and MIN
     are AND. AVG and PREMUL_SUM are for numbers, MIN and MAX not for complex ones, BAND, BOR and
     BXOR for integers and bool. Other combinations raise TypeError.
+
+    Example:
+        ```python
+        tr.all_reduce(gradient, tr.ReduceOp.AVG)
+        tr.all_reduce(loss, tr.ReduceOp.PREMUL_SUM(0.5))
+        ```
     """
 
     SUM = 0
@@ -65,39 +73,58 @@ class ReduceOp(IntEnum):
     """The sum divided by the world size; integers round towards zero."""
     PRODUCT = 2
     MIN = 3
-    """NaN if any rank has NaN, as numpy.minimum."""
+    """The smallest value; NaN if any rank has NaN, as numpy.minimum."""
     MAX = 4
-    """NaN if any rank has NaN, as numpy.maximum."""
+    """The largest value; NaN if any rank has NaN, as numpy.maximum."""
     BAND = 5
     BOR = 6
     BXOR = 7
     PREMUL_SUM = 8
-    """Each rank's values times its own factor, summed: ReduceOp.PREMUL_SUM(factor). Floating point
-    only."""
+    """Sum of each rank's values times its own factor: ReduceOp.PREMUL_SUM(factor). Floating point
+    only.
+    """
 
     def __call__(self, factor: float) -> PremulSum:
-        """The reduction PREMUL_SUM with this rank's factor; TypeError of the others."""
+        """Return the reduction PREMUL_SUM with this rank's factor.
+
+        Raises:
+            TypeError: For the other reductions.
+        """
         if self is not ReduceOp.PREMUL_SUM:
             raise TypeError(f"ReduceOp.{self.name} takes no factor; PREMUL_SUM does")
         return PremulSum(factor)
 
 
 class PremulSum(NamedTuple):
-    """The reduction PREMUL_SUM with this rank's factor."""
+    """Represents the reduction PREMUL_SUM with this rank's factor.
+
+    Example:
+        ```python
+        tr.all_reduce(gradient, tr.PremulSum(1 / tr.get_world_size()))
+        ```
+    """
 
     factor: float
+    """The number that this rank's values are multiplied by before the sum."""
 
 
 REDUCTIONS = tuple(ReduceOp.__members__)
 
 
 class CommunicationStrategy(StrEnum):
-    """How ranks of several nodes carry out collectives."""
+    """Selects how ranks of several nodes carry out collectives.
+
+    Example:
+        ```python
+        ring = tr.CommunicationStrategy.RING  # or "ring"
+        mesh = tr.init_device_mesh((2, 4), ("dp", "tp"), comm_strategy=ring)
+        ```
+    """
 
     ADAPTIVE = "adaptive"
-    """By size, and hierarchical where a node has several ranks; the default."""
+    """Chosen by size, and hierarchical where a node has several ranks; the default."""
     STANDARD = "standard"
-    """All to one rank, and from there to all."""
+    """Sent to a single rank by all, and from there to all."""
     RING = "ring"
     TREE = "tree"
     HIERARCHICAL = "hierarchical"
@@ -105,7 +132,7 @@ class CommunicationStrategy(StrEnum):
 
 
 class FailureKind(IntEnum):
-    """Why the core did not complete an operation."""
+    """Names why the core did not complete an operation."""
 
     NONE = 0
     PEER_LOST = 1
@@ -116,11 +143,12 @@ class FailureKind(IntEnum):
     MISMATCH = 4
     ABORTED = 5
     CLOSED = 6
-    """This process has closed the group. This kind and the following ones concern the caller alone;
-    the group itself may be sound."""
+    """The group was closed by this process. This kind and the following ones concern the caller
+    alone; the group itself may be sound.
+    """
     BUSY = 7
-    """Another thread of this process has not given the group back in time."""
+    """The group was not given back in time by a different thread of this process."""
     NESTED = 8
     """A signal handler called it that had interrupted an operation."""
     FORKED = 9
-    """This process is a fork of the rank's."""
+    """The process is a fork of the rank's."""

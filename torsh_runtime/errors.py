@@ -7,26 +7,35 @@ from typing import Any, NamedTuple
 
 
 class Blame(NamedTuple):
-    """What an error says of other ranks, for who looks for the root cause."""
+    """Holds what an error says of other ranks, for the search for the root cause."""
 
     how: str
     """"lost": they ended. "late": they did not come in time. "mismatch": they did other things."""
     ranks: tuple[int, ...] = ()
-    """Whom it blames, by the group's own ranks; () if it does not know."""
+    """The ranks it blames, as the group's own; () if it does not know."""
     op: str = ""
-    """What this rank was doing."""
+    """The operation of this rank."""
     calls: Mapping[int, str] = {}
-    """Of a mismatch: what ranks called."""
+    """The calls of the ranks, if it is a mismatch."""
 
 
 class TorshError(Exception):
-    """Root of everything that torshrun and torsh_runtime raise on purpose.
+    """Represents everything that torshrun and torsh_runtime raise on purpose.
 
     All of them can be pickled and copied, as what comes out of other processes must be.
 
-    Attributes: blame (what it says of other ranks; None if nothing), members (the ranks in the
-    launched job of the group's ranks, in their order, -1 for who is of another job; () if that is
-    not known).
+    Attributes:
+        blame: What it says of other ranks; None if nothing.
+        members: The ranks in the launched job of the group's ranks, in their order, -1 for one of a
+            different job; () if that is not known.
+
+    Example:
+        ```python
+        try:
+            tr.init_process_group()
+        except tr.TorshError as error:
+            print(error)
+        ```
     """
 
     blame: Blame | None = None
@@ -34,14 +43,27 @@ class TorshError(Exception):
 
 
 class ConfigError(TorshError, ValueError):
-    """The caller's options, environment or arguments are wrong; nothing was started."""
+    """Reports that the caller's options, environment or arguments are wrong; nothing was started.
+
+    It is a ValueError, too.
+
+    Example:
+        ```python
+        try:
+            tr.init_process_group("single")
+        except tr.ConfigError as error:
+            print(error)  # backend 'single' is for one rank; world_size is 4
+        ```
+    """
 
 
 def disagreement(
     text: str, accounts: Mapping[int, str], members: Sequence[int] = ()
 ) -> ConfigError:
-    """What is raised where ranks were given different things; `accounts` says what, by rank of a
-    group with these `members`."""
+    """Return the error to raise where ranks were given different things.
+
+    `accounts` says what, by rank of a group with these `members`.
+    """
     error = ConfigError(text)
     error.blame = Blame("mismatch", tuple(accounts), "", accounts)
     error.members = tuple(members)
@@ -49,37 +71,76 @@ def disagreement(
 
 
 class StoreError(TorshError):
-    """The key-value store refused a request or cannot be reached."""
+    """Reports that the key-value store refused a request or cannot be reached.
+
+    Example:
+        ```python
+        try:
+            tr.get_store().set("step", "7")
+        except tr.StoreError:
+            print("the store is gone")
+        ```
+    """
 
 
 class StoreTimeout(StoreError, TimeoutError):
-    """The store did not answer, or a key did not appear, within the time given."""
+    """Reports that the store did not answer, or a key did not appear, within the time given.
+
+    It is a TimeoutError, too.
+
+    Example:
+        ```python
+        try:
+            store.wait(["ready"], timeout=10)
+        except tr.StoreTimeout as error:
+            print(error)  # names the missing keys
+        ```
+    """
 
 
 class RendezvousError(TorshError):
-    """The nodes could not agree on a round."""
+    """Reports that the nodes could not agree on a round."""
 
 
 class RendezvousClosed(RendezvousError):
-    """The run is over; no further round will be formed."""
+    """Reports that the run is over: no further round will be formed."""
 
 
 class RendezvousTimeout(RendezvousError, TimeoutError):
-    """Too few nodes came within the join timeout."""
+    """Reports that too few nodes came within the join timeout."""
 
 
 class WorkerFailed(TorshError):
-    """A worker process ended badly."""
+    """Reports that a worker process ended badly."""
 
 
 class CheckpointError(TorshError):
-    """A checkpoint is missing, damaged or does not fit."""
+    """Reports that a checkpoint is missing, damaged or does not fit.
+
+    Example:
+        ```python
+        try:
+            checkpointer.load(state)
+        except tr.CheckpointError as error:
+            print(error)
+        ```
+    """
 
 
 class BackendUnavailable(TorshError):
-    """A backend or optional feature cannot be used on this machine.
+    """Reports that a backend or optional feature cannot be used on this machine.
 
-    Attributes: feature (its name), remedy (the command or step that makes it available).
+    Attributes:
+        feature: The feature's name.
+        remedy: The command or step that makes it available.
+
+    Example:
+        ```python
+        try:
+            tr.init_process_group("nccl")
+        except tr.BackendUnavailable as error:
+            print(error.remedy)
+        ```
     """
 
     def __init__(self, feature: str, remedy: str) -> None:
@@ -92,12 +153,26 @@ class BackendUnavailable(TorshError):
 
 
 class PipelineError(TorshError, RuntimeError):
-    """A stage of a pipeline raised, or what it waits for did not come; all ranks of the pipeline
-    raise it, and their group is dead.
+    """Reports that a stage of a pipeline raised, or that what it waits for did not come.
 
-    Attributes: rank (whose stage it was, in the pipeline's group), stage, microbatch (None: of
-    none), step (such as "F5", or "F5 waits for F5 of stage 0 of rank 0"), reason (what went wrong
-    there), place (who that rank is, "rank 3, pp 1, tp 1"; "" if it has no other name).
+    All ranks of the pipeline raise it, and their group is dead.
+
+    Attributes:
+        rank: The rank whose stage it was, in the pipeline's group.
+        stage: The stage's number.
+        microbatch: The microbatch's number; None if it was none.
+        step: The step, such as "F5", or "F5 waits for F5 of stage 0 of rank 0".
+        reason: What went wrong there.
+        place: The rank's name, such as "rank 3, pp 1, tp 1"; "" if it has no other name.
+
+    Example:
+        ```python
+        try:
+            loss = pipeline.step(batch, target)
+        except tr.PipelineError as error:
+            print(f"stage {error.stage} failed: {error.reason}")
+            raise
+        ```
     """
 
     def __init__(
@@ -120,19 +195,43 @@ class PipelineError(TorshError, RuntimeError):
 
 
 class CommError(TorshError, RuntimeError):
-    """A collective did not complete. The process group it happened in is dead afterwards;
-    a new one may be made in the same process.
+    """Reports that a collective or message did not complete.
+
+    The process group it happened in is dead afterwards; a new one may be created in the same
+    process. With `async_op` the Work's `wait()` raises it.
+
+    Example:
+        ```python
+        try:
+            tr.all_reduce(gradient)
+        except tr.CommError:
+            tr.destroy_process_group()
+            raise
+        ```
     """
 
 
 class PeerLost(CommError):
-    """Another rank died or left the group while this one needed it.
+    """Reports that a rank died or left the group while this one needed it.
 
-    Attributes: rank (who was lost), op (what this rank was doing), sequence (which operation of
-    the group it was, counted from 1; 0 for messages and while the group is made), detail (what
-    became of it, where more is known than that its process has ended), group (whose rank that is,
-    such as "axis tp"; "" if ranks of the group are those of the job), name (who that is in the job,
-    such as "rank 5, pp 1, tp 1"; "" where it has no other name).
+    Attributes:
+        rank: The rank that was lost.
+        op: What this rank was doing.
+        sequence: Which operation of the group it was, counted from 1; 0 for messages and while the
+            group is created.
+        detail: What became of the rank, where more is known than that its process has ended.
+        group: The group that the rank's number is of, such as "axis tp"; "" if ranks of the group
+            are those of the job.
+        name: The rank's name in the job, such as "rank 5, pp 1, tp 1"; "" if it has no other name.
+
+    Example:
+        ```python
+        try:
+            tr.barrier()
+        except tr.PeerLost as error:
+            print(f"rank {error.rank} was lost in {error.op}")
+            raise
+        ```
     """
 
     def __init__(
@@ -157,10 +256,21 @@ class PeerLost(CommError):
 
 
 class GradientError(TorshError, RuntimeError):
-    """A backward pass did not give the gradients that ranks could average; all ranks raise it, and
-    none has changed its parameters.
+    """Reports that a backward pass did not give gradients that ranks could average.
 
-    Attributes: problems (what was wrong, by rank).
+    All ranks raise it, and none has changed its parameters.
+
+    Attributes:
+        problems: What was wrong, by rank.
+
+    Example:
+        ```python
+        try:
+            loss(model(batch)).backward()
+        except tr.GradientError as error:
+            print(error.problems)
+            raise
+        ```
     """
 
     def __init__(self, problems: Mapping[int, str]) -> None:
@@ -173,10 +283,23 @@ class GradientError(TorshError, RuntimeError):
 
 
 class CommTimeout(CommError, TimeoutError):
-    """A collective passed its deadline.
+    """Reports that an operation passed its deadline. It is a TimeoutError, too.
 
-    Attributes: op, sequence, seconds (the timeout), missing (ranks that had not arrived),
-    detail (what else the text says of them).
+    Attributes:
+        op: The operation.
+        sequence: Which operation of the group it was, counted from 1; 0 for messages.
+        seconds: The timeout.
+        missing: The ranks that had not arrived; () if that is not known.
+        detail: What else the text says of them.
+
+    Example:
+        ```python
+        try:
+            tr.barrier(timeout=30)
+        except tr.CommTimeout as error:
+            print("missing ranks:", error.missing)
+            raise
+        ```
     """
 
     def __init__(
@@ -206,16 +329,38 @@ class CommTimeout(CommError, TimeoutError):
 
 
 class CommAborted(CommError):
-    """The group was aborted on purpose, by this process or by a peer."""
+    """Reports that the group was aborted on purpose, by this process or by a peer.
+
+    Example:
+        ```python
+        work = tr.all_reduce(gradient, async_op=True)
+        tr.group.WORLD.abort()
+        work.wait()  # raises CommAborted, unless the operation was complete
+        ```
+    """
 
     blame = Blame("lost")
 
 
 class CommMismatch(CommError):
-    """Two ranks called different operations, or the same one with different arguments.
+    """Reports that two ranks called different operations, or one with different arguments.
 
-    Attributes: sequence, rank and call (this rank's own), other_rank and other_call, detail (what
-    else the text says of these ranks).
+    Attributes:
+        sequence: Which operation of the group it was, counted from 1.
+        rank: This rank.
+        call: This rank's call.
+        other_rank: A rank whose call was different.
+        other_call: That rank's call.
+        detail: What else the text says of these ranks.
+
+    Example:
+        ```python
+        try:
+            tr.all_reduce(gradient)
+        except tr.CommMismatch as error:
+            print(f"rank {error.other_rank} called {error.other_call}")
+            raise
+        ```
     """
 
     def __init__(
@@ -248,5 +393,5 @@ class CommMismatch(CommError):
 
 
 def named_operation(op: str, sequence: int) -> str:
-    """How errors name an operation; `sequence` as in PeerLost."""
+    """Return how errors name an operation; `sequence` is as in PeerLost."""
     return f"{op} (operation {sequence} of the group)" if sequence else op

@@ -136,7 +136,7 @@ class GroupRegistry:
             self._open.remove(group)
 
     def name(self, parent: str, ranks: Sequence[int]) -> str:
-        """Return a new group's name: the same on all members, whatever other groups each has made."""
+        """Return a new group's name, the same on all members, whatever other groups they made."""
         members = ",".join(map(str, ranks))
         digest = hashlib.sha256(members.encode()).hexdigest()[:16]
         with self._lock:

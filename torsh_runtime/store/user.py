@@ -1,4 +1,4 @@
-"""The job's store as programs see it, with the names of torch.distributed.Store."""
+"""Provides the job's store to programs, with the names of torch.distributed.Store."""
 
 from __future__ import annotations
 
@@ -23,18 +23,32 @@ _KEYS, _BARRIERS, _QUEUES = "keys/", "barriers/", "queues/"
 
 
 class Store:
-    """Keys and values that all ranks of the job share; any number of threads may use it.
+    """Holds keys and values that all ranks of the job share; any number of threads may use it.
 
-    Keys are non-empty strings; values bytes of a little less than 64 MiB, and strings, which count
-    as UTF-8. get_store() gives the job's: nothing that is done here reaches what the library
-    keeps there for itself. Every call raises StoreError when the store has gone or refuses, and
-    StoreTimeout when it does not answer; TypeError for keys and values that are none, and
-    ValueError for timeouts that are none.
+    Keys are non-empty strings; values are bytes of a little less than 64 MiB, and strings, which
+    count as UTF-8. get_store() returns the job's: nothing that is done here reaches what the
+    library keeps there for itself.
+
+    Every call raises StoreError if the store is gone or refuses, and StoreTimeout if it does not
+    answer; TypeError for invalid keys and values, and ValueError for invalid timeouts.
+
+    Example:
+        ```python
+        store = tr.get_store()
+        if tr.get_rank() == 0:
+            store.set("run", "42")
+        store.get("run")  # b"42", on all ranks
+        ```
     """
 
     def __init__(self, client: StoreClient, timeout: Timeout, prefix: str = "") -> None:
-        """`client`: scoped to what is this store's alone. `timeout`: what get() and wait() take
-        unless they are told otherwise, in seconds or as a timedelta. `prefix`: of all keys.
+        """Create a store.
+
+        Args:
+            client: The connection, scoped to what is this store's alone.
+            timeout: Seconds or a timedelta that get() and wait() take unless they are given a
+                timeout.
+            prefix: The prefix of all keys.
         """
         self._client = client
         self._prefix = prefix
@@ -42,57 +56,84 @@ class Store:
 
     @property
     def timeout(self) -> timedelta:
-        """How long get() and wait() wait at most."""
+        """Return how long get() and wait() wait at most."""
         return timedelta(seconds=self._seconds)
 
     def set_timeout(self, timeout: float | timedelta) -> None:
-        """Let get() and wait() of this object wait so long, in seconds or as a timedelta."""
+        """Set how long get() and wait() of this object wait.
+
+        Args:
+            timeout: Seconds or a timedelta, from 0 on.
+
+        Raises:
+            ValueError: If it is no such number.
+        """
         self._seconds = _in_seconds(timeout, self._seconds)
 
     def prefix(self, prefix: str) -> Store:
-        """The same store, in which every key has `prefix` and a slash before it."""
+        """Return this store with `prefix` and a slash before every key."""
         return Store(self._client, self._seconds, f"{self._prefix}{prefix}/")
 
     def clone(self) -> Store:
-        """The same store with a timeout of its own."""
+        """Return the same store with a timeout of its own."""
         return Store(self._client, self._seconds, self._prefix)
 
     def has_extended_api(self) -> bool:
-        """True: it has append, multi_get and multi_set."""
+        """Return True: the store has append, multi_get and multi_set."""
         return True
 
     def set(self, key: str, value: Value) -> None:
-        """Write the key."""
+        """Write `value` to the key."""
         self._client.put(self._key(key), _bytes(value))
 
     def get(self, key: str) -> bytes:
-        """The key's value; waits for it to be there. StoreTimeout if it does not come."""
+        """Return the key's value; wait until it exists.
+
+        Raises:
+            StoreTimeout: If it does not exist within the store's timeout.
+        """
         return self.multi_get([key])[0]
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """The values of all these keys; waits until all are there."""
+        """Return the values of all these keys, in order; wait until all exist.
+
+        Raises:
+            StoreTimeout: If some do not exist within the store's timeout; it names them.
+        """
         found = self._wait(keys, None)
         return [found[self._key(key)].value for key in keys]
 
     def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
-        """Write all these keys as one change: nobody sees some of them without the others."""
+        """Write all these keys as one change: nobody sees some of them without the others.
+
+        Args:
+            keys: The keys.
+            values: A value for each key.
+
+        Raises:
+            ValueError: If there are not as many values as keys.
+        """
         _check_list(keys)
         pairs = zip(map(self._key, keys), map(_bytes, values), strict=True)
         self._client.transact((), [Put(key, value) for key, value in pairs])
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a counter, which is decimal text and 0 while it is absent; its new value."""
+        """Add `amount`, an integer, to a counter and return its new value.
+
+        The key's value is decimal text; an absent counter is 0.
+        """
         return self._client.add(self._key(key), index(amount))
 
     def append(self, key: str, value: Value) -> None:
-        """Write the value behind what the key has."""
+        """Append `value` to the key's value."""
         addition = _bytes(value)
         self._change(key, lambda entry: (entry.value if entry else b"") + addition)
 
     def compare_set(self, key: str, expected_value: Value, desired_value: Value) -> bytes:
-        """Write desired_value if the key has expected_value, or is absent and that is empty.
+        """Write `desired_value` if the key has `expected_value`, or is absent and that is empty.
 
-        What the key has then; expected_value if it is absent still.
+        Returns:
+            The key's value afterwards; `expected_value` if it is still absent.
         """
         expected, desired = _bytes(expected_value), _bytes(desired_value)
 
@@ -103,35 +144,48 @@ class Store:
         return entry.value if entry else expected
 
     def wait(self, keys: Sequence[str], timeout: Timeout = None) -> None:
-        """Wait until all these keys are there. StoreTimeout, naming those that are not."""
+        """Wait until all these keys exist.
+
+        Args:
+            keys: The keys.
+            timeout: Seconds or a timedelta; None is the store's timeout.
+
+        Raises:
+            StoreTimeout: If some do not exist in time; it names them.
+        """
         self._wait(keys, timeout)
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all these keys are there now."""
+        """Return whether all these keys exist now."""
         _check_list(keys)
         return all(self._client.get(self._key(key)) is not None for key in keys)
 
     def delete_key(self, key: str) -> bool:
-        """Delete the key; whether it was there."""
+        """Delete the key, and return whether it existed."""
         return self._client.delete(self._key(key))
 
     def list_keys(self) -> list[str]:
-        """All keys, in order."""
+        """Return all keys, in order."""
         listing = self._client.list(_KEYS + self._prefix)
         return [entry.key.removeprefix(_KEYS + self._prefix) for entry in listing.items]
 
     def num_keys(self) -> int:
-        """Number of keys."""
+        """Return the number of keys."""
         return len(self.list_keys())
 
     def queue_push(self, key: str, value: Value) -> None:
-        """Put a value at the end of a queue. Its name is a matter of its own: no key has it."""
+        """Append a value to a queue. Queues have names of their own, which are not keys."""
         self._queue(key).push(_bytes(value))
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
-        """Take the first value out of a queue; waits for one if `block`. Each is got once.
+        """Take the first value out of a queue; each value is returned to one caller only.
 
-        StoreTimeout if there is none.
+        Args:
+            key: The queue's name.
+            block: Whether to wait for a value, for at most the store's timeout.
+
+        Raises:
+            StoreTimeout: If there is none.
         """
         queue = self._queue(key)
         value = queue.pop(self._seconds) if block else queue.take()
@@ -140,24 +194,42 @@ class Store:
         return value
 
     def queue_len(self, key: str) -> int:
-        """Number of values in a queue."""
+        """Return the number of values in the queue `key`."""
         return len(self._queue(key))
 
     def barrier(self, key: str, world_size: int, timeout: Timeout = None) -> None:
-        """Return when so many have called it with this key; it can be called again and again.
+        """Wait until `world_size` callers have called it with this key; it can be used again and
+        again.
 
-        StoreTimeout if they do not come: then it is as if this one had not called it. ValueError
-        for a world_size below 1.
+        Args:
+            key: The barrier's name, which is not one of the keys.
+            world_size: The number of callers.
+            timeout: Seconds or a timedelta; None is the store's timeout.
+
+        Raises:
+            StoreTimeout: If they do not come. It is then as if this one had not called it.
+            ValueError: If `world_size` is below 1.
         """
         seconds = _in_seconds(timeout, self._seconds)
         StoreBarrier(self._beside(_BARRIERS, key), world_size).pass_it(seconds)
 
     def watch(self, prefix: str = "", timeout: Timeout = None) -> StoreWatch:
-        """What becomes of the keys that begin with `prefix`: each as it stands, as a put, and then
-        every change, in order and without gaps.
+        """Return an iterator over the changes of the keys that begin with `prefix`.
 
-        Iterating raises StoreTimeout when nothing comes for `timeout` (None: the store's), and can
-        go on then. Use it in `with`, for it holds a connection.
+        Each existing key comes first, as a put, and then every change, in order and without gaps.
+        Use it in `with`, because it holds a connection.
+
+        Args:
+            prefix: The beginning of the keys.
+            timeout: Seconds or a timedelta after which iterating raises StoreTimeout if nothing
+                comes, and can then continue; None is the store's timeout.
+
+        Example:
+            ```python
+            with tr.get_store().watch("jobs/") as changes:
+                for change in changes:
+                    print(change.kind, change.key, change.value)
+            ```
         """
         seconds = _in_seconds(timeout, self._seconds)
         return StoreWatch(self._client.scoped(_KEYS + self._prefix), prefix, seconds)
@@ -168,7 +240,7 @@ class Store:
         return self._client.wait([self._key(key) for key in keys], seconds) if keys else {}
 
     def _change(self, key: str, change: Callable[[Entry | None], bytes | None]) -> Entry | None:
-        """Write what `change` makes of the key, unless it is None; as it stands then."""
+        """Write what `change` makes of the key, unless it is None, and return the entry afterwards."""
         name, deadline = self._key(key), time.monotonic() + self._seconds
         while True:
             entry = self._client.get(name)
@@ -183,14 +255,18 @@ class Store:
                 raise StoreTimeout(f"others have changed {key!r} for {self._seconds:g} s all along")
 
     def apart(self, name: str) -> tuple[StoreClient, str]:
-        """For the library: a part of the store that no key of a program is in, and its prefix."""
+        """Return a part of the store that no key of a program is in, for the library, and its
+        prefix.
+
+        `name` is the part's.
+        """
         return self._client.scoped(f"{name}/{self._prefix}"), self._prefix
 
     def _queue(self, key: str) -> StoreQueue:
         return StoreQueue(self._beside(_QUEUES, key))
 
     def _beside(self, kind: str, key: str) -> StoreClient:
-        """What belongs to a key that is none of those that values have."""
+        """Return what belongs to a key and is not one of the keys that have values."""
         name = self._key(key)
         return self._client.scoped(f"{kind}{len(name)}:{name}/")
 
@@ -203,7 +279,22 @@ class Store:
 
 
 class StoreWatch(Closing):
-    """What becomes of some keys of a store, for one thread at a time. Made by Store.watch()."""
+    """Iterates over the changes of some keys of a store, for one thread at a time.
+
+    Store.watch() creates it. Each change has kind ("put" or "delete"), key, value (bytes) and
+    revision.
+
+    Raises:
+        StoreTimeout: While iterating, if no change comes for the timeout. It can then continue.
+        StoreError: If the store is gone.
+
+    Example:
+        ```python
+        with tr.get_store().watch("jobs/") as changes:
+            first = changes.next(timeout=10)
+            print(first.key, first.value)
+        ```
+    """
 
     def __init__(self, client: StoreClient, prefix: str, timeout: float) -> None:
         listing = client.list(prefix)
@@ -220,20 +311,35 @@ class StoreWatch(Closing):
         return self.next()
 
     def next(self, timeout: Timeout = None) -> Event:
-        """The next change. StoreTimeout when none comes for `timeout`; call it again."""
+        """Return the next change.
+
+        Args:
+            timeout: Seconds or a timedelta; None is that of watch().
+
+        Raises:
+            StoreTimeout: If none comes in time; call it again.
+        """
         if self._present:
             return self._present.popleft()
         return self._changes.next(_in_seconds(timeout, self._timeout))
 
     def close(self) -> None:
-        """End it."""
+        """End the watch and close its connection."""
         self._changes.close()
 
 
 class PrefixStore(Store):
-    """Another store, in which every key has a prefix and a slash before it."""
+    """Wraps a store so that every key has a prefix and a slash before it.
+
+    Example:
+        ```python
+        jobs = tr.PrefixStore("jobs", tr.get_store())
+        jobs.set("42", "ready")  # the key jobs/42
+        ```
+    """
 
     def __init__(self, prefix: str, store: Store) -> None:
+        """Wrap `store`, with `prefix` and a slash before every key."""
         inner = store.prefix(prefix)
         super().__init__(inner._client, inner._seconds, inner._prefix)
 
