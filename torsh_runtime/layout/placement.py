@@ -23,10 +23,19 @@ class Shard:
     dimension, such as query, key and value of a fused projection, each rank has a part of each.
     Otherwise `parts` may list the parts.
 
-    Raises ConfigError if parts overlap without being equal.
+    Raises:
+        ConfigError: If parts overlap without being equal, or if both `sections` and `parts` are
+            given.
+
+    Example:
+        ```python
+        layout = tr.TensorLayout((8, 4), (("tp", 2, tr.Shard(0)),))
+        layout.piece({"tp": 1}).shape  # (4, 4)
+        ```
     """
 
     dim: int
+    """The dimension that is divided."""
     sections: tuple[int, ...] = ()
     """Sizes of the sections."""
     parts: tuple[tuple[Span, ...], ...] = ()
@@ -43,8 +52,12 @@ class Shard:
 
     @classmethod
     def at(cls, dim: int, cuts: Sequence[int]) -> Shard:
-        """Cut at these indices, from 0 to the size: the i-th rank has `cuts[i]` to `cuts[i +
-        1]`."""
+        """Cut at these indices, from 0 to the size: the i-th rank has `cuts[i]` to `cuts[i + 1]`.
+
+        Args:
+            dim: The dimension that is divided.
+            cuts: The indices, ascending, one more than there are ranks.
+        """
         return cls(dim, parts=tuple(((first, last),) for first, last in pairwise(cuts)))
 
     def spans(self, size: int, parts: int, index: int) -> tuple[Span, ...]:
@@ -66,7 +79,7 @@ class Shard:
         )
 
     def is_first(self, index: int) -> bool:
-        """Return whether no earlier rank along the axis has the same part."""
+        """Return whether no earlier rank along the axis has the part of the rank at `index`."""
         return not self.parts or self.parts.index(self.parts[index]) == index
 
     def _are_apart(self) -> bool:
@@ -109,11 +122,19 @@ def even_cuts(size: int, parts: int) -> tuple[int, ...]:
 class TensorLayout:
     """Describes a tensor's shape and its placement along each axis, the outermost first.
 
-    Raises ConfigError for a dimension that the tensor does not have, and if an axis after a Flat
-    one divides further.
+    Raises:
+        ConfigError: For a dimension that the tensor does not have, and if an axis after a Flat one
+            divides further.
+
+    Example:
+        ```python
+        layout = tr.TensorLayout((8, 4), (("dp", 2, Replicate()), ("tp", 2, tr.Shard(1))))
+        layout.sharded()  # ("tp",); Replicate is in torsh_runtime.layout
+        ```
     """
 
     shape: tuple[int, ...]
+    """The shape of the whole tensor."""
     axes: tuple[tuple[str, int, Placement], ...] = ()
     """Name, number of ranks and placement of each axis."""
 

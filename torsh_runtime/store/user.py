@@ -240,7 +240,7 @@ class Store:
         return self._client.wait([self._key(key) for key in keys], seconds) if keys else {}
 
     def _change(self, key: str, change: Callable[[Entry | None], bytes | None]) -> Entry | None:
-        """Write what `change` makes of the key, unless it is None, and return the entry afterwards."""
+        """Write what `change` makes of the key, unless it is None; return the entry afterwards."""
         name, deadline = self._key(key), time.monotonic() + self._seconds
         while True:
             entry = self._client.get(name)
@@ -255,10 +255,9 @@ class Store:
                 raise StoreTimeout(f"others have changed {key!r} for {self._seconds:g} s all along")
 
     def apart(self, name: str) -> tuple[StoreClient, str]:
-        """Return a part of the store that no key of a program is in, for the library, and its
-        prefix.
+        """Return a part of the store for the library, and its prefix.
 
-        `name` is the part's.
+        No key of a program is in it. `name` is the part's.
         """
         return self._client.scoped(f"{name}/{self._prefix}"), self._prefix
 

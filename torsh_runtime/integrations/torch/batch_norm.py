@@ -16,18 +16,35 @@ Tensor = torch.Tensor
 
 
 class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
-    """BatchNorm1d, 2d or 3d, whose mean and variance in training are those of all ranks' batches
-    together, which may be of different sizes, and empty; if all are, the running figures stay as
-    they are. As torch's class of this name, on CPUs too. ConfigError on all ranks, in training, if
-    some want gradients of their input and others are within no_grad().
+    """Normalises like BatchNorm1d, 2d or 3d, with the statistics of all ranks' batches in training.
+
+    The batches may be of different sizes, and empty; if all are empty, the running statistics are
+    unchanged. It is like torch's class of this name, and works on CPUs, too.
+
+    Raises:
+        ConfigError: On all ranks, in training, if some need gradients of their input and others are
+            within no_grad().
+        ValueError: For an input of fewer than two dimensions.
+
+    Example:
+        ```python
+        model = tr.SyncBatchNorm.convert_sync_batchnorm(model)
+        model = tr.DistributedDataParallel(model)
+        ```
     """
 
     communicates_in_backward = True
-    """Layers that say so have collectives in their backward pass: see DistributedDataParallel."""
+    """True for layers with collectives in their backward pass; see DistributedDataParallel."""
 
     def __init__(self, num_features: int, *arguments: Any, process_group: Any = None, **named: Any):
-        """process_group: the ranks; None is the default group when it is used first. The rest as
-        torch.nn.BatchNorm1d."""
+        """Create the layer.
+
+        Args:
+            num_features: The number of channels, the size of the input's second dimension.
+            *arguments: As torch.nn.BatchNorm1d.
+            process_group: The ranks; None is the default group when the layer is first used.
+            **named: As torch.nn.BatchNorm1d.
+        """
         super().__init__(num_features, *arguments, **named)
         self.process_group = process_group
 
@@ -36,7 +53,7 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
             raise ValueError(f"an input of shape {tuple(input.shape)} has no batches of channels")
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise over all dimensions but the second."""
+        """Normalize the input (batch, num_features, ...) over all dimensions but the second."""
         self._check_input_dim(input)
         group = group_of(self.process_group) if self.training else None
         if group is None or group.world_size == 1:
@@ -73,7 +90,12 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
 
     @classmethod
     def convert_sync_batchnorm(cls, module: nn.Module, process_group: Any = None) -> nn.Module:
-        """The model with each BatchNorm in it replaced, whose parameters are kept."""
+        """Replace each BatchNorm in the model, keep its parameters, and return the model.
+
+        Args:
+            module: The model, or a BatchNorm.
+            process_group: The ranks; None is the default group when the layers are first used.
+        """
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and not isinstance(module, cls):
             return cls._from(module, process_group)
         for name, child in module.named_children():
