@@ -20,21 +20,33 @@ _OF_PACKED = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 def context_batch(batch: Mapping[str, Any], axis: Any, shift: bool = True) -> dict[str, Any]:
     """Return this rank's part of a batch that all ranks of an axis have whole.
 
-    The batch and the result are arguments of transformers' models: `model(**tr.context_batch(batch,
-    mesh["cp"]))`. They hold torch's tensors, or arrays.
+    The batch and the result are arguments of transformers' models. They hold torch's tensors, or
+    arrays. Labels are shifted before they are cut, unless `shift` is False, and are returned as
+    shift_labels, (rows, own tokens), -100 where there is nothing to learn. For the loss of models
+    that take shift_labels, `labels` and num_items_in_batch are returned too. The latter makes the
+    mean of all ranks' losses and gradients that of one process. They are left out without `shift`;
+    context_loss() serves both.
 
-    batch: input_ids (rows, tokens), or inputs_embeds; and optionally labels, position_ids (which
-    begin anew with each packed document), attention_mask (1 for tokens, 0 for padding),
-    cu_seq_lens_q (of documents packed into one row), and others, which are cut if they have as many
-    rows and tokens. The result has this rank's part of each, and always position_ids.
+    Args:
+        batch: input_ids (rows, tokens), or inputs_embeds; and optionally labels, position_ids
+            (which begin anew with each packed document), attention_mask (1 for tokens, 0 for
+            padding), cu_seq_lens_q (of documents packed into one row), and others, which are cut if
+            they have as many rows and tokens.
+        axis: The ranks, a process group or a DeviceMesh, as mesh["cp"].
+        shift: Whether to shift the labels; False if they already are, or should not be.
 
-    Labels are shifted before they are cut (shift=False: they already are, or should not be), and
-    are returned as shift_labels, (rows, this rank's tokens), -100 where there is nothing to learn.
-    For the loss of models that take shift_labels, `labels` and num_items_in_batch are returned too.
-    The latter makes the mean of all ranks' losses and gradients that of one process. They are left
-    out without shift; context_loss() serves both.
+    Returns:
+        This rank's part of each, and always position_ids.
 
-    Raises ConfigError for batches without tokens or with masks that are not of tokens.
+    Raises:
+        ConfigError: For batches without tokens, with masks that are not of tokens, with lengths of
+            documents that do not fit, and as context_shard().
+
+    Example:
+        ```python
+        output = model(**tr.context_batch(batch, mesh["cp"]))
+        output.loss.backward()
+        ```
     """
     found = {name: each for name, each in batch.items() if name not in _OF_PACKED}
     tokens = found.get("input_ids", found.get("inputs_embeds"))
@@ -108,9 +120,23 @@ def context_loss(scores: Any, labels: Any, axis: Any) -> Any:
     The mean over the ranks of the axis, of losses and of gradients, is the mean over all tokens of
     one process.
 
-    scores: (rows, this rank's tokens, classes), tensors of torch. labels: (rows, tokens), -100
-    where there is nothing to learn, as context_batch()'s shift_labels. Raises ConfigError if no
-    rank has a label.
+    Args:
+        scores: A tensor of torch (rows, own tokens, classes).
+        labels: Integers (rows, own tokens), -100 where there is nothing to learn, as
+            context_batch()'s shift_labels.
+        axis: The ranks, a process group or a DeviceMesh, as mesh["cp"].
+
+    Raises:
+        ConfigError: If no rank has a label.
+        CommError: If the exchange among the ranks fails.
+
+    Example:
+        ```python
+        own = tr.context_batch(batch, mesh["cp"])
+        labels = own.pop("shift_labels")
+        scores = model(input_ids=own["input_ids"], position_ids=own["position_ids"]).logits
+        tr.context_loss(scores, labels, mesh["cp"]).backward()
+        ```
     """
     import torch
 

@@ -31,13 +31,26 @@ _POSITIONS = "context_positions"
 def register_context_attention(
     axis: Any, name: str = "torsh_context", method: Method = "ring", length: int | None = None
 ) -> str:
-    """Let models of transformers attend by context_attention(): `model.set_attn_implementation(
-    tr.register_context_attention(mesh["cp"]))`. Returns the name. context_model() does that, and
-    also checks that the model can do so.
+    """Let models of transformers attend by context_attention(), and return its name there.
 
-    axis, method: see context_attention(). length: that of whole sequences; None: the sum over
-    ranks. Each rank gives the model its part of a batch, as context_batch() returns it. The first
-    batch raises ConfigError, on all ranks, for anything that cannot be computed.
+    context_model() does that, and also checks that the model can do so. Each rank gives the model
+    its part of a batch, as context_batch() returns it.
+
+    Args:
+        axis: The ranks, a process group or a DeviceMesh, as mesh["cp"].
+        name: The name of the attention implementation.
+        method: See context_attention().
+        length: The length of whole sequences; None is the sum over ranks.
+
+    Raises:
+        ConfigError: If transformers is older than 4.53. The model's first batch raises it, on all
+            ranks, for anything that cannot be computed.
+
+    Example:
+        ```python
+        name = tr.register_context_attention(mesh["cp"])
+        model.set_attn_implementation(name)
+        ```
     """
     from torsh_runtime.integrations.torch.compiling import leave_alone
 
@@ -65,9 +78,24 @@ def context_model(
 ) -> None:
     """Let a model of transformers attend to sequences of which ranks of an axis have parts.
 
-    It gets its batches from context_batch(). axis, method, length, name: as
-    register_context_attention(). Raises ConfigError for a model whose attention cannot be
-    replaced, or with other layers that need the whole sequence.
+    It gets its batches from context_batch().
+
+    Args:
+        model: The model, which is changed in place.
+        axis: The ranks, a process group or a DeviceMesh, as mesh["cp"].
+        method: See context_attention().
+        length: The length of whole sequences; None is the sum over ranks.
+        name: The name of the attention implementation.
+
+    Raises:
+        ConfigError: For a model whose attention cannot be replaced, or with other layers that need
+            the whole sequence.
+
+    Example:
+        ```python
+        tr.context_model(model, mesh["cp"])
+        model(**tr.context_batch(batch, mesh["cp"])).loss.backward()
+        ```
     """
     kind = type(model).__name__
     _check_model(kind, model)

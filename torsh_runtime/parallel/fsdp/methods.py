@@ -11,15 +11,24 @@ from torsh_runtime.parallel.fsdp.wrapper import FullyShardedDataParallel
 
 
 def register_fsdp_forward_method(model: FullyShardedDataParallel, method_name: str) -> None:
-    """Let a method of the model's module compute with whole parameters, as its forward() does;
-    after torch's function of this name. All ranks call the method alike:
+    """Let a method of the model's module compute with whole parameters, as its forward() does.
 
+    It is like torch's function of this name. All ranks call the method alike. A method that calls
+    the module itself, as generate() of transformers, or modules of it that are units, needs it only
+    where it uses other parameters as well.
+
+    Args:
+        model: The sharded model.
+        method_name: The method's name.
+
+    Raises:
+        ConfigError: If `model` is no FullyShardedDataParallel, or has no such method.
+
+    Example:
+        ```python
         tr.register_fsdp_forward_method(model, "encode")
         loss(model.encode(batch)).backward()
-
-    A method that calls the module itself, as generate() of transformers, or modules of it that are
-    units, needs it only where it uses other parameters as well. Raises ConfigError for what is no
-    sharded model, or has no such method.
+        ```
     """
     if not isinstance(model, FullyShardedDataParallel):
         raise ConfigError(

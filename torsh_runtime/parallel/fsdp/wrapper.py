@@ -47,18 +47,22 @@ from torsh_runtime.parallel.replicas import Replicas
 
 
 class FullyShardedDataParallel(NoCopies):
-    """A model of which each rank keeps a part, after torch's class of this name (Zhao et al.,
-    PyTorch FSDP, VLDB 2023). It is a module of the model's framework itself.
+    """Wraps a model so that each rank keeps a part of it, after torch's class of this name.
 
+    See Zhao et al., PyTorch FSDP, VLDB 2023. It is a module of the model's framework itself.
+
+    Outside of forward and backward passes each parameter holds this rank's elements of it, maybe
+    none, and so does its gradient, the average over ranks: in as many dimensions as the whole has,
+    of which all but the first have size 1. So optimizers have to compute elementwise. All ranks
+    make the same calls in the same order.
+
+    Example:
+        ```python
         model = tr.FullyShardedDataParallel(model)
         optimizer = torch.optim.AdamW(model.parameters())  # after the model is wrapped
         loss(model(batch)).backward()
         optimizer.step()
-
-    Outside of forward and backward passes each parameter holds this rank's elements of it, maybe
-    none, and so does its gradient, the average over ranks: in as many dimensions as the whole has,
-    of which all but the first have one place. So optimizers have to compute elementwise. All ranks
-    make the same calls in the same order.
+        ```
     """
 
     module: Any
@@ -79,21 +83,29 @@ class FullyShardedDataParallel(NoCopies):
         process_group: Any = None,
         **fields: Any,
     ) -> None:
-        """Wrap the model, as all ranks of the group do with the same model at the same time, and
-        give all ranks rank 0's values. A module in it that is a FullyShardedDataParallel already,
-        of the same ranks, is replaced by the module in that, whose units stay as they are.
+        """Wrap the model, and give all ranks rank 0's values.
 
-        config: how it is sharded; `fields` are further fields of it.
-        process_group: the ranks; None is the default group, or torch's if only torch has one. Of a
-            model with layouts (parallel/layouts.py) the mesh's axes along which batches differ, as
-            mesh["dp", "cp"]: what is sharded along others, as experts are, is sharded further over
-            those of these ranks that have the same. For the strategy "hybrid" two groups: over
-            whose ranks it is sharded, and whose replicate this rank's part; or a DeviceMesh of two
-            axes, replicas first; None shards in each node.
+        All ranks of the group call it with the same model at the same time. A module in it that is
+        a FullyShardedDataParallel already, of the same ranks, is replaced by the module in that,
+        whose units stay as they are.
 
-        Raises ConfigError on all ranks if models or options differ, for a model without parameters
-        or one on the meta device that cannot be initialised, or of which they have different parts,
-        and for wrong fields; CommError as ProcessGroup.
+        Args:
+            module: The model, of torch or torsh_runtime.nn.
+            config: How it is sharded.
+            process_group: The ranks; None is the default group, or torch's if only torch has one.
+                Of a model with layouts (parallel/layouts.py) the mesh's axes along which batches
+                differ, as mesh["dp", "cp"]: what is sharded along others, as experts are, is
+                sharded further over those of these ranks that have the same. For the strategy
+                "hybrid" two groups: the ranks over which it is sharded, and the ranks that
+                replicate this rank's part; or a DeviceMesh of two axes, replicas first; None shards
+                in each node.
+            **fields: Further fields of FsdpConfig.
+
+        Raises:
+            ConfigError: On all ranks if models or options differ, for a model without parameters or
+                one on the meta device that cannot be initialised, or of which they have different
+                parts, and for wrong fields.
+            CommError: As ProcessGroup. Forward and backward passes raise it, too.
         """
         super().__init__()
         self.module = module
@@ -137,8 +149,10 @@ class FullyShardedDataParallel(NoCopies):
 
     @property
     def process_group(self) -> ProcessGroup:
-        """Return the ranks that it is sharded over. Parameters that fewer ranks have are sharded
-        over those."""
+        """Return the group that the model is sharded over.
+
+        Parameters that fewer ranks have are sharded over those.
+        """
         return self._group
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
@@ -147,8 +161,17 @@ class FullyShardedDataParallel(NoCopies):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Let the backward passes in this block add up whole gradients on each rank, which are
-        averaged in the first one outside."""
+        """Accumulate whole gradients of backward passes in this block on each rank.
+
+        They are averaged in the first backward pass outside of the block.
+
+        Example:
+            ```python
+            with model.no_sync():
+                loss(model(first)).backward()
+            loss(model(second)).backward()
+            ```
+        """
         before, self._passes.is_averaging = self._passes.is_averaging, False
         try:
             yield
@@ -156,25 +179,37 @@ class FullyShardedDataParallel(NoCopies):
             self._passes.is_averaging = before
 
     def unshard(self) -> None:
-        """Make all parameters whole until reshard() or reduce_gradients(): backward passes add up
-        whole gradients in them, also those of weights that a pipeline's schedule has come later.
-        All ranks call it."""
+        """Make all parameters whole until reshard() or reduce_gradients().
+
+        Backward passes accumulate whole gradients in them, also those of weights that a pipeline's
+        schedule computes later. All ranks call it. Raises CommError as ProcessGroup.
+        """
         self._passes.hold()
 
     def reshard(self) -> None:
-        """Reduce each rank to its part again, and keep the gradients that have come, as
-        no_sync() does. All ranks call it."""
+        """Reduce each rank to its part again, and keep the new gradients as no_sync() does.
+
+        All ranks call it.
+        """
         self._passes.let_go()
 
     def reduce_gradients(self) -> None:
-        """Average the gradients that have been added up under no_sync() or since unshard(), now,
-        and let each rank have its part. All ranks call it. Within no_sync() it leaves them for
-        later."""
+        """Average the gradients accumulated under no_sync() or since unshard(), and keep this
+        rank's part.
+
+        All ranks call it. Within no_sync() it leaves them for later. Raises CommError as
+        ProcessGroup.
+        """
         self._passes.reduce()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Call the model's zero_grad(), and drop what no_sync() has kept. An optimizer's
-        zero_grad() does not do the latter."""
+        """Call the model's zero_grad(), and drop what no_sync() has kept.
+
+        An optimizer's zero_grad() does not do the latter.
+
+        Args:
+            set_to_none: Whether to remove gradients instead of filling them with zeros.
+        """
         for unit in self._passes.units:
             unit.forget_kept()
         super().zero_grad(set_to_none)  # type: ignore[misc]
@@ -194,10 +229,19 @@ class FullyShardedDataParallel(NoCopies):
         return sum(flat.own_size for flat in laid) / sum(flat.size for flat in laid)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> float:
-        """Scale all gradients so that their norm, as of one vector over all ranks, is at most
-        max_norm. Returns what it was. All ranks call it. Raises ConfigError for a model that is
-        sharded over a mesh as well, of which tr.clip_grad_norm_(model, max_norm, mesh) knows the
-        norm."""
+        """Scale all gradients so that their norm is at most `max_norm`, and return what it was.
+
+        The norm is that of the gradients as one vector over all ranks. All ranks call it.
+
+        Args:
+            max_norm: The largest norm that gradients keep.
+            norm_type: The exponent p of the norm; inf is the largest absolute value.
+
+        Raises:
+            ConfigError: For a model that is sharded over a mesh as well, of which
+                tr.clip_grad_norm_(model, max_norm, mesh) knows the norm.
+            CommError: If the exchange among the ranks fails.
+        """
         self._check_no_mesh()
         units = self._passes.units
         sharded = [each for unit in units if not unit.is_replicated for each in unit.gradients()]
@@ -221,11 +265,23 @@ class FullyShardedDataParallel(NoCopies):
 
     @contextmanager
     def summon_full_params(self, writeback: bool = True) -> Iterator[None]:
-        """Make all parameters whole in this block, which all ranks enter. Changes made there are
-        kept if writeback, those of each rank's own part by that rank. The model must not be called
-        there. A block within another one changes nothing.
+        """Make all parameters whole in this block, which all ranks enter.
 
-        Raises ConfigError after unshard()."""
+        The model must not be called there. A block within a different one changes nothing.
+
+        Args:
+            writeback: Whether changes made there are kept, those of each rank's own part by that
+                rank.
+
+        Raises:
+            ConfigError: After unshard().
+
+        Example:
+            ```python
+            with model.summon_full_params(writeback=False):
+                whole = model.module.weight.shape
+            ```
+        """
         passes, units = self._passes, self._passes.units
         if passes.is_summoned:
             yield

@@ -122,7 +122,22 @@ def is_within(name: str, unit: str) -> bool:
 
 
 def fsdp_wrap(module: Any, process_group: Any = None, config: FsdpConfig | None = None) -> Any:
-    """Return FullyShardedDataParallel(module, config=config, process_group=process_group)."""
+    """Return FullyShardedDataParallel(module, config=config, process_group=process_group).
+
+    Args:
+        module: The model.
+        process_group: The ranks, as FullyShardedDataParallel takes them.
+        config: How it is sharded.
+
+    Raises:
+        ConfigError: As FullyShardedDataParallel.
+        CommError: As FullyShardedDataParallel.
+
+    Example:
+        ```python
+        model = tr.fsdp_wrap(model, config=tr.FsdpConfig(cpu_offload=True))
+        ```
+    """
     from torsh_runtime.parallel.fsdp.wrapper import FullyShardedDataParallel
 
     return FullyShardedDataParallel(module, config=config, process_group=process_group)
@@ -131,7 +146,25 @@ def fsdp_wrap(module: Any, process_group: Any = None, config: FsdpConfig | None 
 def auto_wrap_modules(
     module: Any, process_group: Any = None, auto_wrap_policy: AutoWrapPolicy | None = None
 ) -> Any:
-    """Return the model wrapped with units by this policy, or by size if it is None."""
+    """Wrap the model in FullyShardedDataParallel, with units by a policy.
+
+    Args:
+        module: The model.
+        process_group: The ranks, as FullyShardedDataParallel takes them.
+        auto_wrap_policy: The policy; None is by size.
+
+    Returns:
+        The wrapped model.
+
+    Raises:
+        ConfigError: As FullyShardedDataParallel.
+        CommError: As FullyShardedDataParallel.
+
+    Example:
+        ```python
+        model = tr.auto_wrap_modules(model, auto_wrap_policy=tr.NoAutoWrap())
+        ```
+    """
     config = FsdpConfig()
     if auto_wrap_policy is not None:
         config = replace(config, auto_wrap_policy=auto_wrap_policy)
