@@ -122,7 +122,14 @@ def file_beside(status_file: str) -> str:
 
 
 class Operation(NamedTuple):
-    """An operation of a worker, as it was noted."""
+    """Describes an operation of a worker, as it was noted.
+
+    Example:
+        ```python
+        last = tr.monitoring.recent_operations()[-1]
+        print(last.operation, last.dtype, last.elements, last.state)
+        ```
+    """
 
     number: int
     """Number of the operation. It grows from one operation of the worker to the next, by 1 where
