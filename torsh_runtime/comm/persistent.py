@@ -14,11 +14,22 @@ from torsh_runtime.comm.messages import irecv, isend, recv, send
 class Persistent(Work):
     """Holds an operation and its arrays, and is the Work of its last start().
 
-    persistent() creates it. Until the first start() its methods raise RuntimeError.
+    persistent() creates it. Until the first start() its other methods raise RuntimeError.
+
+    Example:
+        ```python
+        total = tr.persistent(tr.all_reduce, gradient)
+        total.start()
+        total.wait()
+        ```
     """
 
     def __init__(self, begin: Callable[[], Work]) -> None:
-        """Create it; `begin` begins the operation."""
+        """Create it.
+
+        Args:
+            begin: A function that begins the operation and returns its Work.
+        """
         self._begin = begin
         self._work: Work | None = None
 

@@ -129,6 +129,11 @@ class Compressor(ABC):
     """
 
     def __init__(self, error_feedback: bool) -> None:
+        """Create the compressor.
+
+        Args:
+            error_feedback: Whether to add what a step did not send to the next step's gradient.
+        """
         self.error_feedback = error_feedback
         self._residuals = Residuals()
         self._stats = Stats()

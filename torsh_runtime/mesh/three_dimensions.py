@@ -79,6 +79,12 @@ class RankMapping:
     """
 
     def __init__(self, config: ThreeDParallelismConfig, global_rank: int) -> None:
+        """Compute the indices.
+
+        Args:
+            config: The sizes of the axes.
+            global_rank: The rank.
+        """
         _check_within(global_rank, math.prod(_known(config)), "rank")
         self.global_rank = global_rank
         coordinate = Layout.dense(config.shape, _NAMES).coordinate(global_rank)

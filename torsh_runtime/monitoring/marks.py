@@ -186,7 +186,10 @@ class Section(ContextDecorator):
     __slots__ = ("_name",)
 
     def __init__(self, name: str) -> None:
-        """Create a section of this name.
+        """Create a section.
+
+        Args:
+            name: The name.
 
         Raises:
             TypeError: If it is no text.

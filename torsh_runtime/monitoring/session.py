@@ -39,6 +39,14 @@ class Monitoring:
     """
 
     def __init__(self, configs: tuple[object, ...]) -> None:
+        """Start what the configurations ask for; use start().
+
+        Args:
+            configs: As start().
+
+        Raises:
+            ConfigError: As start().
+        """
         self._kinds = [type(config).__name__ for config in configs]
         self._env, self._pid = _place(), os.getpid()
         self._metrics: Any = None

@@ -14,7 +14,17 @@ if TYPE_CHECKING:
 def matmul(a: Any, b: Any) -> Tensor:
     """Return a @ b for vectors, matrices, and batches of matrices, which are broadcast.
 
-    Raises ValueError for scalars and if the inner sizes differ.
+    Args:
+        a: A tensor or an array (…, n, k), or (k).
+        b: A tensor or an array (…, k, m), or (k).
+
+    Raises:
+        ValueError: For scalars, and if the inner sizes differ.
+
+    Example:
+        ```python
+        tr.nn.matmul(tr.nn.randn(2, 3), tr.nn.randn(3, 4)).shape  # (2, 4)
+        ```
     """
     x, y = operand(a), operand(b)
     _check(x, y)

@@ -1,4 +1,4 @@
-"""Module: parameters, buffers and modules under names, and hooks around forward."""
+"""Defines Module: parameters, buffers and modules under names, and hooks around forward."""
 
 from __future__ import annotations
 
@@ -18,17 +18,30 @@ _KINDS: dict[type, str] = {Parameter: "_parameters", Buffer: "_buffers"}
 
 
 class IncompatibleKeys(NamedTuple):
-    """Names that the state lacks, and names that the module does not have."""
+    """Holds names that the state lacks, and names that the module does not have."""
 
     missing_keys: list[str]
     unexpected_keys: list[str]
 
 
 class Module:
-    """Base of all layers and models, as torch.nn.Module: subclasses call super().__init__(), assign
-    parameters, buffers and modules to attributes, and define forward().
+    """Serves as the base of all layers and models, as torch.nn.Module.
 
-    Attributes: training.
+    Subclasses call super().__init__(), assign parameters, buffers and modules to attributes, and
+    define forward().
+
+    Attributes:
+        training: True in training, False after eval().
+
+    Example:
+        ```python
+        class Scaled(tr.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.scale = tr.nn.Parameter(np.ones(8, np.float32))
+            def forward(self, x):
+                return self.scale * x
+        ```
     """
 
     training: bool
@@ -41,7 +54,15 @@ class Module:
         self.training = True
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute the results; a subclass defines it. Raises NotImplementedError here."""
+        """Compute the results; a subclass defines it.
+
+        Args:
+            *args: The arguments of the call.
+            **kwargs: The arguments of the call by name.
+
+        Raises:
+            NotImplementedError: If the subclass does not define it.
+        """
         raise NotImplementedError(f"{type(self).__name__} defines no forward()")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -101,8 +122,13 @@ class Module:
     def named_modules(
         self, memo: set[Module] | None = None, prefix: str = "", remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Module]]:
-        """Yield this module and all below it with their dotted names, each once unless
-        remove_duplicate is False."""
+        """Yield this module and all below it with their dotted names.
+
+        Args:
+            memo: Modules to leave out, to which those that were yielded are added.
+            prefix: The name of this module.
+            remove_duplicate: Whether to yield each module once.
+        """
         seen = set() if memo is None else memo
         if self in seen:
             return
@@ -175,17 +201,27 @@ class Module:
                     yield prefix + name, member
 
     def state_dict(self) -> dict[str, Array]:
-        """Return the arrays of all parameters and persistent buffers, under torch's names; not
-        copied."""
+        """Return the arrays of all parameters and persistent buffers, under torch's names.
+
+        They are not copied.
+        """
         return {name: member.data for name, member in self._state()}
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True
     ) -> IncompatibleKeys:
-        """Copy arrays (or what numpy can read as such) into the parameters and buffers.
+        """Copy arrays into the parameters and buffers.
 
-        Return the names that do not fit, if not `strict`. Raises RuntimeError, with nothing loaded,
-        for other shapes and, if `strict`, for missing and unknown names.
+        Args:
+            state_dict: Arrays, tensors, or what numpy can read as such, by name.
+            strict: Whether missing and unknown names are errors.
+
+        Returns:
+            The names that do not fit.
+
+        Raises:
+            RuntimeError: With nothing loaded, for other shapes and, if `strict`, for missing and
+                unknown names.
         """
         own = dict(self._state())
         missing = [name for name in own if name not in state_dict]
@@ -215,8 +251,13 @@ class Module:
         return self
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode of this module and all below it, which dropout, for one, depends on. Return
-        this module."""
+        """Set the mode of this module and all below it, and return this module.
+
+        Dropout, for example, depends on it.
+
+        Args:
+            mode: True for training, False for evaluation.
+        """
         for module in self.modules():
             module.training = mode
         return self
@@ -240,8 +281,10 @@ class Module:
         return self
 
     def to(self, target: Any) -> Self:
-        """Change all parameters and buffers in place: to "cuda" or "cpu", or the floating point
-        ones to a dtype.
+        """Change all parameters and buffers in place, and return this module.
+
+        Args:
+            target: "cpu" or "cuda", or a dtype, which the floating point ones get.
         """
         if isinstance(target, str) and target.startswith(("cpu", "cuda")):
             return self._convert(lambda array: to_device(array, target))
@@ -259,9 +302,16 @@ class Module:
     def register_forward_pre_hook(
         self, hook: Callable[..., Any], *, prepend: bool = False
     ) -> RemovableHandle:
-        """Call hook(module, args) before forward; what it returns, unless None, replaces the args.
+        """Call hook(module, args) before forward.
 
-        prepend: before the existing hooks.
+        What it returns, unless None, replaces the args.
+
+        Args:
+            hook: The function.
+            prepend: Whether to call it before the existing hooks.
+
+        Returns:
+            A handle that removes the hook.
         """
         hooks = self._forward_pre_hooks
         handle = RemovableHandle(hooks, hook)
@@ -270,19 +320,25 @@ class Module:
         return handle
 
     def register_forward_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """Call hook(module, args, output) after forward; what it returns, unless None, replaces the
-        output."""
+        """Call hook(module, args, output) after forward, and return a handle that removes it.
+
+        What it returns, unless None, replaces the output.
+        """
         return RemovableHandle(self._forward_hooks, hook)
 
     def register_full_backward_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """Call hook(module, grad_output) when the gradients of the outputs are known; what it
-        returns, unless None, takes their place.
+        """Call hook(module, grad_output) when the gradients of the outputs are known.
+
+        What it returns, unless None, takes their place. The result is a handle that removes the
+        hook.
         """
         return RemovableHandle(self._backward_pre_hooks, hook)
 
     def register_full_backward_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """Call hook(module, grad_input, grad_output) when the gradients of the tensors among args
-        are known; what it returns, unless None, takes the place of the former.
+        """Call hook(module, grad_input, grad_output) when the gradients of the arguments are known.
+
+        These are the tensors among args. What it returns, unless None, takes the place of
+        grad_input. The result is a handle that removes the hook.
         """
         return RemovableHandle(self._backward_hooks, hook)
 

@@ -296,6 +296,13 @@ class StoreWatch(Closing):
     """
 
     def __init__(self, client: StoreClient, prefix: str, timeout: float) -> None:
+        """Start to watch; use Store.watch().
+
+        Args:
+            client: The connection.
+            prefix: The beginning of the keys.
+            timeout: Seconds after which next() raises StoreTimeout.
+        """
         listing = client.list(prefix)
         self._timeout = timeout
         self._present = deque(
@@ -338,7 +345,12 @@ class PrefixStore(Store):
     """
 
     def __init__(self, prefix: str, store: Store) -> None:
-        """Wrap `store`, with `prefix` and a slash before every key."""
+        """Wrap a store.
+
+        Args:
+            prefix: What is before every key, with a slash.
+            store: The store.
+        """
         inner = store.prefix(prefix)
         super().__init__(inner._client, inner._seconds, inner._prefix)
 

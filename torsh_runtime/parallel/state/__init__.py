@@ -49,7 +49,11 @@ class PerRank:
     """
 
     def __init__(self, thing: Any) -> None:
-        """Wrap `thing`, which has state_dict() and load_state_dict()."""
+        """Wrap the object.
+
+        Args:
+            thing: An object with state_dict() and load_state_dict().
+        """
         self.thing = thing
 
 

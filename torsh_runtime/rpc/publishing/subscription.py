@@ -28,7 +28,13 @@ class Subscription:
     """
 
     def __init__(self, name: str, peers: Peers, number: int) -> None:
-        """Create the subscription. `number` is its number among those of this worker."""
+        """Create the subscription; use tr.rpc.subscribe().
+
+        Args:
+            name: The name that is subscribed to.
+            peers: The workers.
+            number: The subscription's number among those of this worker.
+        """
         self._name, self._peers, self._number = name, peers, number
         self._registry = Registry(peers.store)
         self._lock = threading.Lock()

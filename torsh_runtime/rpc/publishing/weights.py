@@ -36,6 +36,11 @@ class Weights(Mapping[str, Any]):
     """
 
     def __init__(self, version: Version) -> None:
+        """Present a version; use Subscription.latest() or wait().
+
+        Args:
+            version: The version.
+        """
         self._version: Version | None = version
         self._number = version.number
         self._nodes = {decode(key, None, version): node for key, node in items(version.tree)}
