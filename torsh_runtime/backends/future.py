@@ -141,7 +141,12 @@ class Future:
         self._complete(None, error)
 
     def complete_by(self, callback: Callback, of: Future) -> None:
-        """Complete the future with what `callback(of)` returns or raises."""
+        """Complete the future with what `callback(of)` returns or raises.
+
+        Args:
+            callback: The function.
+            of: The future that is its argument.
+        """
         try:
             value = callback(of)
         except BaseException as error:

@@ -65,7 +65,12 @@ class CheckpointReader(PieceReader):
         self._files.clear()
 
     def read_file(self, file: str, start: int, target: Bytes) -> None:
-        """Fill the target with a file's bytes; see PieceReader.
+        """Fill an array with a file's bytes.
+
+        Args:
+            file: The file's name in the checkpoint.
+            start: The offset of the first byte.
+            target: An array of uint8.
 
         Raises:
             DamagedCheckpoint: If the bytes have changed.

@@ -325,11 +325,15 @@ class ProcessGroup(Collectives):
         return self._backend.recv_object(self._source(src), tag, self._timeout, async_op)
 
     def in_order(self, call: Callable[[], None], async_op: bool = False) -> Work:
-        """Call `call`, which makes several collectives, in the order of the operations that were
+        """Call a function that makes several collectives, in the order of the operations that were
         begun.
 
-        With `async_op` that may be on a thread of the group's. Return a Work, whose `wait()` raises
-        what `call` raises there.
+        Args:
+            call: The function.
+            async_op: Whether it may be called on a thread of the group's.
+
+        Returns:
+            A Work, whose `wait()` raises what `call` raises on such a thread.
         """
         return self._backend.in_order(call, async_op)
 

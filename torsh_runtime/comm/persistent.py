@@ -51,22 +51,50 @@ class Persistent(Work):
         return self
 
     def wait(self, timeout: float | timedelta | None = None) -> bool:
+        """Wait for the last start(), and return True.
+
+        Args:
+            timeout: Seconds or a timedelta; None waits as long as the operation's own timeout lets
+                it run.
+
+        Raises:
+            CommError: If the operation failed: that error.
+            CommTimeout: If `timeout` has passed. The operation is then still in progress.
+            RuntimeError: Before the first start().
+        """
         return self._started().wait(timeout)
 
     def done(self) -> bool:
+        """Return whether the last start() is over. Raises RuntimeError before the first."""
         return self._started().done()
 
     def exception(self) -> BaseException | None:
+        """Return the error that the last start() ended with, or None.
+
+        Raises RuntimeError before the first.
+        """
         return self._started().exception()
 
     def add_done_callback(self, callback: Callable[[Work], None]) -> None:
+        """Call `callback(self)` when the last start() is over. Raises RuntimeError before the
+        first.
+        """
         self._started().add_done_callback(lambda _: callback(self))
 
     def result(self) -> list[object]:
+        """Return the arrays that hold the result of the last start().
+
+        Raises the error it ended with, and RuntimeError while it is in progress or before the
+        first.
+        """
         return self._started().result()
 
     @property
     def source(self) -> int | None:
+        """Return the rank that the message of the last start() came from, or None.
+
+        Raises RuntimeError before the first.
+        """
         return self._started().source
 
     def _started(self) -> Work:

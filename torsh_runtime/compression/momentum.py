@@ -63,6 +63,15 @@ class MomentumCorrection(Compressor):
         self._velocity = Residuals()
 
     def reduce(self, turn: Turn, dtype: np.dtype[Any]) -> Array | None:
+        """Add momentum to the gradient, and let the compressor average the result.
+
+        Args:
+            turn: The bucket, its step and the group.
+            dtype: The dtype of the computation.
+
+        Returns:
+            The indices that were sent; None if not sent by index.
+        """
         array = turn.bucket.array
         gradient = self._clipped(array.astype(dtype), turn.wire.world_size)
         velocity = self._velocity.of(turn.bucket, dtype)

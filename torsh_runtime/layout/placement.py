@@ -61,9 +61,15 @@ class Shard:
         return cls(dim, parts=tuple(((first, last),) for first, last in pairwise(cuts)))
 
     def spans(self, size: int, parts: int, index: int) -> tuple[Span, ...]:
-        """Return which of `size` indices the `index`-th of `parts` ranks has.
+        """Return which indices of the dimension a rank has, as pairs (first, after the last).
 
-        Raises ConfigError if sections or parts do not fit.
+        Args:
+            size: The number of indices.
+            parts: The number of ranks along the axis.
+            index: The rank's index along the axis.
+
+        Raises:
+            ConfigError: If sections or parts do not fit.
         """
         if self.parts:
             self._check(size, parts)

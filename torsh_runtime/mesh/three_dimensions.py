@@ -133,15 +133,30 @@ class ProcessGroupIds:
         self._sizes = {"pp": config.pp_size, "dp": config.dp_size, "tp": config.tp_size}
 
     def get_dp_group_id(self, tp_rank: int, pp_rank: int) -> str | None:
-        """Return the name of the data parallel group with these indices along the other axes."""
+        """Return the name of a data parallel group.
+
+        Args:
+            tp_rank: The index along the tensor parallel axis.
+            pp_rank: The stage of the pipeline.
+        """
         return self._name("dp", tp=tp_rank, pp=pp_rank)
 
     def get_tp_group_id(self, dp_rank: int, pp_rank: int) -> str | None:
-        """Return the name of the tensor parallel group with these indices along the other axes."""
+        """Return the name of a tensor parallel group.
+
+        Args:
+            dp_rank: The index along the data parallel axis.
+            pp_rank: The stage of the pipeline.
+        """
         return self._name("tp", dp=dp_rank, pp=pp_rank)
 
     def get_pp_group_id(self, dp_rank: int, tp_rank: int) -> str | None:
-        """Return the name of the pipeline with these indices along the other axes."""
+        """Return the name of a pipeline's group.
+
+        Args:
+            dp_rank: The index along the data parallel axis.
+            tp_rank: The index along the tensor parallel axis.
+        """
         return self._name("pp", dp=dp_rank, tp=tp_rank)
 
     def _name(self, axis: str, **at: int) -> str | None:

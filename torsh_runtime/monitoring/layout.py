@@ -137,11 +137,14 @@ class Operation(NamedTuple):
     operation: str
     """Name of the operation, which is in RECORDED."""
     dtype: str
+    """Name of the elements' dtype; it has no meaning for operations without elements."""
     reduction: str
+    """Name of the reduction; it has no meaning for operations that do not reduce."""
     elements: int
     """Number of elements, for a list in all; for a batch, the operations that were launched
     together."""
     nbytes: int
+    """Bytes of the elements; 0 for a wait and a batch."""
     root: int
     """Rank of the group that it starts from, or at the other end of a message; less than 0 is
     none."""

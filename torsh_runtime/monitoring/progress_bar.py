@@ -178,7 +178,12 @@ class progress(Generic[Item]):  # noqa: N801  (it stands for tqdm)
         self.refresh()
 
     def set_description(self, desc: str | None = None, refresh: bool = True) -> None:
-        """Set the text before the bar to `desc`, and with `refresh` draw it soon."""
+        """Set the text before the bar.
+
+        Args:
+            desc: The text.
+            refresh: Whether to draw the bar soon.
+        """
         self.desc = (desc or "").removesuffix(": ")
         if refresh:
             self._refresh_soon()
@@ -206,7 +211,12 @@ class progress(Generic[Item]):  # noqa: N801  (it stands for tqdm)
             self._refresh_soon()
 
     def set_postfix_str(self, s: str = "", refresh: bool = True) -> None:
-        """Set the text `s` behind the bar. Nothing of it is noted."""
+        """Set the text behind the bar. Nothing of it is noted.
+
+        Args:
+            s: The text.
+            refresh: Whether to draw the bar soon.
+        """
         self.postfix = s
         if refresh:
             self._refresh_soon()

@@ -72,7 +72,7 @@ class Sequential(ModuleList):
         super().__init__(modules)
 
     def forward(self, x: Any) -> Any:
-        """Return the result of the last module."""
+        """Return the result of the last module, of which the first got x."""
         for module in self:
             x = module(x)
         return x

@@ -132,13 +132,25 @@ def cos(x: Any) -> Tensor:
 
 
 def tanh(input: Any) -> Tensor:
-    """Return the hyperbolic tangent."""
+    """Return the hyperbolic tangent of `input`, elementwise.
+
+    Example:
+        ```python
+        tr.nn.functional.tanh(tr.nn.tensor([0.0])).tolist()  # [0.0]
+        ```
+    """
     result = array_module(operand(input)).tanh(operand(input))
     return derived(result, (input, lambda g: g * (1 - result * result)))
 
 
 def sigmoid(input: Any) -> Tensor:
-    """Return 1 / (1 + exp(-input))."""
+    """Return 1 / (1 + exp(-input)), elementwise.
+
+    Example:
+        ```python
+        tr.nn.functional.sigmoid(tr.nn.tensor([0.0])).tolist()  # [0.5]
+        ```
+    """
     result = logistic(operand(input))
     return derived(result, (input, lambda g: g * (result * (1 - result))))
 

@@ -70,7 +70,18 @@ def _for_right(g: Array, x: Array, y: Array) -> Array:
 def linear(input: Any, weight: Any, bias: Any = None) -> Tensor:
     """Return input @ weight.T + bias.
 
-    input: (…, in), weight: (out, in), bias: (out). Raises ValueError if the sizes differ.
+    Args:
+        input: A tensor or an array (…, in).
+        weight: The weight (out, in).
+        bias: The bias (out), or None.
+
+    Raises:
+        ValueError: If the sizes differ.
+
+    Example:
+        ```python
+        tr.nn.functional.linear(tr.nn.randn(5, 8), tr.nn.randn(2, 8)).shape  # (5, 2)
+        ```
     """
     value, w, b = operand(input), operand(weight), operand(bias)
     if value.shape[-1:] != w.shape[1:]:

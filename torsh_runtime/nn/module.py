@@ -108,15 +108,31 @@ class Module:
         self._forget(name)
 
     def register_parameter(self, name: str, param: Parameter | None) -> None:
-        """Set a parameter, or None to say that there is none."""
+        """Set a parameter.
+
+        Args:
+            name: The attribute's name.
+            param: The parameter, or None to say that there is none.
+        """
         self._parameters[name] = param
 
     def register_buffer(self, name: str, tensor: Any, persistent: bool = True) -> None:
-        """Set a buffer: a tensor, or None to say that there is none."""
+        """Set a buffer.
+
+        Args:
+            name: The attribute's name.
+            tensor: A tensor or an array, or None to say that there is none.
+            persistent: Whether it is a part of state_dict().
+        """
         self._buffers[name] = None if tensor is None else Buffer(tensor, persistent=persistent)
 
     def add_module(self, name: str, module: Module | None) -> None:
-        """Set a module under a name that need not be an identifier."""
+        """Set a module under a name that need not be an identifier.
+
+        Args:
+            name: The name.
+            module: The module, or None to say that there is none.
+        """
         self._modules[name] = module
 
     def named_modules(
@@ -158,13 +174,25 @@ class Module:
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Parameter]]:
-        """Yield all parameters with their dotted names, shared ones once."""
+        """Yield all parameters with their dotted names.
+
+        Args:
+            prefix: The name of this module.
+            recurse: Whether to yield those of modules below, too.
+            remove_duplicate: Whether to yield shared ones once.
+        """
         return self._named_members("_parameters", prefix, recurse, remove_duplicate)
 
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Buffer]]:
-        """Yield all buffers with their dotted names, shared ones once."""
+        """Yield all buffers with their dotted names.
+
+        Args:
+            prefix: The name of this module.
+            recurse: Whether to yield those of modules below, too.
+            remove_duplicate: Whether to yield shared ones once.
+        """
         return self._named_members("_buffers", prefix, recurse, remove_duplicate)
 
     def named_children(self) -> Iterator[tuple[str, Module]]:
@@ -176,11 +204,11 @@ class Module:
                 yield name, module
 
     def parameters(self, recurse: bool = True) -> Iterator[Parameter]:
-        """Yield all parameters, shared ones once."""
+        """Yield all parameters, shared ones once; with recurse=False only this module's own."""
         return (parameter for _, parameter in self.named_parameters(recurse=recurse))
 
     def buffers(self, recurse: bool = True) -> Iterator[Buffer]:
-        """Yield all buffers, shared ones once."""
+        """Yield all buffers, shared ones once; with recurse=False only this module's own."""
         return (buffer for _, buffer in self.named_buffers(recurse=recurse))
 
     def modules(self) -> Iterator[Module]:
@@ -267,7 +295,7 @@ class Module:
         return self.train(False)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget all gradients, or write zeros into them."""
+        """Forget all gradients, or with set_to_none=False write zeros into them."""
         for parameter in self.parameters():
             if parameter.grad is not None and not set_to_none:
                 parameter.grad.zero_()
@@ -275,7 +303,11 @@ class Module:
                 parameter.grad = None
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Set whether the parameters are trained. Return this module."""
+        """Set whether the parameters are trained, and return this module.
+
+        Args:
+            requires_grad: Whether they get gradients.
+        """
         for parameter in self.parameters():
             parameter.requires_grad = requires_grad
         return self

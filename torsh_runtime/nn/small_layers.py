@@ -168,10 +168,14 @@ class MSELoss(Module):
         self.reduction = reduction
 
     def forward(self, x: Any, target: Any) -> Any:
-        """Return the loss of x and target, which have one shape.
+        """Return the loss.
+
+        Args:
+            x: A tensor.
+            target: A tensor of the same shape.
 
         Raises:
-            ValueError: If they have not, and for an unknown reduction.
+            ValueError: For shapes that differ, and for an unknown reduction.
         """
         return functional.mse_loss(x, target, reduction=self.reduction)
 
@@ -201,7 +205,11 @@ class CrossEntropyLoss(Module):
         self.label_smoothing = label_smoothing
 
     def forward(self, x: Any, target: Any) -> Any:
-        """Return the loss of x: (N, classes, …) for target: (N, …).
+        """Return the loss.
+
+        Args:
+            x: Unnormalised scores (N, classes, …).
+            target: Integers (N, …).
 
         Raises:
             ValueError: For targets that are no class, for shapes that do not fit, and for an

@@ -84,7 +84,7 @@ class Tensor(Variable):
         return shaping.permute(self, *reversed(range(self.ndim)))
 
     def size(self, dim: int | None = None) -> Any:
-        """Return the shape, or the size of one axis."""
+        """Return the shape, or the size of the axis `dim`."""
         return self.shape if dim is None else self.shape[dim]
 
     def dim(self) -> int:

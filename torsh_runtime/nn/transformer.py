@@ -83,9 +83,16 @@ class MultiheadAttention(Module):
     ) -> tuple[Any, None]:
         """Return the result, and None in place of the weights.
 
-        query: (L, N, embed_dim), key and value: (S, N, embed_dim), with N first if batch_first, or
-        without N. attn_mask: (L, S), or (N, heads, L, S); True is masked out, as in torch's layer,
-        or numbers to add. is_causal: needs no mask here.
+        Args:
+            query: The queries (L, N, embed_dim), with N first if batch_first, or without N.
+            key: The keys (S, N, embed_dim), likewise.
+            value: The values (S, N, embed_dim), likewise.
+            attn_mask: A mask (L, S), or (N, heads, L, S); True is masked out, as in torch's layer,
+                or numbers to add.
+            is_causal: Whether position i attends only to positions 0 to i; it needs no mask here.
+
+        Raises:
+            ValueError: If shapes do not fit, or if both attn_mask and is_causal are given.
         """
         swap = not self.batch_first and query.ndim == 3
         if query is key and key is value:
@@ -180,8 +187,15 @@ class TransformerBlock(Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Any, attn_mask: Any = None) -> Any:
-        """Apply the block to x: (N, L, embed_dim) or (L, embed_dim); attn_mask as in
-        MultiheadAttention."""
+        """Apply the block.
+
+        Args:
+            x: The input (N, L, embed_dim) or (L, embed_dim).
+            attn_mask: As in MultiheadAttention.
+
+        Raises:
+            ValueError: If shapes do not fit, or if there is a mask although the block is causal.
+        """
         normed = self.norm1(x)
         mixed, _ = self.attention(
             normed, normed, normed, attn_mask=attn_mask, is_causal=self.causal

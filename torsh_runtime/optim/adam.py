@@ -58,7 +58,7 @@ class Adam(Optimizer):
         )
 
     def update(self, param: Tensor, gradient: Array, group: Group, state: dict[str, Any]) -> None:
-        """Update one parameter and its moments in place."""
+        """Update one parameter and its moments in place; see Optimizer.update()."""
         if not state:
             state["step"] = np.zeros((), np.float32)
             state["exp_avg"], state["exp_avg_sq"] = zeros_for(param.data), zeros_for(param.data)

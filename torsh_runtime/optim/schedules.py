@@ -110,7 +110,7 @@ class LambdaLR(LRScheduler):
         super().__init__(optimizer)
 
     def rate(self, base: float, group: int) -> float:
-        """Return the group's rate."""
+        """Return the rate of the group of this number, whose initial rate is `base`."""
         return base * self.lr_lambdas[group](self.last_epoch)
 
 
@@ -137,7 +137,7 @@ class StepLR(LRScheduler):
         super().__init__(optimizer)
 
     def rate(self, base: float, group: int) -> float:
-        """Return the group's rate."""
+        """Return the rate of the group of this number, whose initial rate is `base`."""
         return float(base * self.gamma ** (self.last_epoch // self.step_size))
 
 
@@ -166,7 +166,7 @@ class CosineAnnealingLR(LRScheduler):
         super().__init__(optimizer)
 
     def rate(self, base: float, group: int) -> float:
-        """Return the group's rate."""
+        """Return the rate of the group of this number, whose initial rate is `base`."""
         wave = (1 + math.cos(math.pi * self.last_epoch / self.T_max)) / 2
         return self.eta_min + (base - self.eta_min) * wave
 
@@ -202,6 +202,6 @@ class LinearLR(LRScheduler):
         super().__init__(optimizer)
 
     def rate(self, base: float, group: int) -> float:
-        """Return the group's rate."""
+        """Return the rate of the group of this number, whose initial rate is `base`."""
         done = min(self.last_epoch / self.total_iters, 1)
         return base * (self.start_factor + (self.end_factor - self.start_factor) * done)

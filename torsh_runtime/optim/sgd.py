@@ -66,7 +66,7 @@ class SGD(Optimizer):
         )
 
     def update(self, param: Tensor, gradient: Array, group: Group, state: dict[str, Any]) -> None:
-        """Update one parameter and its velocity in place."""
+        """Update one parameter and its velocity in place; see Optimizer.update()."""
         momentum = group["momentum"]
         fresh = momentum and state.get("momentum_buffer") is None
         if fresh:

@@ -94,7 +94,15 @@ class RpcBackendOptions:
         object.__setattr__(self, "rpc_timeout", seconds(self.rpc_timeout, DEFAULT_RPC_TIMEOUT))
 
     def set_device_map(self, to: str, device_map: object) -> None:
-        """Raise ConfigError; the method exists for programs written for torch."""
+        """Raise ConfigError; the method exists for programs written for torch.
+
+        Args:
+            to: A worker's name.
+            device_map: Devices by device.
+
+        Raises:
+            ConfigError: Always.
+        """
         raise ConfigError(_NO_DEVICE_MAPS)
 
 

@@ -83,7 +83,12 @@ class Store:
         return True
 
     def set(self, key: str, value: Value) -> None:
-        """Write `value` to the key."""
+        """Write a key.
+
+        Args:
+            key: The key.
+            value: Bytes, or a string, which counts as UTF-8.
+        """
         self._client.put(self._key(key), _bytes(value))
 
     def get(self, key: str) -> bytes:
@@ -118,22 +123,43 @@ class Store:
         self._client.transact((), [Put(key, value) for key, value in pairs])
 
     def add(self, key: str, amount: int) -> int:
-        """Add `amount`, an integer, to a counter and return its new value.
+        """Add to a counter and return its new value.
 
-        The key's value is decimal text; an absent counter is 0.
+        Args:
+            key: The counter, whose value is decimal text; an absent one is 0.
+            amount: An integer.
+
+        Raises:
+            StoreError: If the key's value is no decimal number, or if the result leaves 64 bits.
         """
         return self._client.add(self._key(key), index(amount))
 
     def append(self, key: str, value: Value) -> None:
-        """Append `value` to the key's value."""
+        """Append to a key's value.
+
+        Args:
+            key: The key; an absent one has an empty value.
+            value: Bytes, or a string.
+
+        Raises:
+            StoreTimeout: If others change the key all along, for the store's timeout.
+        """
         addition = _bytes(value)
         self._change(key, lambda entry: (entry.value if entry else b"") + addition)
 
     def compare_set(self, key: str, expected_value: Value, desired_value: Value) -> bytes:
-        """Write `desired_value` if the key has `expected_value`, or is absent and that is empty.
+        """Write a key if it has the expected value, or is absent and that is empty.
+
+        Args:
+            key: The key.
+            expected_value: The value that it must have.
+            desired_value: The value to write.
 
         Returns:
             The key's value afterwards; `expected_value` if it is still absent.
+
+        Raises:
+            StoreTimeout: If others change the key all along, for the store's timeout.
         """
         expected, desired = _bytes(expected_value), _bytes(desired_value)
 
@@ -174,7 +200,12 @@ class Store:
         return len(self.list_keys())
 
     def queue_push(self, key: str, value: Value) -> None:
-        """Append a value to a queue. Queues have names of their own, which are not keys."""
+        """Append a value to a queue. Queues have names of their own, which are not keys.
+
+        Args:
+            key: The queue's name.
+            value: Bytes, or a string.
+        """
         self._queue(key).push(_bytes(value))
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:

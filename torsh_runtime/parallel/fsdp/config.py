@@ -199,6 +199,7 @@ class FsdpConfig:
     sharding_strategy: ShardingStrategy | str = ShardingStrategy.FULL_SHARD
     """Strategy, or its value, such as "full"."""
     memory_config: MemoryConfig = field(default_factory=MemoryConfig)
+    """Limits of how much is in memory at a time."""
     backward_prefetch: BackwardPrefetch | str = BackwardPrefetch.BACKWARD_PRE
     """Prefetching, or its value, such as "pre"."""
     mixed_precision: MixedPrecision = field(default_factory=MixedPrecision)
