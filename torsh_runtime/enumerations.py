@@ -59,7 +59,10 @@ class ReduceOp(IntEnum):
 
     Integers wrap around on overflow; bool counts as one bit: SUM and MAX are OR, PRODUCT and MIN
     are AND. AVG and PREMUL_SUM are for numbers, MIN and MAX not for complex ones, BAND, BOR and
-    BXOR for integers and bool. Other combinations raise TypeError.
+    BXOR for integers and bool.
+
+    Raises:
+        TypeError: From an operation, for a dtype that the reduction is not defined for.
 
     Example:
         ```python

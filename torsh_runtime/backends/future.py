@@ -91,7 +91,14 @@ class Future:
         return self._value
 
     def add_done_callback(self, callback: Callback) -> None:
-        """Call `callback(self)` when it is complete. What the callback raises is logged."""
+        """Call `callback(self)` when it is complete.
+
+        It is called on the thread that completes the future, or at once if it is complete. What it
+        raises is logged.
+
+        Args:
+            callback: The function.
+        """
         with self._lock:
             if not self._is_complete:
                 self._callbacks.append(callback)
@@ -99,7 +106,11 @@ class Future:
         self._call(callback)
 
     def then(self, callback: Callback) -> Future:
-        """Return a future of what `callback(self)` returns or raises once this one is complete."""
+        """Return a future of what `callback(self)` returns or raises once this one is complete.
+
+        Args:
+            callback: The function.
+        """
         chained = Future()
         self.add_done_callback(lambda _: chained.complete_by(callback, self))
         return chained

@@ -103,7 +103,11 @@ class Work(ABC):
         return WorkFuture(self)
 
     def synchronize(self) -> None:
-        """Wait for the operation, as wait() does. Raises what wait() raises."""
+        """Wait for the operation, as wait() does.
+
+        Raises:
+            CommError: If the operation failed: that error.
+        """
         self.wait()
 
     def block_current_stream(self) -> None:

@@ -375,13 +375,14 @@ class Collectives:
 def premul_sum(factor: float) -> PremulSum:
     """Return the reduction that sums each rank's values times that rank's factor.
 
-    It is for floating-point arrays; with other dtypes the operation raises TypeError.
-
     Args:
         factor: This rank's factor, which may differ from rank to rank.
 
     Returns:
         The reduction, to be passed as `op`.
+
+    Raises:
+        TypeError: From an operation, for arrays that are not of a floating-point dtype.
 
     Example:
         ```python

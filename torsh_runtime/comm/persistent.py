@@ -14,7 +14,10 @@ from torsh_runtime.comm.messages import irecv, isend, recv, send
 class Persistent(Work):
     """Holds an operation and its arrays, and is the Work of its last start().
 
-    persistent() creates it. Until the first start() its other methods raise RuntimeError.
+    persistent() creates it.
+
+    Raises:
+        RuntimeError: From all other methods before the first start().
 
     Example:
         ```python
@@ -65,27 +68,38 @@ class Persistent(Work):
         return self._started().wait(timeout)
 
     def done(self) -> bool:
-        """Return whether the last start() is over. Raises RuntimeError before the first."""
+        """Return whether the last start() is over.
+
+        Raises:
+            RuntimeError: Before the first start().
+        """
         return self._started().done()
 
     def exception(self) -> BaseException | None:
         """Return the error that the last start() ended with, or None.
 
-        Raises RuntimeError before the first.
+        Raises:
+            RuntimeError: Before the first start().
         """
         return self._started().exception()
 
     def add_done_callback(self, callback: Callable[[Work], None]) -> None:
-        """Call `callback(self)` when the last start() is over. Raises RuntimeError before the
-        first.
+        """Call `callback(self)` when the last start() is over.
+
+        Args:
+            callback: The function.
+
+        Raises:
+            RuntimeError: Before the first start().
         """
         self._started().add_done_callback(lambda _: callback(self))
 
     def result(self) -> list[object]:
         """Return the arrays that hold the result of the last start().
 
-        Raises the error it ended with, and RuntimeError while it is in progress or before the
-        first.
+        Raises:
+            CommError: If the operation failed: that error.
+            RuntimeError: While the operation is in progress, or before the first start().
         """
         return self._started().result()
 
@@ -93,7 +107,8 @@ class Persistent(Work):
     def source(self) -> int | None:
         """Return the rank that the message of the last start() came from, or None.
 
-        Raises RuntimeError before the first.
+        Raises:
+            RuntimeError: Before the first start().
         """
         return self._started().source
 

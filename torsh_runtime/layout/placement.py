@@ -12,7 +12,14 @@ from torsh_runtime.layout.piece import Piece, Span
 
 @dataclass(frozen=True, slots=True)
 class Replicate:
-    """States that all ranks along the axis have the same elements."""
+    """States that all ranks along the axis have the same elements.
+
+    Example:
+        ```python
+        layout = tr.TensorLayout((8,), (("dp", 4, Replicate()),))
+        layout.piece({"dp": 3}).is_whole  # True
+        ```
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,21 +113,51 @@ class Flat:
     """States that the i-th rank along the axis has elements cuts[i] to cuts[i + 1].
 
     They are counted in row-major order among the elements that the previous axes left.
+
+    Raises:
+        ConfigError: From TensorLayout, if the cuts are not one more than ranks, ascending from 0.
+
+    Example:
+        ```python
+        layout = tr.TensorLayout((2, 4), (("dp", 2, Flat(even_cuts(8, 2))),))
+        layout.piece({"dp": 1}).size  # 4
+        ```
     """
 
     cuts: tuple[int, ...]
+    """The numbers of the elements at which the tensor is cut, from 0 to its size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """States that the tensor is the sum of the equally shaped values along the axis."""
+    """States that the tensor is the sum of the equally shaped values along the axis.
+
+    Example:
+        ```python
+        layout = tr.TensorLayout((8,), (("tp", 2, Partial()),))
+        layout.sharded()  # ()
+        ```
+    """
 
 
 Placement = Replicate | Shard | Flat | Partial
 
 
 def even_cuts(size: int, parts: int) -> tuple[int, ...]:
-    """Return where to cut `size` elements into `parts` parts that differ by one element at most."""
+    """Return where to cut `size` elements into `parts` parts that differ by one element at most.
+
+    Args:
+        size: The number of elements.
+        parts: The number of parts.
+
+    Returns:
+        parts + 1 numbers, from 0 to `size`.
+
+    Example:
+        ```python
+        even_cuts(10, 4)  # (0, 2, 5, 7, 10)
+        ```
+    """
     return tuple(size * part // parts for part in range(parts + 1))
 
 
@@ -159,7 +196,15 @@ class TensorLayout:
                 _check_cuts(name, placement.cuts, size)
 
     def piece(self, coordinate: Mapping[str, int]) -> Piece:
-        """Return the piece at `coordinate`, which maps axes to indices; other axes are ignored."""
+        """Return the piece of the rank at a coordinate.
+
+        Args:
+            coordinate: The rank's index along each axis of the layout; other axes are ignored.
+
+        Raises:
+            KeyError: If it lacks an axis.
+            ConfigError: If the sections or parts of a Shard do not fit.
+        """
         spans: list[tuple[Span, ...]] = [((0, size),) for size in self.shape]
         part: Span | None = None
         for name, parts, placement in self.axes:
@@ -174,9 +219,13 @@ class TensorLayout:
         return found if part is None else found.part(*part)
 
     def pieces(self, coordinate: Mapping[str, int]) -> tuple[Piece, ...]:
-        """Return the boxes at this coordinate in row-major order.
+        """Return the boxes at a coordinate in row-major order.
 
-        Raises ConfigError if the piece is a part of a box.
+        Args:
+            coordinate: As piece().
+
+        Raises:
+            ConfigError: If the piece is a part of a box.
         """
         whole = self.piece(coordinate)
         if not whole.is_box:
@@ -193,7 +242,11 @@ class TensorLayout:
         )
 
     def is_first(self, coordinate: Mapping[str, int]) -> bool:
-        """Return whether no earlier coordinate along the sharded axes has the same elements."""
+        """Return whether no earlier coordinate along the sharded axes has the same elements.
+
+        Args:
+            coordinate: As piece().
+        """
         return all(
             not isinstance(placement, Shard) or placement.is_first(coordinate[name])
             for name, _, placement in self.axes

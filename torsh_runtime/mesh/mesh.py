@@ -271,8 +271,18 @@ class DeviceMesh:
     def stats(self) -> dict[str, dict[str, OperationStats]]:
         """Return what was counted on this rank since measure(), by axis and operation.
 
-        Each entry has calls, bytes, latency (seconds) and bandwidth (bytes per second). Axes with
-        the same ranks share their counts.
+        Axes with the same ranks share their counts.
+
+        Returns:
+            For each axis and operation calls, bytes, seconds, latency (seconds) and bandwidth
+                (bytes per second).
+
+        Example:
+            ```python
+            mesh.measure()
+            train()
+            print(mesh.stats()["dp"]["all_reduce"].seconds)
+            ```
         """
         found = {axis.name: self._found(axis) for axis in self._known.axes}
         return {name: self._groups.stats(group) for name, group in found.items() if group}
@@ -280,8 +290,16 @@ class DeviceMesh:
     def is_in_node(self, mesh_dim: Dim | None = None) -> bool:
         """Return whether all ranks along an axis are known to be on one machine.
 
-        It creates the axis's group. `mesh_dim` is as in get_group(). Raises what get_group()
-        raises.
+        It creates the axis's group.
+
+        Args:
+            mesh_dim: As get_group().
+
+        Raises:
+            ConfigError: As get_group().
+            KeyError: As get_group().
+            BackendUnavailable: As get_group().
+            CommTimeout: As get_group().
         """
         group = self.get_group(mesh_dim)
         return group.is_in_node or group.world_size == 1
@@ -416,7 +434,13 @@ class DeviceMesh:
         return next((each.size for each in every if each.name == axis), None)
 
     def get_all_groups(self) -> list[ProcessGroup]:
-        """Return the groups of all axes, in their order."""
+        """Return the groups of all axes, in their order.
+
+        Raises:
+            ConfigError: As get_group().
+            BackendUnavailable: As get_group().
+            CommTimeout: As get_group().
+        """
         return [self.get_group(name) for name in self._layout.names]
 
     def __eq__(self, other: object) -> bool:

@@ -308,7 +308,11 @@ class ProcessGroupManager:
         self.get_tp_process_group().all_reduce(tensor)
 
     def all_gather_tp(self, tensor: Any) -> Any:
-        """Return the tensors of all tensor parallel ranks, concatenated along dimension 0."""
+        """Return the tensors of all tensor parallel ranks, concatenated along dimension 0.
+
+        Args:
+            tensor: An array or a tensor, of the same shape and dtype on all these ranks.
+        """
         group = self.get_tp_process_group()
         rows, *rest = tensor.shape
         gathered = _empty(tensor, (rows * group.world_size, *rest))
@@ -318,7 +322,11 @@ class ProcessGroupManager:
     def reduce_scatter_tp(self, tensor: Any) -> Any:
         """Return this rank's rows of the sum over the tensor parallel group.
 
-        Raises ConfigError if the group's size does not divide the number of rows.
+        Args:
+            tensor: An array or a tensor, of the same shape and dtype on all these ranks.
+
+        Raises:
+            ConfigError: If the group's size does not divide the number of rows.
         """
         group = self.get_tp_process_group()
         rows, *rest = tensor.shape

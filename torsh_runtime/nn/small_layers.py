@@ -42,7 +42,11 @@ class GELU(Module):
         self.approximate = approximate
 
     def forward(self, x: Any) -> Any:
-        """Apply the layer to x of any shape. Raises ValueError for an unknown approximation."""
+        """Apply the layer to x of any shape.
+
+        Raises:
+            ValueError: For an unknown approximation.
+        """
         return functional.gelu(x, self.approximate)
 
 

@@ -178,7 +178,11 @@ class Tensor(Variable):
         return self
 
     def zero_(self) -> Self:
-        """Write zeros into this array. Raises RuntimeError as copy_() does."""
+        """Write zeros into this array.
+
+        Raises:
+            RuntimeError: As copy_().
+        """
         return self.copy_(0)
 
     def backward(self, gradient: Any = None, retain_graph: bool = False) -> None:

@@ -29,8 +29,11 @@ class Store:
     count as UTF-8. get_store() returns the job's: nothing that is done here reaches what the
     library keeps there for itself.
 
-    Every call raises StoreError if the store is gone or refuses, and StoreTimeout if it does not
-    answer; TypeError for invalid keys and values, and ValueError for invalid timeouts.
+    Raises:
+        StoreError: From every call, if the store is gone or refuses it, such as for an empty key.
+        StoreTimeout: From every call, if the store does not answer.
+        TypeError: For keys and values of other types.
+        ValueError: For timeouts that are no number of seconds from 0.
 
     Example:
         ```python

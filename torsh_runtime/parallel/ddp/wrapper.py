@@ -124,7 +124,15 @@ class DistributedDataParallel:
         return self._group
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Call the model."""
+        """Call the model, and return its outputs.
+
+        Args:
+            *inputs: The model's arguments.
+            **named: The model's arguments by name.
+
+        Raises:
+            CommError: If buffers or joining ranks are exchanged and that fails.
+        """
         self._before_call(self)
         outputs = self.module(*inputs, **named)
         self._after_call(self, outputs)
@@ -175,8 +183,11 @@ class DistributedDataParallel:
     def reduce_gradients(self) -> None:
         """Average the gradients that have been accumulated under no_sync(), now.
 
-        All ranks call it. Within such a block it leaves them for later. Raises CommError as
-        ProcessGroup.
+        All ranks call it. Within such a block it leaves them for later.
+
+        Raises:
+            CommError: If the exchange among the ranks fails.
+            GradientError: On all ranks, if the gradients cannot be averaged.
         """
         if self._reducer is not None and self._is_synchronising:
             self._reducer.average()

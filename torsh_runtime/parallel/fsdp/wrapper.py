@@ -156,7 +156,15 @@ class FullyShardedDataParallel(NoCopies):
         return self._group
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Call the model."""
+        """Call the model, and return its outputs.
+
+        Args:
+            *inputs: The model's arguments.
+            **named: The model's arguments by name.
+
+        Raises:
+            CommError: If parameters are gathered and that fails.
+        """
         return self.module(*inputs, **named)
 
     @contextmanager
@@ -182,7 +190,10 @@ class FullyShardedDataParallel(NoCopies):
         """Make all parameters whole until reshard() or reduce_gradients().
 
         Backward passes accumulate whole gradients in them, also those of weights that a pipeline's
-        schedule computes later. All ranks call it. Raises CommError as ProcessGroup.
+        schedule computes later. All ranks call it.
+
+        Raises:
+            CommError: If parameters are gathered and that fails.
         """
         self._passes.hold()
 
@@ -197,8 +208,10 @@ class FullyShardedDataParallel(NoCopies):
         """Average the gradients accumulated under no_sync() or since unshard(), and keep this
         rank's part.
 
-        All ranks call it. Within no_sync() it leaves them for later. Raises CommError as
-        ProcessGroup.
+        All ranks call it. Within no_sync() it leaves them for later.
+
+        Raises:
+            CommError: If the exchange among the ranks fails.
         """
         self._passes.reduce()
 
@@ -303,13 +316,34 @@ class FullyShardedDataParallel(NoCopies):
             passes.meet()
 
     def state_dict(self, *arguments: Any, **named: Any) -> Any:
-        """Return the model's state_dict(), with copies of whole parameters. All ranks call it."""
+        """Return the model's state_dict(), with copies of whole parameters. All ranks call it.
+
+        Args:
+            *arguments: As the model's state_dict().
+            **named: As the model's state_dict().
+
+        Raises:
+            ConfigError: After unshard().
+            CommError: If parameters are gathered and that fails.
+        """
         with self.summon_full_params(writeback=False):
             return self.module.state_dict(*arguments, **named)
 
     def load_state_dict(self, state_dict: Any, *arguments: Any, **named: Any) -> Any:
-        """Take over what state_dict() gave, or the model's own unwrapped. All ranks call it.
-        Raises ConfigError for assign=True, which would leave nothing that is sharded."""
+        """Load what state_dict() returned, or what that of the unwrapped model did.
+
+        All ranks call it.
+
+        Args:
+            state_dict: The state.
+            *arguments: As the model's load_state_dict().
+            **named: As the model's load_state_dict().
+
+        Raises:
+            ConfigError: For assign=True, which would leave nothing that is sharded, and after
+                unshard().
+            CommError: If parameters are gathered and that fails.
+        """
         if named.get("assign") or (len(arguments) > 1 and arguments[1]):
             raise ConfigError(
                 "load_state_dict(assign=True) would put whole parameters in the place of those "
@@ -320,9 +354,17 @@ class FullyShardedDataParallel(NoCopies):
             return self.module.load_state_dict(state_dict, *arguments, **named)
 
     def sharded_state_dict(self, mesh: DeviceMesh | None = None) -> dict[str, Any]:
-        """Return all parameters as ShardedTensor, without copies of the values, and buffers as
-        they are, under the model's names. mesh: the mesh of the model's layouts, if it has any.
-        Raises ConfigError if they do not fit it."""
+        """Return all parameters as ShardedTensor, without copies of the values, and buffers
+        unchanged.
+
+        They have the model's names.
+
+        Args:
+            mesh: The mesh of the model's layouts, if it has any.
+
+        Raises:
+            ConfigError: If the layouts do not fit the mesh.
+        """
         pieces, layouts = self.pieces(), layouts_by_id(self.module)
 
         def piece(name: str, key: int) -> Piece:
@@ -338,8 +380,7 @@ class FullyShardedDataParallel(NoCopies):
         return {**named, **dict(self.module.named_buffers())}
 
     def pieces(self) -> dict[int, Piece]:
-        """Return the piece that this rank has of each parameter of the wrapped model, by the
-        parameter's id()."""
+        """Return the piece that this rank has of each parameter, by the parameter's id()."""
         return {
             id(parameter): flat.piece(number)
             for unit in self._passes.units
@@ -348,8 +389,7 @@ class FullyShardedDataParallel(NoCopies):
         }
 
     def sharded(self) -> dict[int, ProcessGroup]:
-        """Return the ranks that have different parts of each parameter that is cut, by the
-        parameter's id()."""
+        """Return the ranks that have different parts of each parameter that is cut, by its id()."""
         units = [unit for unit in self._passes.units if not unit.is_replicated]
         laid = [each for unit in units for each in unit.laid]
         return {id(each): memory.group for flat, memory in laid for each in flat.parameters}
