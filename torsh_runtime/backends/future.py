@@ -62,6 +62,11 @@ class Future:
         Raises:
             TimeoutError: If `timeout` has passed.
             BaseException: The error that the future was completed with.
+
+        Example:
+            ```python
+            value = tr.rpc.rpc_async("worker1", evaluate).wait(timeout=10)
+            ```
         """
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
         if not self._is_complete and not self._waited(seconds):
@@ -98,6 +103,12 @@ class Future:
 
         Args:
             callback: The function.
+
+        Example:
+            ```python
+            future = tr.rpc.rpc_async("worker1", evaluate)
+            future.add_done_callback(lambda done: print(done.value()))
+            ```
         """
         with self._lock:
             if not self._is_complete:
@@ -110,6 +121,12 @@ class Future:
 
         Args:
             callback: The function.
+
+        Example:
+            ```python
+            future = tr.rpc.rpc_async("worker1", evaluate)
+            doubled = future.then(lambda done: 2 * done.value())
+            ```
         """
         chained = Future()
         self.add_done_callback(lambda _: chained.complete_by(callback, self))
@@ -148,6 +165,13 @@ class Future:
 
         Raises:
             RuntimeError: If it is complete already.
+
+        Example:
+            ```python
+            future = tr.Future()
+            future.set_exception(ValueError("no data"))
+            future.wait()  # raises ValueError
+            ```
         """
         self._complete(None, error)
 

@@ -37,17 +37,38 @@ class Work(ABC):
         Raises:
             CommError: If the operation failed: that error.
             CommTimeout: If `timeout` has passed. The operation is then still in progress.
+
+        Example:
+            ```python
+            work = tr.all_reduce(gradient, async_op=True)
+            work.wait(timeout=60)
+            ```
         """
 
     @abstractmethod
     def done(self) -> bool:
-        """Return whether the operation is over, successfully or not."""
+        """Return whether the operation is over, successfully or not.
+
+        Example:
+            ```python
+            work = tr.all_reduce(gradient, async_op=True)
+            while not work.done():
+                compute()
+            work.wait()
+            ```
+        """
 
     @abstractmethod
     def exception(self) -> BaseException | None:
         """Return the error that the operation ended with.
 
         It is None while the operation is in progress or if it succeeded.
+
+        Example:
+            ```python
+            work = tr.all_reduce(gradient, async_op=True)
+            work.add_done_callback(lambda done: print(done.exception() or "reduced"))
+            ```
         """
 
     @abstractmethod
@@ -55,6 +76,12 @@ class Work(ABC):
         """Call `callback(self)` when the operation is over.
 
         That is on some thread, or at once if the operation is over already.
+
+        Example:
+            ```python
+            work = tr.all_reduce(gradient, async_op=True)
+            work.add_done_callback(lambda done: print("success:", done.is_success()))
+            ```
         """
 
     @property
@@ -92,6 +119,13 @@ class Work(ABC):
         Raises:
             CommError: If the operation failed: that error.
             RuntimeError: If it is still in progress.
+
+        Example:
+            ```python
+            work = tr.all_reduce(gradient, async_op=True)
+            work.wait()
+            work.result()[0] is gradient  # True
+            ```
         """
         if not self.done():
             raise RuntimeError("the operation is still under way: wait() for it first")
@@ -99,7 +133,14 @@ class Work(ABC):
         return list(self._outputs)
 
     def get_future(self) -> Future:
-        """Return a future of `result()`. No thread waits for it unless a callback is added."""
+        """Return a future of `result()`. No thread waits for it unless a callback is added.
+
+        Example:
+            ```python
+            future = tr.all_reduce(loss, async_op=True).get_future()
+            mean = future.then(lambda done: done.value()[0].mean())
+            ```
+        """
         return WorkFuture(self)
 
     def synchronize(self) -> None:

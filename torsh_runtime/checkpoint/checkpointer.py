@@ -121,6 +121,11 @@ class Checkpointer:
                 this checkpoint remains then.
             ConfigError: If `step` is no such number.
             CommError: If communication fails.
+
+        Example:
+            ```python
+            checkpointer.save(step, {"model": model, "optimizer": optimizer}, async_op=True)
+            ```
         """
         number = _step(step)
         self.wait()
@@ -157,6 +162,12 @@ class Checkpointer:
         Raises:
             CheckpointError: As save() would have raised.
             CommError: As save() would have raised.
+
+        Example:
+            ```python
+            checkpointer.save(step, state, async_op=True)
+            checkpointer.wait()
+            ```
         """
         writing, self._writing = self._writing, None
         if writing is not None:
@@ -184,6 +195,12 @@ class Checkpointer:
                 save() could not save.
             ConfigError: If `step` is no number of steps.
             CommError: If communication fails.
+
+        Example:
+            ```python
+            loaded = checkpointer.load({"model": model, "optimizer": optimizer})
+            first_step = loaded.step if loaded else 0
+            ```
         """
         step = None if step is None else _step(step)
         self.wait()
@@ -206,7 +223,13 @@ class Checkpointer:
         )
 
     def steps(self) -> list[int]:
-        """Return the steps that have checkpoints, the most recently saved first."""
+        """Return the steps that have checkpoints, the most recently saved first.
+
+        Example:
+            ```python
+            checkpointer.steps()  # [300, 200, 100]
+            ```
+        """
         return list(dict.fromkeys(step for step, _ in checkpoints(self._directory)))
 
     def _candidates(self, step: int | None) -> list[tuple[int, Path]]:

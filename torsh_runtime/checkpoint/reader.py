@@ -82,6 +82,12 @@ class CheckpointReader(PieceReader):
 
         Raises:
             DamagedCheckpoint: For the first changed file.
+
+        Example:
+            ```python
+            with tr.checkpoint.CheckpointReader(loaded.path) as reader:
+                reader.verify()
+            ```
         """
         for name, told in self.manifest.files.items():
             scratch = np.empty(min(told.block, told.num_bytes), np.uint8)

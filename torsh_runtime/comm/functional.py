@@ -64,6 +64,13 @@ class Collectives:
             ConfigError: If this process is not in the group.
             CommError: If the operation fails: PeerLost, CommTimeout, CommMismatch or CommAborted,
                 from this call or from the Work's `wait()`. The group cannot be used afterwards.
+
+        Example:
+            ```python
+            group = tr.new_group([0, 1])
+            if group.rank >= 0:
+                group.all_reduce(gradient, tr.ReduceOp.AVG)
+            ```
         """
         return self._backend.all_reduce(tensor, op, self._timeout, async_op)
 
@@ -88,6 +95,12 @@ class Collectives:
             ConfigError: If this process is not in the group.
             CommError: If the operation fails: PeerLost, CommTimeout, CommMismatch or CommAborted,
                 from this call or from the Work's `wait()`. The group cannot be used afterwards.
+
+        Example:
+            ```python
+            group = tr.group.WORLD
+            group.reduce(loss, dst=0, op=tr.ReduceOp.AVG)
+            ```
         """
         return self._backend.reduce(tensor, self._member(dst), op, self._timeout, async_op)
 
@@ -110,6 +123,11 @@ class Collectives:
             ConfigError: If this process is not in the group.
             CommError: If the operation fails: PeerLost, CommTimeout, CommMismatch or CommAborted,
                 from this call or from the Work's `wait()`. The group cannot be used afterwards.
+
+        Example:
+            ```python
+            tr.group.WORLD.broadcast(weights, src=0)
+            ```
         """
         if src not in self._members:  # a call of its own would cost as much as a small copy
             self._member(src)  # raises
@@ -136,6 +154,13 @@ class Collectives:
             ConfigError: If this process is not in the group.
             CommError: If the operation fails: PeerLost, CommTimeout, CommMismatch or CommAborted,
                 from this call or from the Work's `wait()`. The group cannot be used afterwards.
+
+        Example:
+            ```python
+            group = tr.group.WORLD
+            rows = np.empty((group.world_size, 2))
+            group.all_gather_into_tensor(rows, np.array([group.rank, 1.0]))
+            ```
         """
         return self._backend.all_gather(output_tensor, input_tensor, self._timeout, async_op)
 
@@ -161,6 +186,13 @@ class Collectives:
             ConfigError: If this process is not in the group.
             CommError: If the operation fails: PeerLost, CommTimeout, CommMismatch or CommAborted,
                 from this call or from the Work's `wait()`. The group cannot be used afterwards.
+
+        Example:
+            ```python
+            group = tr.group.WORLD
+            ranks = [np.empty(1, np.int64) for _ in range(group.world_size)]
+            group.all_gather(ranks, np.array([group.rank]))
+            ```
         """
         outputs = self._one_per_rank("tensor_list", tensor_list)
         return self._backend.all_gather(outputs, tensor, self._timeout, async_op)
@@ -192,6 +224,13 @@ class Collectives:
             ConfigError: If this process is not in the group.
             CommError: If the operation fails: PeerLost, CommTimeout, CommMismatch or CommAborted,
                 from this call or from the Work's `wait()`. The group cannot be used afterwards.
+
+        Example:
+            ```python
+            group, own = tr.group.WORLD, np.ones(2)
+            rows = [np.empty(2) for _ in range(group.world_size)] if group.rank == 0 else None
+            group.gather(own, rows, dst=0)
+            ```
         """
         outputs = self._only_at("gather_list", gather_list, dst)
         return self._backend.gather(outputs, tensor, self._member(dst), self._timeout, async_op)
@@ -223,6 +262,13 @@ class Collectives:
             ConfigError: If this process is not in the group.
             CommError: If the operation fails: PeerLost, CommTimeout, CommMismatch or CommAborted,
                 from this call or from the Work's `wait()`. The group cannot be used afterwards.
+
+        Example:
+            ```python
+            group, part = tr.group.WORLD, np.empty(2)
+            rows = [np.ones(2) for _ in range(group.world_size)] if group.rank == 0 else None
+            group.scatter(part, rows, src=0)
+            ```
         """
         inputs = self._only_at("scatter_list", scatter_list, src)
         return self._backend.scatter(tensor, inputs, self._member(src), self._timeout, async_op)
@@ -248,6 +294,12 @@ class Collectives:
             ConfigError: If this process is not in the group.
             CommError: If the operation fails: PeerLost, CommTimeout, CommMismatch or CommAborted,
                 from this call or from the Work's `wait()`. The group cannot be used afterwards.
+
+        Example:
+            ```python
+            group, own = tr.group.WORLD, np.empty(4, np.float32)
+            group.reduce_scatter_tensor(own, np.ones(4 * group.world_size, np.float32))
+            ```
         """
         return self._backend.reduce_scatter(output, input, op, self._timeout, async_op)
 
@@ -277,6 +329,12 @@ class Collectives:
             ConfigError: If this process is not in the group.
             CommError: If the operation fails: PeerLost, CommTimeout, CommMismatch or CommAborted,
                 from this call or from the Work's `wait()`. The group cannot be used afterwards.
+
+        Example:
+            ```python
+            group, own = tr.group.WORLD, np.empty(4)
+            group.reduce_scatter(own, [np.ones(4) for _ in range(group.world_size)])
+            ```
         """
         inputs = self._one_per_rank("input_list", input_list)
         return self._backend.reduce_scatter(output, inputs, op, self._timeout, async_op)
@@ -300,6 +358,13 @@ class Collectives:
             ConfigError: If this process is not in the group.
             CommError: If the operation fails: PeerLost, CommTimeout, CommMismatch or CommAborted,
                 from this call or from the Work's `wait()`. The group cannot be used afterwards.
+
+        Example:
+            ```python
+            group = tr.group.WORLD
+            tokens = np.arange(2 * group.world_size)
+            group.all_to_all_single(received := np.empty_like(tokens), tokens)
+            ```
         """
         return self._backend.all_to_all(output, input, self._timeout, async_op)
 
@@ -327,6 +392,13 @@ class Collectives:
             ConfigError: If this process is not in the group.
             CommError: If the operation fails: PeerLost, CommTimeout, CommMismatch or CommAborted,
                 from this call or from the Work's `wait()`. The group cannot be used afterwards.
+
+        Example:
+            ```python
+            group = tr.group.WORLD
+            sent = [np.array([group.rank, r]) for r in range(group.world_size)]
+            group.all_to_all(received := [np.empty(2, np.int64) for _ in sent], sent)
+            ```
         """
         outputs = self._one_per_rank("output_tensor_list", output_tensor_list)
         inputs = self._one_per_rank("input_tensor_list", input_tensor_list)
@@ -346,6 +418,11 @@ class Collectives:
             ConfigError: If this process is not in the group.
             CommError: If the operation fails: PeerLost, CommTimeout, CommMismatch or CommAborted,
                 from this call or from the Work's `wait()`. The group cannot be used afterwards.
+
+        Example:
+            ```python
+            tr.group.WORLD.barrier(timeout=600)  # seconds
+            ```
         """
         seconds = self._timeout if timeout is None else timeout
         return self._backend.barrier(seconds, async_op)

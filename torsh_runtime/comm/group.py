@@ -162,6 +162,12 @@ class ProcessGroup(Collectives):
 
         Raises:
             ValueError: If it is no member.
+
+        Example:
+            ```python
+            odd = tr.new_group([1, 3])
+            odd.group_rank(3)  # 1
+            ```
         """
         try:
             return self._places[global_rank]
@@ -178,6 +184,12 @@ class ProcessGroup(Collectives):
 
         Raises:
             ValueError: If the group has no such rank.
+
+        Example:
+            ```python
+            odd = tr.new_group([1, 3])
+            odd.global_rank(1)  # 3
+            ```
         """
         if group_rank not in range(len(self._ranks)):
             raise ValueError(f"the group has {len(self._ranks)} ranks, and no rank {group_rank!r}")
@@ -226,6 +238,14 @@ class ProcessGroup(Collectives):
             ConfigError: If this process is not in the group.
             CommError: If the operation fails: PeerLost, CommTimeout, CommMismatch or CommAborted,
                 from this call or from the Work's `wait()`. The group cannot be used afterwards.
+
+        Example:
+            ```python
+            if group.rank == 0:
+                group.send(np.arange(4.0), dst=1)
+            elif group.rank == 1:
+                group.recv(values := np.empty(4), src=0)
+            ```
         """
         return self._backend.send(tensor, self._other(dst, "dst"), tag, self._timeout, async_op)
 
@@ -252,6 +272,12 @@ class ProcessGroup(Collectives):
             ConfigError: If this process is not in the group.
             CommError: If the operation fails: PeerLost, CommTimeout, CommMismatch or CommAborted,
                 from this call or from the Work's `wait()`. The group cannot be used afterwards.
+
+        Example:
+            ```python
+            values = np.empty(4)
+            sender = group.recv(values).source  # from any rank
+            ```
         """
         work = self._backend.recv(tensor, self._source(src), tag, self._timeout, async_op)
         return work.giving((tensor,)) if async_op else work
@@ -278,6 +304,13 @@ class ProcessGroup(Collectives):
             ConfigError: If this process is not in the group.
             CommError: If the operation fails: PeerLost, CommTimeout, CommMismatch or CommAborted.
                 The group cannot be used afterwards.
+
+        Example:
+            ```python
+            found = group.probe()
+            values = np.empty(found.num_bytes // 8)
+            group.recv(values, found.source, found.tag)
+            ```
         """
         return self._backend.probe(self._source(src), tag, self._timeout, wait)
 
@@ -416,6 +449,14 @@ class ProcessGroup(Collectives):
         """End all ranks' pending and later operations with CommAborted.
 
         Any thread may call it. A configure() that is in progress in a different thread ends, too.
+
+        Example:
+            ```python
+            timer = threading.Timer(60, tr.group.WORLD.abort)
+            timer.start()
+            tr.all_reduce(gradient)  # raises CommAborted if it takes more than a minute
+            timer.cancel()
+            ```
         """
         self._configuring.give_up()
         self._backend.abort()
@@ -436,11 +477,11 @@ class ProcessGroup(Collectives):
 
         What this rank has in progress ends with CommAborted, and what others have that needs it
         with that or PeerLost; messages that nobody received are lost. Groups and meshes that were
-        made of the default group refuse all operations when that has been reconfigured. The group's
-        own ranks are then what functions count that take ranks of the default group, and split().
+        made of the default group refuse all operations when that has been reconfigured. From then
+        on functions that take ranks of the default group, and split(), take the group's own ranks.
 
-        Any thread may call it, also in a callback; not a signal handler. After an error of
-        communication the group refuses all operations until it is configured again.
+        Any thread may call it, also in a callback; not a signal handler. If the members
+        cannot connect, the group refuses all operations until it is configured again.
 
         Args:
             store_addr: A Store that all members reach, or "host:port/prefix" of one
@@ -503,7 +544,14 @@ class ProcessGroup(Collectives):
         self._session, self._footing = footing.session, footing
 
     def close(self) -> None:
-        """Leave the group; a peer that still needs this rank gets PeerLost."""
+        """Leave the group; a peer that still needs this rank gets PeerLost.
+
+        Example:
+            ```python
+            group = tr.new_group([0, 1])
+            group.close()
+            ```
+        """
         self._configuring.give_up()
         if self._maker is not None:
             self._maker.forget(self)

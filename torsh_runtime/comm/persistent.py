@@ -47,6 +47,14 @@ class Persistent(Work):
 
         Raises:
             RuntimeError: If the operation is still in progress.
+
+        Example:
+            ```python
+            total = tr.persistent(tr.all_reduce, gradient)
+            for batch in batches:
+                gradient[:] = compute(batch)
+                total.start().wait()
+            ```
         """
         if self._work is not None and not self._work.done():
             raise RuntimeError("the operation is still under way: wait() before starting it again")

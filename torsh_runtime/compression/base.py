@@ -171,7 +171,13 @@ class Compressor(ABC):
         return work.giving((bucket.array,))
 
     def stats(self) -> Stats:
-        """Return a copy of the counts of what was sent so far."""
+        """Return a copy of the counts of what was sent so far.
+
+        Example:
+            ```python
+            print(f"{compressor.stats().ratio:.1%} of the bytes were sent")
+            ```
+        """
         return replace(self._stats)
 
     def state_dict(self) -> dict[str, Any]:
@@ -179,6 +185,12 @@ class Compressor(ABC):
 
         It has numbers, and numpy arrays by the gradients' names. Call it when no bucket is being
         averaged.
+
+        Example:
+            ```python
+            state = {"model": model, "compressor": tr.checkpoint.PerRank(compressor)}
+            checkpointer.save(step, state)
+            ```
         """
         size, rank = self._place or (0, 0)
         arrays = {key: kept.state() for key, kept in {**self._own(), **self._shared()}.items()}

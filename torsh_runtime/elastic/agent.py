@@ -178,6 +178,12 @@ class ElasticAgent:
             WorkerFailed: When no restart is left, with the first worker's error.
             ConfigError: Before anything is started if the function cannot be found or settings
                 contradict each other, and after it has run if its result cannot be passed on.
+
+        Example:
+            ```python
+            if __name__ == "__main__":
+                loss = tr.elastic.ElasticAgent(min_workers=4).run(train)
+            ```
         """
         if is_main_being_found():
             raise ConfigError(

@@ -81,7 +81,15 @@ class ElasticSampler:
 
     def ahead(self) -> _Ahead:
         """Return the remaining batches without counting them as taken, for loaders that
-        prefetch."""
+        prefetch.
+
+        Example:
+            ```python
+            loader = torch.utils.data.DataLoader(dataset, batch_sampler=sampler.ahead())
+            for batch in sampler.counted(loader):
+                train(batch)
+            ```
+        """
         return _Ahead(self)
 
     def counted(self, batches: Iterable[T]) -> Iterator[T]:
@@ -89,6 +97,13 @@ class ElasticSampler:
 
         Args:
             batches: Batches of ahead(), such as those of a loader.
+
+        Example:
+            ```python
+            loader = torch.utils.data.DataLoader(dataset, batch_sampler=sampler.ahead())
+            for batch in sampler.counted(loader):
+                train(batch)
+            ```
         """
         for batch in batches:
             self.num_taken += 1

@@ -80,6 +80,11 @@ class State:
 
         Args:
             callbacks: Functions without arguments.
+
+        Example:
+            ```python
+            state.register_reset_callbacks([lambda: print("resumed at step", state.step)])
+            ```
         """
         self._callbacks.extend(callbacks)
 
@@ -93,6 +98,12 @@ class State:
             CheckpointError: On all ranks if one cannot keep its state or has too little memory; the
                 previous commit then remains.
             CommError: If communication fails.
+
+        Example:
+            ```python
+            state.step += 1
+            state.commit()
+            ```
         """
         with section("elastic.commit"):
             self._commits.commit(self._parts)
@@ -110,6 +121,13 @@ class State:
         Raises:
             CheckpointError: On all ranks if the state does not fit on one.
             CommError: If communication fails.
+
+        Example:
+            ```python
+            state = tr.elastic.State(model=model, step=0)
+            if state.restore():
+                print("resumed at step", state.step)
+            ```
         """
         values = self._commits.restore(self._parts)
         if values is None and self._checkpointer is not None:

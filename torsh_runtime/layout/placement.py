@@ -64,6 +64,11 @@ class Shard:
         Args:
             dim: The dimension that is divided.
             cuts: The indices, ascending, one more than there are ranks.
+
+        Example:
+            ```python
+            tr.Shard.at(0, [0, 3, 8]).spans(8, 2, 1)  # ((3, 8),)
+            ```
         """
         return cls(dim, parts=tuple(((first, last),) for first, last in pairwise(cuts)))
 
@@ -77,6 +82,11 @@ class Shard:
 
         Raises:
             ConfigError: If sections or parts do not fit.
+
+        Example:
+            ```python
+            tr.Shard(0).spans(5, 2, 0)  # ((0, 3),): the first part is rounded up
+            ```
         """
         if self.parts:
             self._check(size, parts)
@@ -204,6 +214,12 @@ class TensorLayout:
         Raises:
             KeyError: If it lacks an axis.
             ConfigError: If the sections or parts of a Shard do not fit.
+
+        Example:
+            ```python
+            layout = tr.TensorLayout((8, 4), (("tp", 2, tr.Shard(0)),))
+            layout.piece({"tp": 1}).offsets  # (4, 0)
+            ```
         """
         spans: list[tuple[Span, ...]] = [((0, size),) for size in self.shape]
         part: Span | None = None
@@ -234,7 +250,13 @@ class TensorLayout:
         return tuple(Piece.of_spans(self.shape, [[each] for each in box]) for box in product(*rows))
 
     def sharded(self) -> tuple[str, ...]:
-        """Return the names of the axes along which ranks have different elements."""
+        """Return the names of the axes along which ranks have different elements.
+
+        Example:
+            ```python
+            tr.TensorLayout((8, 4), (("tp", 2, tr.Shard(0)),)).sharded()  # ("tp",)
+            ```
+        """
         return tuple(
             name
             for name, size, placement in self.axes

@@ -249,6 +249,15 @@ class DeviceMesh:
 
         They raise CommAborted on all ranks of these groups, which then abort their other groups,
         too.
+
+        Example:
+            ```python
+            try:
+                step()
+            except tr.CommError:
+                mesh.abort()
+                raise
+            ```
         """
         self._groups.abort()
 
@@ -265,6 +274,13 @@ class DeviceMesh:
 
         Args:
             is_wanted: Whether to measure; False stops it.
+
+        Example:
+            ```python
+            mesh.measure()
+            train()
+            print(mesh.stats())
+            ```
         """
         self._groups.measure(is_wanted)
 
@@ -300,6 +316,12 @@ class DeviceMesh:
             KeyError: As get_group().
             BackendUnavailable: As get_group().
             CommTimeout: As get_group().
+
+        Example:
+            ```python
+            if mesh.is_in_node("tp"):
+                print("tensor parallelism does not use the network")
+            ```
         """
         group = self.get_group(mesh_dim)
         return group.is_in_node or group.world_size == 1
@@ -316,6 +338,12 @@ class DeviceMesh:
 
         Args:
             mesh_dim_name: The axis's name; None is the axes' names joined by "_".
+
+        Example:
+            ```python
+            replicas = mesh["dp", "cp"].flatten()
+            tr.all_reduce(gradient, group=replicas.get_group())
+            ```
         """
         name = mesh_dim_name or "_".join(self._layout.names)
         ways = {name: self._ways[self._layout.names[0]]}
@@ -353,6 +381,12 @@ class DeviceMesh:
 
         Raises:
             KeyError: For an unknown axis.
+
+        Example:
+            ```python
+            mesh = tr.init_device_mesh((2, 4), ("dp", "tp"))
+            mesh.size("tp"), mesh.size()  # 4, 8
+            ```
         """
         return math.prod(self.shape) if mesh_dim is None else self._axis(mesh_dim).size
 
@@ -369,11 +403,24 @@ class DeviceMesh:
         Raises:
             ConfigError: If `mesh_dim` is None and there are several axes.
             KeyError: For an unknown axis.
+
+        Example:
+            ```python
+            mesh = tr.init_device_mesh((2, 4), ("dp", "tp"))
+            mesh.get_local_rank("tp")  # 1 on rank 5
+            ```
         """
         return self._axis(mesh_dim).index(self._place)
 
     def get_coordinate(self) -> list[int]:
-        """Return this rank's index along each axis."""
+        """Return this rank's index along each axis.
+
+        Example:
+            ```python
+            mesh = tr.init_device_mesh((2, 4), ("dp", "tp"))
+            mesh.get_coordinate()  # [1, 1] on rank 5
+            ```
+        """
         return list(self._layout.coordinate(self._place))
 
     def get_group(self, mesh_dim: Dim | None = None) -> ProcessGroup:
@@ -389,6 +436,11 @@ class DeviceMesh:
             KeyError: For an unknown axis.
             BackendUnavailable: As new_group().
             CommTimeout: If ranks did not come; it names them.
+
+        Example:
+            ```python
+            tr.all_reduce(gradient, group=mesh.get_group("dp"))
+            ```
         """
         axis = self._axis(mesh_dim)
         group = self._groups.get(self._members(axis), self._ways[axis.name], axis.name)

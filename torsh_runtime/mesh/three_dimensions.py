@@ -104,6 +104,12 @@ class RankMapping:
 
         Raises:
             ConfigError: If an index is out of range, or if a size is -1.
+
+        Example:
+            ```python
+            config = tr.ThreeDParallelismConfig(dp_size=2, tp_size=2, pp_size=2)
+            tr.RankMapping.from_3d_coords(config, dp_rank=0, tp_rank=1, pp_rank=1)  # 5
+            ```
         """
         for name, at, size in zip(_NAMES, (pp_rank, dp_rank, tp_rank), _known(config), strict=True):
             _check_within(at, size, f"{name}_rank")
@@ -260,6 +266,12 @@ class ProcessGroupManager:
             tensor: The array to send.
             next_rank: The receiver, a rank in the pipeline's group.
             micro_batch_id: The microbatch's number, which the receiver gives, too.
+
+        Example:
+            ```python
+            stage = manager.rank_mapping.pp_rank
+            manager.send_to_next_stage(activation, stage + 1, micro_batch_id=0)
+            ```
         """
         self.get_pp_process_group().send(tensor, next_rank, _forward(micro_batch_id))
 
@@ -270,6 +282,12 @@ class ProcessGroupManager:
             tensor: The array to send.
             prev_rank: The receiver, a rank in the pipeline's group.
             micro_batch_id: The microbatch's number, which the receiver gives, too.
+
+        Example:
+            ```python
+            stage = manager.rank_mapping.pp_rank
+            manager.send_to_prev_stage(gradient, stage - 1, micro_batch_id=0)
+            ```
         """
         self.get_pp_process_group().send(tensor, prev_rank, _backward(micro_batch_id))
 
@@ -283,6 +301,12 @@ class ProcessGroupManager:
             prev_rank: The sender, a rank in the pipeline's group.
             micro_batch_id: The microbatch's number.
             dtype: Its dtype.
+
+        Example:
+            ```python
+            stage = manager.rank_mapping.pp_rank
+            activation = manager.receive_from_prev_stage((32, 512), stage - 1, micro_batch_id=0)
+            ```
         """
         return self._receive(shape, prev_rank, _forward(micro_batch_id), dtype)
 
@@ -296,15 +320,34 @@ class ProcessGroupManager:
             next_rank: The sender, a rank in the pipeline's group.
             micro_batch_id: The microbatch's number.
             dtype: Its dtype.
+
+        Example:
+            ```python
+            stage = manager.rank_mapping.pp_rank
+            gradient = manager.receive_from_next_stage((32, 512), stage + 1, micro_batch_id=0)
+            ```
         """
         return self._receive(shape, next_rank, _backward(micro_batch_id), dtype)
 
     def all_reduce_dp(self, tensor: object) -> None:
-        """Sum the tensor in place over the data parallel group."""
+        """Sum the tensor in place over the data parallel group.
+
+        Example:
+            ```python
+            manager.all_reduce_dp(gradient)
+            gradient /= manager.config.dp_size
+            ```
+        """
         self.get_dp_process_group().all_reduce(tensor)
 
     def all_reduce_tp(self, tensor: object) -> None:
-        """Sum the tensor in place over the tensor parallel group."""
+        """Sum the tensor in place over the tensor parallel group.
+
+        Example:
+            ```python
+            manager.all_reduce_tp(partial_sums)
+            ```
+        """
         self.get_tp_process_group().all_reduce(tensor)
 
     def all_gather_tp(self, tensor: Any) -> Any:
@@ -312,6 +355,11 @@ class ProcessGroupManager:
 
         Args:
             tensor: An array or a tensor, of the same shape and dtype on all these ranks.
+
+        Example:
+            ```python
+            rows = manager.all_gather_tp(own_rows)
+            ```
         """
         group = self.get_tp_process_group()
         rows, *rest = tensor.shape
@@ -327,6 +375,11 @@ class ProcessGroupManager:
 
         Raises:
             ConfigError: If the group's size does not divide the number of rows.
+
+        Example:
+            ```python
+            own_rows = manager.reduce_scatter_tp(partial_sums)
+            ```
         """
         group = self.get_tp_process_group()
         rows, *rest = tensor.shape

@@ -96,6 +96,13 @@ class Analysis:
 
         Its own work would then take as long as the median of the other ranks'. The result is None
         if the records do not allow an answer.
+
+        Example:
+            ```python
+            speedup = analysis.speedup_without(3)
+            if speedup is not None:
+                print(f"rank 3 costs {speedup - 1:.0%}")
+            ```
         """
         windows, steps = self._common_window()
         if rank not in windows or len(windows) < 2:

@@ -96,6 +96,11 @@ class DistributedMonitor:
 
         Raises:
             ValueError: If `duration` is less than 0 or no number.
+
+        Example:
+            ```python
+            monitor.log_comm_time("exchange", duration=0.25, nbytes=1024)
+            ```
         """
         seconds = duration.total_seconds() if isinstance(duration, timedelta) else float(duration)
         if not 0 <= seconds < float("inf"):
@@ -105,7 +110,13 @@ class DistributedMonitor:
             self._logged[operation] = _sum(known, OperationStatistics(1, nbytes, seconds))
 
     def get_stats(self) -> CommunicationStatistics:
-        """Return the statistics since this monitor was created or reset."""
+        """Return the statistics since this monitor was created or reset.
+
+        Example:
+            ```python
+            print(monitor.get_stats().total_comm_time, "seconds")
+            ```
+        """
         with self._lock:
             found = dict(self._logged)
         for name, counted in _counted().items():

@@ -130,7 +130,16 @@ class progress(Generic[Item]):  # noqa: N801  (it stands for tqdm)
             self.close()
 
     def update(self, n: float | None = 1) -> bool | None:
-        """Add `n` to the number of finished items, and return whether the bar was refreshed."""
+        """Add `n` to the number of finished items, and return whether the bar was refreshed.
+
+        Example:
+            ```python
+            with tr.monitoring.progress(total=100) as bar:
+                for _ in range(10):
+                    work()
+                    bar.update(10)
+            ```
+        """
         self.n += 1 if n is None else n
         now = time.perf_counter()
         if now - self._stepped >= _STEP_SECONDS:
@@ -199,6 +208,11 @@ class progress(Generic[Item]):  # noqa: N801  (it stands for tqdm)
             ordered_dict: Names with values.
             refresh: Whether to draw the bar soon.
             **values: Further names with values.
+
+        Example:
+            ```python
+            bar.set_postfix(loss=0.25, accuracy=0.9)
+            ```
         """
         given = {**(ordered_dict or {}), **values}
         self.postfix = ", ".join(f"{name}={value_of(value)}" for name, value in given.items())
@@ -244,6 +258,11 @@ class progress(Generic[Item]):  # noqa: N801  (it stands for tqdm)
             file: The file; None is stdout.
             end: What follows the text.
             nolock: Makes no difference.
+
+        Example:
+            ```python
+            tr.monitoring.progress.write("epoch 1 is over")
+            ```
         """
         del nolock
         for bar in _open():

@@ -72,6 +72,13 @@ class Monitoring:
 
         Raises:
             ConfigError: If there is no MetricsConfig.
+
+        Example:
+            ```python
+            with tr.monitoring.start(tr.monitoring.MetricsConfig()) as monitoring:
+                train()
+                print(monitoring.metrics()["training/step"])
+            ```
         """
         if self._metrics is None:
             raise ConfigError("start() was given no MetricsConfig")

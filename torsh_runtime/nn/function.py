@@ -100,6 +100,11 @@ class Function:
 
         Args:
             *arguments: The arguments of forward after the context.
+
+        Example:
+            ```python
+            doubled = Double.apply(x)  # of a subclass Double
+            ```
         """
         context = Context(arguments)
         with no_grad():

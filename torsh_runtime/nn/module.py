@@ -123,6 +123,11 @@ class Module:
             name: The attribute's name.
             tensor: A tensor or an array, or None to say that there is none.
             persistent: Whether it is a part of state_dict().
+
+        Example:
+            ```python
+            self.register_buffer("mean", np.zeros(8, np.float32))
+            ```
         """
         self._buffers[name] = None if tensor is None else Buffer(tensor, persistent=persistent)
 
@@ -144,6 +149,12 @@ class Module:
             memo: Modules to leave out, to which those that were yielded are added.
             prefix: The name of this module.
             remove_duplicate: Whether to yield each module once.
+
+        Example:
+            ```python
+            for name, module in model.named_modules():
+                print(name, type(module).__name__)
+            ```
         """
         seen = set() if memo is None else memo
         if self in seen:
@@ -180,6 +191,12 @@ class Module:
             prefix: The name of this module.
             recurse: Whether to yield those of modules below, too.
             remove_duplicate: Whether to yield shared ones once.
+
+        Example:
+            ```python
+            for name, parameter in model.named_parameters():
+                print(name, parameter.shape)
+            ```
         """
         return self._named_members("_parameters", prefix, recurse, remove_duplicate)
 
@@ -232,6 +249,11 @@ class Module:
         """Return the arrays of all parameters and persistent buffers, under torch's names.
 
         They are not copied.
+
+        Example:
+            ```python
+            np.savez("model.npz", **model.state_dict())
+            ```
         """
         return {name: member.data for name, member in self._state()}
 
@@ -250,6 +272,12 @@ class Module:
         Raises:
             RuntimeError: With nothing loaded, for other shapes and, if `strict`, for missing and
                 unknown names.
+
+        Example:
+            ```python
+            with np.load("model.npz") as state:
+                model.load_state_dict(state)
+            ```
         """
         own = dict(self._state())
         missing = [name for name in own if name not in state_dict]
@@ -272,7 +300,13 @@ class Module:
     # The whole module
 
     def apply(self, fn: Callable[[Module], object]) -> Self:
-        """Call fn(module) for all modules below this one and then for this one."""
+        """Call fn(module) for all modules below this one and then for this one.
+
+        Example:
+            ```python
+            model.apply(lambda module: print(type(module).__name__))
+            ```
+        """
         for module in self.children():
             module.apply(fn)
         fn(self)
@@ -285,6 +319,13 @@ class Module:
 
         Args:
             mode: True for training, False for evaluation.
+
+        Example:
+            ```python
+            model.train()
+            loss = model(batch).mean()
+            model.eval()
+            ```
         """
         for module in self.modules():
             module.training = mode
@@ -317,6 +358,11 @@ class Module:
 
         Args:
             target: "cpu" or "cuda", or a dtype, which the floating point ones get.
+
+        Example:
+            ```python
+            model.to("cuda")
+            ```
         """
         if isinstance(target, str) and target.startswith(("cpu", "cuda")):
             return self._convert(lambda array: to_device(array, target))
@@ -355,6 +401,13 @@ class Module:
         """Call hook(module, args, output) after forward, and return a handle that removes it.
 
         What it returns, unless None, replaces the output.
+
+        Example:
+            ```python
+            handle = model.register_forward_hook(lambda module, args, output: print(output.shape))
+            model(batch)
+            handle.remove()
+            ```
         """
         return RemovableHandle(self._forward_hooks, hook)
 

@@ -104,6 +104,12 @@ class Tensor(Variable):
 
         Raises:
             ValueError: If there is not exactly one element.
+
+        Example:
+            ```python
+            loss = model(batch).mean()
+            print(loss.item())
+            ```
         """
         if self.data.size != 1:
             raise ValueError(f"item() is for tensors of one element, not of shape {self.shape}")
@@ -118,6 +124,11 @@ class Tensor(Variable):
 
         Raises:
             RuntimeError: If the tensor needs a gradient: call detach() first.
+
+        Example:
+            ```python
+            values = tr.nn.tensor([1.0, 2.0]).numpy()
+            ```
         """
         if self.requires_grad:
             raise RuntimeError("this tensor needs a gradient: call detach().numpy()")
@@ -127,7 +138,13 @@ class Tensor(Variable):
         return np.array(self.numpy(), dtype=dtype, copy=copy)
 
     def detach(self) -> Tensor:
-        """Return a tensor of the same array, without the record of how it was computed."""
+        """Return a tensor of the same array, without the record of how it was computed.
+
+        Example:
+            ```python
+            model(batch).detach().numpy()
+            ```
+        """
         return Tensor(self.data)
 
     def clone(self) -> Tensor:
@@ -144,6 +161,11 @@ class Tensor(Variable):
 
         Args:
             target: A dtype, or "cpu", "cuda" or "cuda:1".
+
+        Example:
+            ```python
+            tr.nn.tensor([1.0, 2.0]).to("float64")
+            ```
         """
         if isinstance(target, str) and target.startswith(("cpu", "cuda")):
             there, back = to_device(self.data, target), self.device
@@ -197,6 +219,13 @@ class Tensor(Variable):
 
         Raises:
             RuntimeError: If this tensor needs no gradient, or if the graph was freed.
+
+        Example:
+            ```python
+            x = tr.nn.tensor([1.0, 2.0], requires_grad=True)
+            (3 * x).backward(gradient=np.ones(2, np.float32))
+            x.grad.tolist()  # [3.0, 3.0]
+            ```
         """
         weight = gradient.data if isinstance(gradient, Variable) else gradient
         backward([self], [weight], retain_graph)
@@ -217,6 +246,11 @@ class Tensor(Variable):
 
         Raises:
             RuntimeError: If the tensor needs no gradient.
+
+        Example:
+            ```python
+            x.register_hook(lambda gradient: 0.5 * gradient)
+            ```
         """
         if not self.requires_grad:
             raise RuntimeError("a tensor that needs no gradient will not get one: no hook for it")

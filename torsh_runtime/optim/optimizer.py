@@ -67,6 +67,11 @@ class Optimizer:
         Raises:
             ValueError: For parameters that the optimizer has already.
             TypeError: For tensors that are no leaves.
+
+        Example:
+            ```python
+            optimizer.add_param_group({"params": head.parameters(), "lr": 1e-4})
+            ```
         """
         params = param_group["params"]
         params = [params] if isinstance(params, Variable) else list(params)
@@ -101,6 +106,13 @@ class Optimizer:
 
         Returns:
             The loss of `closure`, or None.
+
+        Example:
+            ```python
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            ```
         """
         loss = None
         if closure is not None:
@@ -144,6 +156,12 @@ class Optimizer:
 
         Raises:
             ValueError: If the groups do not match.
+
+        Example:
+            ```python
+            state = optimizer.state_dict()
+            other.load_state_dict(state)
+            ```
         """
         groups, own = state_dict["param_groups"], self.param_groups
         sizes = [[len(group["params"]) for group in each] for each in (groups, own)]

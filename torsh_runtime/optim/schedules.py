@@ -54,7 +54,14 @@ class LRScheduler:
         raise NotImplementedError(f"{type(self).__name__} defines no rate()")
 
     def step(self) -> None:
-        """Set the next rate. Call this after the optimizer's step()."""
+        """Set the next rate. Call this after the optimizer's step().
+
+        Example:
+            ```python
+            optimizer.step()
+            schedule.step()
+            ```
+        """
         self.last_epoch += 1
         self._set()
 

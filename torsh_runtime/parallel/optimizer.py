@@ -100,6 +100,13 @@ class DistributedOptimizer:
             ConfigError: From the first step, on all ranks, if parameters or gradients are not the
                 same on all. Nothing has changed then.
             CommError: If the exchange among the ranks fails.
+
+        Example:
+            ```python
+            loss(model(batch)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            ```
         """
         self._pass_options_on()
         if closure is None:
@@ -135,6 +142,11 @@ class DistributedOptimizer:
 
         Raises:
             ConfigError: If it was a different number of ranks, or of other parameters or parts.
+
+        Example:
+            ```python
+            optimizer.load_state_dict(torch.load("optimizer.pt"))
+            ```
         """
         if "local" in state:
             self._load_own(state)
@@ -153,6 +165,13 @@ class DistributedOptimizer:
             ConfigError: For a group of torch's, which cannot move objects of this library (pass
                 process_group one of torsh_runtime's), and if ranks have parts, as of experts.
             CommError: If the exchange among the ranks fails.
+
+        Example:
+            ```python
+            state = optimizer.gather_state_dict(dst=0)
+            if state is not None:
+                torch.save(state, "optimizer.pt")
+            ```
         """
         self._check_whole("gather_state_dict()")
         parts: list[Any] | None = [None] * self._group.world_size

@@ -73,6 +73,13 @@ class DistributedSampler:
 
         Args:
             epoch: The epoch's number.
+
+        Example:
+            ```python
+            for epoch in range(epochs):
+                sampler.set_epoch(epoch)
+                train(loader)
+            ```
         """
         if epoch != self.epoch:
             self._stand(epoch, 0)
@@ -110,6 +117,11 @@ class DistributedSampler:
 
         Raises:
             ConfigError: For None within an epoch that a DataLoader with workers asks for.
+
+        Example:
+            ```python
+            state = sampler.state_dict(taken=steps * batch_size)
+            ```
         """
         if taken is None and self._is_ahead and not self._is_over:
             raise ConfigError(
@@ -133,6 +145,14 @@ class DistributedSampler:
         Raises:
             ConfigError: Within an epoch of a different number of ranks, whose shares were
                 different, or of a dataset of a different length or order.
+
+        Example:
+            ```python
+            sampler.load_state_dict(state)
+            for epoch in range(sampler.epoch, epochs):
+                sampler.set_epoch(epoch)
+                train(loader)
+            ```
         """
         epoch, taken, is_over = state["epoch"], state["taken"], state.get("is_over", False)
         saved = state.get("num_replicas", self.num_replicas)

@@ -77,6 +77,11 @@ class ShardedGradScaler:
 
         Args:
             outputs: The loss, or a list or tuple of losses.
+
+        Example:
+            ```python
+            scaler.scale(loss).backward()
+            ```
         """
         if isinstance(outputs, list | tuple):
             return type(outputs)(map(self.scale, outputs))
@@ -93,6 +98,15 @@ class ShardedGradScaler:
         Raises:
             RuntimeError: If that was done since update().
             ConfigError: On all ranks if they have different scales.
+
+        Example:
+            ```python
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            tr.clip_grad_norm_(model, 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            ```
         """
         if not self._enabled:
             return
@@ -117,6 +131,13 @@ class ShardedGradScaler:
         Raises:
             RuntimeError: If that was done since update().
             ConfigError: On all ranks if they have different scales.
+
+        Example:
+            ```python
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            ```
         """
         if not self._enabled:
             return optimizer.step(*arguments, **named)
@@ -132,6 +153,13 @@ class ShardedGradScaler:
 
         Raises:
             RuntimeError: If step() or unscale_() was not called before.
+
+        Example:
+            ```python
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            ```
         """
         if not self._enabled:
             return

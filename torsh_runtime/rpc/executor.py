@@ -77,6 +77,12 @@ class Executor(concurrent.futures.Executor):
             PeerLost: When all workers are gone.
             RuntimeError: After shutdown().
             CallRefused: If the function or its arguments cannot be pickled.
+
+        Example:
+            ```python
+            with tr.rpc.Executor() as executor:
+                loss = executor.submit(evaluate, batch).result()
+            ```
         """
         result: concurrent.futures.Future[T] = concurrent.futures.Future()
         result.set_running_or_notify_cancel()

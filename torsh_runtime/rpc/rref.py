@@ -61,7 +61,13 @@ class RRef:
         return reference
 
     def owner(self) -> WorkerInfo:
-        """Return the worker that has the value."""
+        """Return the worker that has the value.
+
+        Example:
+            ```python
+            model.owner().name  # "worker1"
+            ```
+        """
         return self._of.owner if isinstance(self._of, Held) else self._agent.own.info
 
     def owner_name(self) -> str:
@@ -90,6 +96,12 @@ class RRef:
             Exception: What making the value has raised.
             PeerLost: If the owner is gone.
             CallTimeout: If there is no answer in time.
+
+        Example:
+            ```python
+            total = tr.rpc.remote("worker1", numpy.add, (1, 2))
+            total.to_here(timeout=10)  # 3
+            ```
         """
         if isinstance(self._of, Owned):
             return self._own(timeout)
@@ -101,6 +113,12 @@ class RRef:
 
         Raises:
             CallRefused: On other workers. It is a RuntimeError, too.
+
+        Example:
+            ```python
+            counts = tr.rpc.RRef({"done": 0})
+            counts.local_value()["done"] += 1
+            ```
         """
         if isinstance(self._of, Held):
             raise CallRefused(
@@ -125,6 +143,12 @@ class RRef:
 
         Args:
             timeout: Seconds or a timedelta of each call, 0 for no limit.
+
+        Example:
+            ```python
+            model = tr.rpc.remote("worker1", Model)
+            loss = model.rpc_sync(timeout=30).evaluate(batch)
+            ```
         """
         return Proxy(lambda *call: self._method(timeout, *call).wait())
 
@@ -133,6 +157,12 @@ class RRef:
 
         Args:
             timeout: Seconds or a timedelta of each call, 0 for no limit.
+
+        Example:
+            ```python
+            model = tr.rpc.remote("worker1", Model)
+            loss = model.rpc_async().evaluate(batch).wait()
+            ```
         """
         return Proxy(partial(self._method, timeout))
 
@@ -142,6 +172,12 @@ class RRef:
 
         Args:
             timeout: Seconds or a timedelta of each call, 0 for no limit.
+
+        Example:
+            ```python
+            model = tr.rpc.remote("worker1", Model)
+            copy = model.remote().clone()  # stays on worker1
+            ```
         """
         return Proxy(partial(self._remote_method, timeout))
 

@@ -70,15 +70,35 @@ class Store:
 
         Raises:
             ValueError: If it is no such number.
+
+        Example:
+            ```python
+            store = tr.get_store()
+            store.set_timeout(30)  # seconds
+            ```
         """
         self._seconds = _in_seconds(timeout, self._seconds)
 
     def prefix(self, prefix: str) -> Store:
-        """Return this store with `prefix` and a slash before every key."""
+        """Return this store with `prefix` and a slash before every key.
+
+        Example:
+            ```python
+            jobs = tr.get_store().prefix("jobs")
+            jobs.set("42", "ready")  # the key jobs/42
+            ```
+        """
         return Store(self._client, self._seconds, f"{self._prefix}{prefix}/")
 
     def clone(self) -> Store:
-        """Return the same store with a timeout of its own."""
+        """Return the same store with a timeout of its own.
+
+        Example:
+            ```python
+            patient = tr.get_store().clone()
+            patient.set_timeout(3600)
+            ```
+        """
         return Store(self._client, self._seconds, self._prefix)
 
     def has_extended_api(self) -> bool:
@@ -91,6 +111,11 @@ class Store:
         Args:
             key: The key.
             value: Bytes, or a string, which counts as UTF-8.
+
+        Example:
+            ```python
+            tr.get_store().set("state", "ready")
+            ```
         """
         self._client.put(self._key(key), _bytes(value))
 
@@ -99,6 +124,11 @@ class Store:
 
         Raises:
             StoreTimeout: If it does not exist within the store's timeout.
+
+        Example:
+            ```python
+            tr.get_store().get("state")  # b"ready", once a rank has set it
+            ```
         """
         return self.multi_get([key])[0]
 
@@ -107,6 +137,11 @@ class Store:
 
         Raises:
             StoreTimeout: If some do not exist within the store's timeout; it names them.
+
+        Example:
+            ```python
+            first, second = tr.get_store().multi_get(["first", "second"])
+            ```
         """
         found = self._wait(keys, None)
         return [found[self._key(key)].value for key in keys]
@@ -120,6 +155,11 @@ class Store:
 
         Raises:
             ValueError: If there are not as many values as keys.
+
+        Example:
+            ```python
+            tr.get_store().multi_set(["first", "second"], ["1", "2"])
+            ```
         """
         _check_list(keys)
         pairs = zip(map(self._key, keys), map(_bytes, values), strict=True)
@@ -134,6 +174,11 @@ class Store:
 
         Raises:
             StoreError: If the key's value is no decimal number, or if the result leaves 64 bits.
+
+        Example:
+            ```python
+            number = tr.get_store().add("arrived", 1)  # 1 for the first rank
+            ```
         """
         return self._client.add(self._key(key), index(amount))
 
@@ -146,6 +191,11 @@ class Store:
 
         Raises:
             StoreTimeout: If others change the key all along, for the store's timeout.
+
+        Example:
+            ```python
+            tr.get_store().append("arrived", f"{tr.get_rank()} ")
+            ```
         """
         addition = _bytes(value)
         self._change(key, lambda entry: (entry.value if entry else b"") + addition)
@@ -163,6 +213,12 @@ class Store:
 
         Raises:
             StoreTimeout: If others change the key all along, for the store's timeout.
+
+        Example:
+            ```python
+            own = str(tr.get_rank()).encode()
+            is_leader = tr.get_store().compare_set("leader", b"", own) == own
+            ```
         """
         expected, desired = _bytes(expected_value), _bytes(desired_value)
 
@@ -181,20 +237,45 @@ class Store:
 
         Raises:
             StoreTimeout: If some do not exist in time; it names them.
+
+        Example:
+            ```python
+            tr.get_store().wait(["first", "second"], timeout=60)
+            ```
         """
         self._wait(keys, timeout)
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Return whether all these keys exist now."""
+        """Return whether all these keys exist now.
+
+        Example:
+            ```python
+            if tr.get_store().check(["stop"]):
+                raise SystemExit
+            ```
+        """
         _check_list(keys)
         return all(self._client.get(self._key(key)) is not None for key in keys)
 
     def delete_key(self, key: str) -> bool:
-        """Delete the key, and return whether it existed."""
+        """Delete the key, and return whether it existed.
+
+        Example:
+            ```python
+            tr.get_store().delete_key("state")  # True if it existed
+            ```
+        """
         return self._client.delete(self._key(key))
 
     def list_keys(self) -> list[str]:
-        """Return all keys, in order."""
+        """Return all keys, in order.
+
+        Example:
+            ```python
+            for key in tr.get_store().list_keys():
+                print(key)
+            ```
+        """
         listing = self._client.list(_KEYS + self._prefix)
         return [entry.key.removeprefix(_KEYS + self._prefix) for entry in listing.items]
 
@@ -208,6 +289,11 @@ class Store:
         Args:
             key: The queue's name.
             value: Bytes, or a string.
+
+        Example:
+            ```python
+            tr.get_store().queue_push("files", "part-0001.bin")
+            ```
         """
         self._queue(key).push(_bytes(value))
 
@@ -220,6 +306,11 @@ class Store:
 
         Raises:
             StoreTimeout: If there is none.
+
+        Example:
+            ```python
+            file = tr.get_store().queue_pop("files").decode()
+            ```
         """
         queue = self._queue(key)
         value = queue.pop(self._seconds) if block else queue.take()
@@ -228,7 +319,13 @@ class Store:
         return value
 
     def queue_len(self, key: str) -> int:
-        """Return the number of values in the queue `key`."""
+        """Return the number of values in the queue `key`.
+
+        Example:
+            ```python
+            tr.get_store().queue_len("files")
+            ```
+        """
         return len(self._queue(key))
 
     def barrier(self, key: str, world_size: int, timeout: Timeout = None) -> None:
@@ -243,6 +340,11 @@ class Store:
         Raises:
             StoreTimeout: If they do not come. It is then as if this one had not called it.
             ValueError: If `world_size` is below 1.
+
+        Example:
+            ```python
+            tr.get_store().barrier("epoch", tr.get_world_size(), timeout=600)
+            ```
         """
         seconds = _in_seconds(timeout, self._seconds)
         StoreBarrier(self._beside(_BARRIERS, key), world_size).pass_it(seconds)
@@ -358,6 +460,12 @@ class StoreWatch(Closing):
 
         Raises:
             StoreTimeout: If none comes in time; call it again.
+
+        Example:
+            ```python
+            with tr.get_store().watch("jobs/") as changes:
+                change = changes.next(timeout=10)
+            ```
         """
         if self._present:
             return self._present.popleft()

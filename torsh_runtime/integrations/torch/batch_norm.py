@@ -95,6 +95,11 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
         Args:
             module: The model, or a BatchNorm.
             process_group: The ranks; None is the default group when the layers are first used.
+
+        Example:
+            ```python
+            model = tr.SyncBatchNorm.convert_sync_batchnorm(model)
+            ```
         """
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and not isinstance(module, cls):
             return cls._from(module, process_group)

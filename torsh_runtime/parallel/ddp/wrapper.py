@@ -188,6 +188,15 @@ class DistributedDataParallel:
         Raises:
             CommError: If the exchange among the ranks fails.
             GradientError: On all ranks, if the gradients cannot be averaged.
+
+        Example:
+            ```python
+            with model.no_sync():
+                for batch in batches:
+                    loss(model(batch)).backward()
+            model.reduce_gradients()
+            optimizer.step()
+            ```
         """
         if self._reducer is not None and self._is_synchronising:
             self._reducer.average()

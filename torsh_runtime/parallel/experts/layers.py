@@ -228,6 +228,12 @@ class MixtureOfExperts:
             ConfigError: On all ranks for inputs that do not fit or differ in dtype or in whether
                 they need gradients, and if the router returns wrong shapes.
             CommError: If an exchange among the ranks fails.
+
+        Example:
+            ```python
+            outputs, balance = layer(tokens)  # tokens: (batch, length, embed_dim)
+            (task_loss(outputs) + 0.01 * balance).backward()
+            ```
         """
         self._check(input)
         tokens = input.reshape(-1, self.embed_dim)

@@ -194,6 +194,14 @@ class FullyShardedDataParallel(NoCopies):
 
         Raises:
             CommError: If parameters are gathered and that fails.
+
+        Example:
+            ```python
+            model.unshard()
+            for batch in batches:
+                loss(model(batch)).backward()
+            model.reduce_gradients()
+            ```
         """
         self._passes.hold()
 
@@ -212,6 +220,15 @@ class FullyShardedDataParallel(NoCopies):
 
         Raises:
             CommError: If the exchange among the ranks fails.
+
+        Example:
+            ```python
+            with model.no_sync():
+                for batch in batches:
+                    loss(model(batch)).backward()
+            model.reduce_gradients()
+            optimizer.step()
+            ```
         """
         self._passes.reduce()
 
@@ -222,13 +239,25 @@ class FullyShardedDataParallel(NoCopies):
 
         Args:
             set_to_none: Whether to remove gradients instead of filling them with zeros.
+
+        Example:
+            ```python
+            optimizer.step()
+            model.zero_grad()
+            ```
         """
         for unit in self._passes.units:
             unit.forget_kept()
         super().zero_grad(set_to_none)  # type: ignore[misc]
 
     def memory_stats(self) -> MemoryStats:
-        """Return the memory that the parameters take on this rank, in bytes."""
+        """Return the memory that the parameters take on this rank, in bytes.
+
+        Example:
+            ```python
+            print(f"{model.memory_stats().peak / 2**20:.0f} MiB at most")
+            ```
+        """
         laid = [each for unit in self._passes.units for each in unit.laid]
         sizes = [(f, self._framework.dtype(f.precision.own).itemsize) for f, _ in laid]
         own = sum(flat.own_size * size for flat, size in sizes)
@@ -237,7 +266,13 @@ class FullyShardedDataParallel(NoCopies):
         return MemoryStats(own, book.current, book.peak, whole - own, book.gathers, book.scatters)
 
     def local_sharding_ratio(self) -> float:
-        """Return this rank's share of all parameters, from 0 to 1."""
+        """Return this rank's share of all parameters, from 0 to 1.
+
+        Example:
+            ```python
+            model.local_sharding_ratio()  # about 0.25 with four ranks
+            ```
+        """
         laid = [flat for unit in self._passes.units for flat, _ in unit.laid]
         return sum(flat.own_size for flat in laid) / sum(flat.size for flat in laid)
 
@@ -254,6 +289,13 @@ class FullyShardedDataParallel(NoCopies):
             ConfigError: For a model that is sharded over a mesh as well, of which
                 tr.clip_grad_norm_(model, max_norm, mesh) knows the norm.
             CommError: If the exchange among the ranks fails.
+
+        Example:
+            ```python
+            loss(model(batch)).backward()
+            norm = model.clip_grad_norm_(1.0)
+            optimizer.step()
+            ```
         """
         self._check_no_mesh()
         units = self._passes.units
@@ -325,6 +367,13 @@ class FullyShardedDataParallel(NoCopies):
         Raises:
             ConfigError: After unshard().
             CommError: If parameters are gathered and that fails.
+
+        Example:
+            ```python
+            state = model.state_dict()
+            if tr.get_rank() == 0:
+                torch.save(state, "model.pt")
+            ```
         """
         with self.summon_full_params(writeback=False):
             return self.module.state_dict(*arguments, **named)
@@ -343,6 +392,11 @@ class FullyShardedDataParallel(NoCopies):
             ConfigError: For assign=True, which would leave nothing that is sharded, and after
                 unshard().
             CommError: If parameters are gathered and that fails.
+
+        Example:
+            ```python
+            model.load_state_dict(torch.load("model.pt", weights_only=True))
+            ```
         """
         if named.get("assign") or (len(arguments) > 1 and arguments[1]):
             raise ConfigError(

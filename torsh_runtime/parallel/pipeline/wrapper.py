@@ -257,6 +257,13 @@ class PipelineParallel:
             ConfigError: On all ranks of the mesh for a batch that does not fit one of them, and for
                 scalers with which ranks would step differently.
             PipelineError: If a stage raises, or its waiting times out: the group is then dead.
+
+        Example:
+            ```python
+            loss = pipeline.step(batch, target)
+            optimizer.step()
+            optimizer.zero_grad()
+            ```
         """
         return self._failures.telling(lambda: self._step(batch, target, scaler))
 
@@ -290,6 +297,13 @@ class PipelineParallel:
         Raises:
             ConfigError: As step().
             PipelineError: As step().
+
+        Example:
+            ```python
+            scores = pipeline.forward(batch)
+            if scores is not None:  # on the rank of the last stage
+                print(scores.argmax(-1))
+            ```
         """
         purpose = Purpose(trains=False, has_losses=False)
         self._failures.telling(lambda: self._run(self._forward_only, batch, None, purpose))
@@ -313,6 +327,11 @@ class PipelineParallel:
         Raises:
             ConfigError: As step().
             PipelineError: As step().
+
+        Example:
+            ```python
+            loss = pipeline.evaluate(batch, target)  # the same on all ranks
+            ```
         """
         problem = self._uncounted(batch)
         purpose = Purpose(trains=False, has_losses=self._giving.has_own_loss or target is not None)
@@ -331,6 +350,12 @@ class PipelineParallel:
         Raises:
             ConfigError: As step().
             PipelineError: As step().
+
+        Example:
+            ```python
+            costs = pipeline.measure(batch, target)
+            print(costs.forward)  # seconds, by stage
+            ```
         """
         return self._failures.telling(lambda: self._measure(batch, target))
 

@@ -172,6 +172,12 @@ class ParallelAttention(_Heads):
         Raises:
             ConfigError: For an input or a mask that does not fit.
             CommError: If an exchange among the ranks fails.
+
+        Example:
+            ```python
+            attention = tr.ParallelAttention(512, num_heads=8, mesh=mesh)
+            output = attention(input, is_causal=True)
+            ```
         """
         queries = self._heads_first(self.q_proj(input))
         keys, values = (

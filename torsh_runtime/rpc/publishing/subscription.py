@@ -67,6 +67,12 @@ class Subscription:
         Raises:
             CommTimeout: If nothing is published in time.
             PeerLost: If the writer has ended and its last version is lost; it names the writer.
+
+        Example:
+            ```python
+            with policy.latest() as weights:
+                weights.copy_to(model)
+            ```
         """
         return self._get(0, f"latest({self._name!r})", timeout)
 
@@ -82,6 +88,13 @@ class Subscription:
                 Call it again to wait for another writer of the same name, whose versions have
                 higher numbers.
             CommTimeout: If there is none in time.
+
+        Example:
+            ```python
+            while True:
+                with policy.wait(timeout=0) as weights:
+                    weights.copy_to(model)
+            ```
         """
         after = self._version if version is None else version
         return self._get(after, f"wait({self._name!r})", timeout)

@@ -90,6 +90,13 @@ class Weights(Mapping[str, Any]):
         Raises:
             CheckpointError: For an array that was not published or does not have the piece's shape,
                 and after close().
+
+        Example:
+            ```python
+            layout = tr.TensorLayout((8, 4), (("tp", 2, tr.Shard(0)),))
+            with policy.latest() as weights:
+                own = np.array(weights.piece("layer/weight", layout.piece({"tp": 1})))
+            ```
         """
         version = self._held()
         shape = version.kind(f"{ROOT}/{name}")[1]
@@ -116,6 +123,12 @@ class Weights(Mapping[str, Any]):
         Raises:
             CheckpointError: For what was not published, or has a different shape or dtype, before
                 anything is changed, and after close().
+
+        Example:
+            ```python
+            with policy.latest() as weights:
+                weights.copy_to(model)
+            ```
         """
         version = self._held()
         noted = NotedReads(version)
