@@ -1,4 +1,4 @@
-"""Creates the worker's process group from the environment."""
+"""The worker's composition root: creates its process group from its environment."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def init_process_group(
     if "torch" in sys.modules:
         from torsh_runtime.integrations.torch.allocator import tune_allocator
 
-        tune_allocator()  # before there is a model, for torch asks for huge pages from then on
+        tune_allocator()  # before there is a model, since torch uses huge pages from then on
     with _SEEN.during("meeting", "ready", f"{env.world_size} ranks"):
         group = open_group(kind, env, seconds(timeout, DEFAULT_TIMEOUT))
     set_default_group(group)
@@ -251,11 +251,10 @@ def _staying(group: ProcessGroup, excluded: Sequence[int]) -> list[int]:
 
 
 def open_group(kind: BackendKind | None, env: WorkerEnv, timeout: float) -> ProcessGroup:
-    """Return a group of all ranks of a job, which is not the default group.
+    """Create the group of all ranks of a job, without making it the default group, and return it.
 
-    `timeout` is in seconds, for the rendezvous and for operations. Raises what init_process_group()
-    raises.
-    """
+    `timeout` is the seconds for connecting to the ranks and for each operation. Raises what
+    init_process_group() raises."""
     late = LateJob(env, timeout) if env.world_size == 1 else None
     if late is not None and kind in ALONE:
         return JobGroup(SingleBackend(kind), timeout, late)
@@ -264,7 +263,7 @@ def open_group(kind: BackendKind | None, env: WorkerEnv, timeout: float) -> Proc
         backend = job.make_backend(kind, job.name, env.rank, range(env.world_size), timeout)
         return JobGroup(backend, timeout, job)
     except ConfigError:
-        job.close(wait_for_peers=True)  # who comes later should hear of it before the store goes
+        job.close(wait_for_peers=True)  # so that late ranks learn of it before the store ends
         raise
     except BaseException as error:
         job.close(wait_for_peers=env.rank != 0 and isinstance(error, CommError))
@@ -272,11 +271,10 @@ def open_group(kind: BackendKind | None, env: WorkerEnv, timeout: float) -> Proc
 
 
 def worker_env(init_method: str, rank: int, world_size: int) -> WorkerEnv:
-    """Return this process's place, as init_process_group() takes it; -1 is what the environment
-    says.
+    """Return this process's place in the job, from the arguments of init_process_group().
 
-    Raises ConfigError if that says too little.
-    """
+    A rank or world size of -1 is taken from the environment. Raises ConfigError where that lacks
+    what is needed."""
     given = {"rank": rank, "world_size": world_size}
     overrides = {name: value for name, value in given.items() if value != -1}
     if init_method.startswith("env://"):

@@ -1,9 +1,8 @@
-"""Defines what Python and the compiled core number alike.
+"""Enumerations whose numbers Python and the compiled core share.
 
-The build makes the core's enumerations of this file (cmake/enumerations.py), in the order in which
-they are listed here; what is changed here takes effect once the core is built again. Nothing but
-the standard library is imported: the build and the launcher read it, and have neither numpy nor a
-core.
+The build generates the core's enumerations from this file (cmake/enumerations.py), in the order
+that they have here; a change takes effect when the core is built again. Only the standard library
+is imported, since the build and the launcher read this file without numpy or a core.
 """
 
 from __future__ import annotations
@@ -26,9 +25,8 @@ Operation = Literal[
 ]
 OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 NOTED = ("wait", "batch")
-"""Entries of a recording other than operations, numbered after them: a wait for an operation that
-is in progress, and the launch of several together.
-"""
+"""Entries of a recording besides operations, numbered after them: the wait for an asynchronous
+operation, and the joint launch of several operations."""
 ITEM_BYTES = {
     "bool": 1,
     "int8": 1,
@@ -46,12 +44,12 @@ ITEM_BYTES = {
     "complex64": 8,
     "complex128": 16,
 }
-"""The bytes of an element of each dtype."""
+"""The size of an element of each dtype, in bytes."""
 DTYPES = tuple(ITEM_BYTES)
 OF_LIST = -2
-"""The number used as the root of a call with a list of arrays, which has none."""
+"""Takes the place of the root of a call with a list of arrays, which has no root."""
 PATHS = ("shared memory", "network", "both", "nccl", "mpi", "gloo")
-"""The ways that an operation's bytes can go, numbered from 1 on; 0 is unknown."""
+"""Paths that an operation's bytes may take, numbered from 1 on; 0 is unknown."""
 
 
 class ReduceOp(IntEnum):
@@ -83,8 +81,8 @@ class ReduceOp(IntEnum):
     BOR = 6
     BXOR = 7
     PREMUL_SUM = 8
-    """Sum of each rank's values times its own factor: ReduceOp.PREMUL_SUM(factor). Floating point
-    only.
+    """Sum of each rank's values times its own factor: ReduceOp.PREMUL_SUM(factor). Floating
+    point only.
     """
 
     def __call__(self, factor: float) -> PremulSum:
@@ -131,11 +129,11 @@ class CommunicationStrategy(StrEnum):
     RING = "ring"
     TREE = "tree"
     HIERARCHICAL = "hierarchical"
-    """First within nodes, then between them."""
+    """Work first within nodes, then between them."""
 
 
 class FailureKind(IntEnum):
-    """Names why the core did not complete an operation."""
+    """States why the core did not complete an operation."""
 
     NONE = 0
     PEER_LOST = 1
@@ -146,12 +144,11 @@ class FailureKind(IntEnum):
     MISMATCH = 4
     ABORTED = 5
     CLOSED = 6
-    """The group was closed by this process. This kind and the following ones concern the caller
-    alone; the group itself may be sound.
-    """
+    """The group was closed by this process. This kind and the following ones concern only the
+    caller; the group itself may be intact."""
     BUSY = 7
-    """The group was not given back in time by a different thread of this process."""
+    """A different thread of this process did not release the group in time."""
     NESTED = 8
-    """A signal handler called it that had interrupted an operation."""
+    """The caller was a signal handler that had interrupted an operation."""
     FORKED = 9
-    """The process is a fork of the rank's."""
+    """The caller is a fork of the rank's process."""

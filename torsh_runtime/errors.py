@@ -1,4 +1,4 @@
-"""The one error tree. Each error carries facts as attributes and says what to do next."""
+"""The hierarchy of errors. Each error has facts as attributes and says what to do next."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any, NamedTuple
 
 
 class Blame(NamedTuple):
-    """Holds what an error says of other ranks, for the search for the root cause."""
+    """States what an error reports about other ranks, for the search for the root cause."""
 
     how: str
-    """"lost": they ended. "late": they did not come in time. "mismatch": they did other things."""
+    """"lost": they ended. "late": they did not arrive in time. "mismatch": their calls differed."""
     ranks: tuple[int, ...] = ()
-    """The ranks it blames, as the group's own; () if it does not know."""
+    """Blamed ranks, as ranks of the group; () if they are unknown."""
     op: str = ""
     """The operation of this rank."""
     calls: Mapping[int, str] = {}
-    """The calls of the ranks, if it is a mismatch."""
+    """In a mismatch, the calls of the ranks."""
 
 
 class TorshError(Exception):
@@ -60,10 +60,9 @@ class ConfigError(TorshError, ValueError):
 def disagreement(
     text: str, accounts: Mapping[int, str], members: Sequence[int] = ()
 ) -> ConfigError:
-    """Return the error to raise where ranks were given different things.
+    """Return the error for ranks that were given different values.
 
-    `accounts` says what, by rank of a group with these `members`.
-    """
+    `accounts` describes the values by rank of the group. `members` as in TorshError."""
     error = ConfigError(text)
     error.blame = Blame("mismatch", tuple(accounts), "", accounts)
     error.members = tuple(members)
@@ -103,15 +102,15 @@ class RendezvousError(TorshError):
 
 
 class RendezvousClosed(RendezvousError):
-    """Reports that the run is over: no further round will be formed."""
+    """Reports that the run is over; no further round will be formed."""
 
 
 class RendezvousTimeout(RendezvousError, TimeoutError):
-    """Reports that too few nodes came within the join timeout."""
+    """Reports that too few nodes joined within the join timeout."""
 
 
 class WorkerFailed(TorshError):
-    """Reports that a worker process ended badly."""
+    """Reports that a worker process failed."""
 
 
 class CheckpointError(TorshError):
@@ -393,5 +392,5 @@ class CommMismatch(CommError):
 
 
 def named_operation(op: str, sequence: int) -> str:
-    """Return how errors name an operation; `sequence` is as in PeerLost."""
+    """Return the name of an operation for errors; `sequence` as in PeerLost."""
     return f"{op} (operation {sequence} of the group)" if sequence else op

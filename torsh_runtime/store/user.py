@@ -1,4 +1,4 @@
-"""Provides the job's store to programs, with the names of torch.distributed.Store."""
+"""The job's store for programs, with the names of torch.distributed.Store."""
 
 from __future__ import annotations
 
@@ -376,7 +376,11 @@ class Store:
         return self._client.wait([self._key(key) for key in keys], seconds) if keys else {}
 
     def _change(self, key: str, change: Callable[[Entry | None], bytes | None]) -> Entry | None:
-        """Write what `change` makes of the key, unless it is None; return the entry afterwards."""
+        """Write the value that `change` returns for the key's entry, unless it is None.
+
+        Returns the entry of the key afterwards. Raises StoreTimeout if others have changed the key
+        at each attempt until the timeout.
+        """
         name, deadline = self._key(key), time.monotonic() + self._seconds
         while True:
             entry = self._client.get(name)
@@ -391,9 +395,9 @@ class Store:
                 raise StoreTimeout(f"others have changed {key!r} for {self._seconds:g} s all along")
 
     def apart(self, name: str) -> tuple[StoreClient, str]:
-        """Return a part of the store for the library, and its prefix.
+        """Return a part of the store that contains no keys of programs, and this store's prefix.
 
-        No key of a program is in it. `name` is the part's.
+        It is for the library's own use.
         """
         return self._client.scoped(f"{name}/{self._prefix}"), self._prefix
 
@@ -401,7 +405,7 @@ class Store:
         return StoreQueue(self._beside(_QUEUES, key))
 
     def _beside(self, kind: str, key: str) -> StoreClient:
-        """Return what belongs to a key and is not one of the keys that have values."""
+        """Return a part of the store for the barrier or queue `key`, apart from all values."""
         name = self._key(key)
         return self._client.scoped(f"{kind}{len(name)}:{name}/")
 
@@ -432,13 +436,6 @@ class StoreWatch(Closing):
     """
 
     def __init__(self, client: StoreClient, prefix: str, timeout: float) -> None:
-        """Start to watch; use Store.watch().
-
-        Args:
-            client: The connection.
-            prefix: The beginning of the keys.
-            timeout: Seconds after which next() raises StoreTimeout.
-        """
         listing = client.list(prefix)
         self._timeout = timeout
         self._present = deque(

@@ -1,4 +1,4 @@
-"""Batch normalisation over the batches of all ranks."""
+"""Normalises batches over all ranks."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
         records = torch.is_grad_enabled()
         whole = _statistics(input, records and input.requires_grad, records, group)
         if whole.wants_gradient and not input.requires_grad:
-            input = input.detach().requires_grad_()  # others wait for this rank's backward pass
+            input = input.detach().requires_grad_()  # others need this rank in the backward pass
         apply: Any = _Normalise.apply
         normalised = apply(input, whole, self.eps, group)
         if self.track_running_stats and self.running_mean is not None:
@@ -120,13 +120,13 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
 
 
 class _Statistics(NamedTuple):
-    """Of all ranks' values."""
+    """Holds statistics over the values of all ranks."""
 
     total: float
     mean: Tensor
     variance: Tensor
     wants_gradient: bool
-    """Whether some rank's input does, so that all have a part in its backward pass."""
+    """True if some rank's input requires a gradient, so that all take part in the backward pass."""
 
 
 def _working(input: Tensor) -> Tensor:
@@ -134,7 +134,7 @@ def _working(input: Tensor) -> Tensor:
 
 
 def _dims(input: Tensor) -> list[int]:
-    """All but the second."""
+    """Return all dimensions but the second."""
     return [0, *range(2, input.dim())]
 
 
@@ -142,9 +142,12 @@ def _dims(input: Tensor) -> list[int]:
 def _statistics(
     input: Tensor, wants_gradient: bool, records: bool, group: ProcessGroup
 ) -> _Statistics:
-    """What all ranks have (Chan et al., 1979: from each rank's own mean and variance, which
-    cancels less than sums of squares do). ConfigError on all of them if some want gradients and
-    others record none."""
+    """Return the statistics over all ranks' values.
+
+    They are computed from each rank's own mean and variance, which loses less to cancellation than
+    sums of squares (Chan et al., 1979). Raises ConfigError on all ranks if some require gradients
+    and others record none.
+    """
     values = _working(input)
     count = input.numel() // input.shape[1]
     variance, mean = (
@@ -157,14 +160,14 @@ def _statistics(
     group.all_gather_into_tensor(rows, own)
     counts, (means, variances) = rows[:, :1], rows[:, 3:].chunk(2, dim=1)
     total = float(counts.sum())
-    divisor = max(total, 1.0)  # of no values at all the mean is 0
+    divisor = max(total, 1.0)  # without any values the mean is 0
     whole = (means * counts).sum(0) / divisor
     spread = ((variances + (means - whole) ** 2) * counts).sum(0) / divisor
     return _Statistics(total, whole, spread, _is_gradient_wanted(rows[:, 1], rows[:, 2]))
 
 
 def _is_gradient_wanted(wanting: Tensor, recording: Tensor) -> bool:
-    """By some rank; one element for each."""
+    """Return whether some rank requires a gradient. Both tensors have one element for each rank."""
     silent = (recording == 0).nonzero().flatten().tolist()
     if silent and wanting.any():
         raise ConfigError(
@@ -176,7 +179,7 @@ def _is_gradient_wanted(wanting: Tensor, recording: Tensor) -> bool:
 
 
 class _Normalise(torch.autograd.Function):
-    """(x - mean) / sqrt(variance + eps) with the mean and variance of all ranks."""
+    """Computes (x - mean) / sqrt(variance + eps) with the mean and variance of all ranks."""
 
     @staticmethod
     def forward(
