@@ -436,6 +436,13 @@ class StoreWatch(Closing):
     """
 
     def __init__(self, client: StoreClient, prefix: str, timeout: float) -> None:
+        """Start to watch; use Store.watch().
+
+        Args:
+            client: The connection.
+            prefix: The beginning of the keys.
+            timeout: Seconds after which next() raises StoreTimeout.
+        """
         listing = client.list(prefix)
         self._timeout = timeout
         self._present = deque(
