@@ -65,6 +65,9 @@ class Shard:
             dim: The dimension that is divided.
             cuts: The indices, ascending, one more than there are ranks.
 
+        Returns:
+            The placement.
+
         Example:
             ```python
             tr.Shard.at(0, [0, 3, 8]).spans(8, 2, 1)  # ((3, 8),)

@@ -223,6 +223,9 @@ class DeviceMesh:
         Use it after the group was reconfigured or created again; a size of -1 is then computed
         anew. Every rank of the group calls it.
 
+        Returns:
+            The new mesh.
+
         Raises:
             ConfigError: For a part of a mesh, and if the sizes do not fit the ranks.
 

@@ -347,6 +347,9 @@ class PipelineParallel:
             batch: As step().
             target: As step().
 
+        Returns:
+            The costs, in seconds and bytes, with a number for each stage.
+
         Raises:
             ConfigError: As step().
             PipelineError: As step().
