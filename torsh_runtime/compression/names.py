@@ -35,6 +35,9 @@ def from_name(name: str) -> Compressor:
         name: onebit, int8, fp16, bf16, topk:RATIO, randomk:RATIO, threshold:MAGNITUDE or
             powersgd:RANK.
 
+    Returns:
+        The compressor.
+
     Raises:
         ConfigError: For an unknown name; it lists the known ones.
 

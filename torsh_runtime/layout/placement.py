@@ -68,6 +68,9 @@ class Shard:
         Returns:
             The placement.
 
+        Returns:
+            The placement.
+
         Example:
             ```python
             tr.Shard.at(0, [0, 3, 8]).spans(8, 2, 1)  # ((3, 8),)

@@ -226,6 +226,9 @@ class DeviceMesh:
         Returns:
             The new mesh.
 
+        Returns:
+            The new mesh.
+
         Raises:
             ConfigError: For a part of a mesh, and if the sizes do not fit the ranks.
 

@@ -131,6 +131,9 @@ def analyse(records: Records, bound: float | None = 0.0) -> Analysis:
         bound: The seconds by which the clocks of two ranks may differ; None: they cannot be
             compared.
 
+    Returns:
+        The steps that the records contain completely, by rank.
+
     Example:
         ```python
         records = [None] * tr.get_world_size()

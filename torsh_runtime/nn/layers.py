@@ -116,7 +116,11 @@ class Conv2d(Module):
         default_(self.weight, self.bias)
 
     def forward(self, x: Any) -> Any:
-        """Apply the layer to x: (N, in_channels, height, width)."""
+        """Apply the layer to x: (N, in_channels, height, width).
+
+        Returns:
+            The result (N, out_channels, rows, columns).
+        """
         return functional.conv2d(
             x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups
         )
@@ -222,7 +226,11 @@ class LayerNorm(Module):
         self.register_parameter("bias", zeros if elementwise_affine and bias else None)
 
     def forward(self, x: Any) -> Any:
-        """Apply the layer to x: (…, *normalized_shape)."""
+        """Apply the layer to x: (…, *normalized_shape).
+
+        Returns:
+            The result, of x's shape.
+        """
         return functional.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
 
     def extra_repr(self) -> str:
@@ -266,7 +274,11 @@ class RMSNorm(Module):
         self.register_parameter("weight", ones if elementwise_affine else None)
 
     def forward(self, x: Any) -> Any:
-        """Apply the layer to x: (…, *normalized_shape)."""
+        """Apply the layer to x: (…, *normalized_shape).
+
+        Returns:
+            The result, of x's shape.
+        """
         return functional.rms_norm(x, self.normalized_shape, self.weight, self.eps)
 
     def extra_repr(self) -> str:
@@ -303,7 +315,11 @@ class Dropout(Module):
         self.p = p
 
     def forward(self, x: Any) -> Any:
-        """Apply the layer to x of any shape."""
+        """Apply the layer to x of any shape.
+
+        Returns:
+            The result, of x's shape.
+        """
         return functional.dropout(x, self.p, self.training)
 
     def extra_repr(self) -> str:
@@ -341,7 +357,11 @@ class MaxPool2d(_Pool2d):
     """
 
     def forward(self, x: Any) -> Any:
-        """Apply the layer to x: (N, channels, height, width)."""
+        """Apply the layer to x: (N, channels, height, width).
+
+        Returns:
+            The result (N, channels, rows, columns).
+        """
         return functional.max_pool2d(x, self.kernel_size, self.stride, self.padding)
 
 
@@ -358,5 +378,9 @@ class AvgPool2d(_Pool2d):
     """
 
     def forward(self, x: Any) -> Any:
-        """Apply the layer to x: (N, channels, height, width)."""
+        """Apply the layer to x: (N, channels, height, width).
+
+        Returns:
+            The result (N, channels, rows, columns).
+        """
         return functional.avg_pool2d(x, self.kernel_size, self.stride, self.padding)

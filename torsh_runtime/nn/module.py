@@ -302,6 +302,9 @@ class Module:
     def apply(self, fn: Callable[[Module], object]) -> Self:
         """Call fn(module) for all modules below this one and then for this one.
 
+        Returns:
+            This module.
+
         Example:
             ```python
             model.apply(lambda module: print(type(module).__name__))
@@ -332,7 +335,11 @@ class Module:
         return self
 
     def eval(self) -> Self:
-        """Set evaluation mode: call train(False)."""
+        """Set evaluation mode: call train(False).
+
+        Returns:
+            This module.
+        """
         return self.train(False)
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -128,6 +128,9 @@ def concat(tensors: Sequence[Any], dim: int = 0) -> Tensor:
         tensors: The tensors, of equal shapes except along the axis.
         dim: The axis.
 
+    Returns:
+        The tensor, through which gradients flow.
+
     Raises:
         ValueError: For shapes that do not fit.
 
@@ -149,6 +152,9 @@ def stack(tensors: Sequence[Any], dim: int = 0) -> Tensor:
     Args:
         tensors: The tensors, of equal shapes.
         dim: The place of the new axis.
+
+    Returns:
+        The tensor, through which gradients flow.
 
     Raises:
         ValueError: For shapes that differ.

@@ -191,6 +191,9 @@ class Tensor(Variable):
     def copy_(self, source: Any) -> Self:
         """Write the elements of `source`, a tensor or an array, into this array.
 
+        Returns:
+            This tensor.
+
         Raises:
             RuntimeError: If the tensor needs a gradient, unless within no_grad().
         """
@@ -201,6 +204,9 @@ class Tensor(Variable):
 
     def zero_(self) -> Self:
         """Write zeros into this array.
+
+        Returns:
+            This tensor.
 
         Raises:
             RuntimeError: As copy_().
@@ -244,6 +250,9 @@ class Tensor(Variable):
         Args:
             hook: The function.
 
+        Returns:
+            A handle that removes the hook.
+
         Raises:
             RuntimeError: If the tensor needs no gradient.
 
@@ -264,6 +273,9 @@ class Tensor(Variable):
 
         Args:
             hook: The function.
+
+        Returns:
+            A handle that removes the hook.
 
         Raises:
             RuntimeError: If this is no leaf that needs gradients.

@@ -193,6 +193,9 @@ class TransformerBlock(Module):
             x: The input (N, L, embed_dim) or (L, embed_dim).
             attn_mask: As in MultiheadAttention.
 
+        Returns:
+            The result, of x's shape.
+
         Raises:
             ValueError: If shapes do not fit, or if there is a mask although the block is causal.
         """

@@ -350,6 +350,9 @@ class PipelineParallel:
         Returns:
             The costs, in seconds and bytes, with a number for each stage.
 
+        Returns:
+            The costs, in seconds and bytes, with a number for each stage.
+
         Raises:
             ConfigError: As step().
             PipelineError: As step().

@@ -104,6 +104,9 @@ class VocabParallelEmbedding(Layer):
         Args:
             indices: Integers of any shape, equal on all ranks.
 
+        Returns:
+            The rows (*indices.shape, embedding_dim), or this rank's part of them.
+
         Raises:
             IndexError: For indices that are no rows.
             CommError: If an exchange among the ranks fails.

@@ -58,6 +58,9 @@ def subscribe(name: str) -> Subscription:
     Args:
         name: The name.
 
+    Returns:
+        The subscription, from which to take versions.
+
     Raises:
         CallRefused: Without init_rpc().
 
