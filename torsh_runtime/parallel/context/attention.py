@@ -61,32 +61,48 @@ def context_attention(
     """Return the attention of this rank's tokens to those of all ranks.
 
     The result has the numbers of one process that calls scaled_dot_product_attention with whole
-    sequences. Tensors are torch's or those of torsh_runtime.nn.
+    sequences. Tensors are torch's or those of torsh_runtime.nn. All ranks call it alike, and so do
+    their backward passes. "Own tokens" are this rank's, as context_shard() returns them: of n
+    ranks, rank r has chunk r and chunk 2n - 1 - r of 2n.
 
-    query: (batch, heads, tokens, E), key: (batch, kv_heads, tokens, E), value: (batch, kv_heads,
-    tokens, F), where kv_heads divides heads and tokens are this rank's, as context_shard() returns
-    them: of n ranks, rank r has chunk r and chunk 2n - 1 - r of 2n. Returns (batch, heads, tokens,
-    F). All ranks call it alike, and so do their backward passes.
+    There are three methods. "ring": keys and values travel from rank to rank, the next ones while
+    the current ones are computed with; with a window or padding each rank gets what it looks at
+    from the ranks that have it. "all_gather": they are gathered at once, which takes the memory for
+    all of them. "all_to_all": each rank gets some heads of the whole sequence; the number of heads
+    must be divisible by that of ranks, and kv_heads and the number of ranks must be divisible one
+    by the other.
 
-    axis: the ranks, a process group or a DeviceMesh, as mesh["cp"]. causal: a token looks at itself
-    and those before it. documents: cumulative lengths (0, ..., length) of the documents packed into
-    a sequence, or a list of these for each row of the batch; tokens look at their own document
-    only. length: that of the whole sequence; None if all ranks have as many tokens as this one.
-    scale: None is 1/√E. window: tokens look at tokens less than this many places away, themselves
-    included. softcap: scores s become softcap · tanh(s / softcap). sinks: a tensor (heads,) with
-    one score for each head, whose weight falls on no value; each rank's gradient of it is that of
-    its own queries. attention_mask: that of whole sequences, (batch, length), 1 for tokens and 0
-    for padding, which no token looks at; a token that may look at none gets zeros. method:
-    - "ring": keys and values travel from rank to rank, the next ones while the current ones are
-      computed with; with a window or padding each rank gets what it looks at from the ranks that
-      have it;
-    - "all_gather": they are gathered at once, which takes the memory for all of them;
-    - "all_to_all": each rank gets some heads of the whole sequence. The number of heads must be
-      divisible by that of ranks, and kv_heads and the number of ranks must be divisible one by the
-      other.
+    Args:
+        query: The queries (batch, heads, own tokens, E).
+        key: The keys (batch, kv_heads, own tokens, E), where kv_heads divides heads.
+        value: The values (batch, kv_heads, own tokens, F).
+        axis: The ranks, a process group or a DeviceMesh, as mesh["cp"].
+        causal: Whether a token looks only at itself and those before it.
+        method: "ring", "all_gather" or "all_to_all".
+        documents: Cumulative lengths (0, ..., length) of the documents packed into a sequence, or a
+            list of these for each row of the batch; tokens look at their own document only.
+        length: The length of the whole sequence; None if all ranks have as many tokens as this one.
+        scale: The factor of scores; None is 1/√E.
+        window: Tokens look at tokens less than this many places away, themselves included; None is
+            no limit.
+        softcap: Scores s become softcap · tanh(s / softcap); None leaves them.
+        sinks: A tensor (heads,) with one score for each head, whose weight falls on no value; each
+            rank's gradient of it is that of its own queries.
+        attention_mask: The mask of whole sequences, (batch, length), 1 for tokens and 0 for
+            padding, which no token looks at; a token that may look at none gets zeros.
 
-    Raises ConfigError, on all ranks, for arguments that do not fit or that differ between ranks,
-    and the errors of the group's collectives.
+    Returns:
+        The result (batch, heads, own tokens, F).
+
+    Raises:
+        ConfigError: On all ranks, for arguments that do not fit or that differ between ranks.
+        CommError: If an exchange among the ranks fails.
+
+    Example:
+        ```python
+        q, k, v = (tr.context_shard(each, mesh["cp"], dim=2) for each in (query, key, value))
+        output = tr.context_attention(q, k, v, mesh["cp"])
+        ```
     """
     group = group_of(axis)
     tensors = query, key, value, *(() if sinks is None else (sinks,))

@@ -104,11 +104,20 @@ def _picked(tensor: Any, dim: int, spans: Any) -> Any:
 def context_shard(tensor: Any, axis: Any, dim: int = 1) -> Any:
     """Return this rank's tokens of whole sequences along `dim`: an early and a late chunk.
 
-    See context_attention() for the chunks. `tensor` is a tensor of torch or nn, through which
-    gradients flow, or an array.
+    See context_attention() for the chunks.
 
-    axis: a process group, or a DeviceMesh, as mesh["cp"]. Raises ConfigError for fewer tokens than
-    two for each rank.
+    Args:
+        tensor: A tensor of torch or nn, through which gradients flow, or an array.
+        axis: The ranks, a process group or a DeviceMesh, as mesh["cp"].
+        dim: The dimension of the sequence.
+
+    Raises:
+        ConfigError: For fewer tokens than two for each rank.
+
+    Example:
+        ```python
+        own = tr.context_shard(input_ids, mesh["cp"])  # (rows, own tokens)
+        ```
     """
     group = group_of(axis)
     dim %= len(tensor.shape)
@@ -118,13 +127,24 @@ def context_shard(tensor: Any, axis: Any, dim: int = 1) -> Any:
 def context_positions(
     length: int, axis: Any, documents: Sequence[int] | None = None
 ) -> NDArray[np.int64]:
-    """Return the places of this rank's tokens, from 0, in their sequence of `length` tokens.
+    """Return the places of this rank's tokens, from 0, in their sequence.
 
-    With `documents`, cumulative lengths of documents, places are counted within each document. The
-    result is int64 of shape (this rank's tokens,).
+    Args:
+        length: The number of tokens of the whole sequence.
+        axis: The ranks, a process group or a DeviceMesh, as mesh["cp"].
+        documents: Cumulative lengths of documents; places are then counted within each document.
 
-    axis and ConfigError: as context_shard(). Raises ConfigError also for documents that are not
-    those of such a sequence.
+    Returns:
+        int64 of shape (own tokens,).
+
+    Raises:
+        ConfigError: For fewer tokens than two for each rank, and for documents that are not those
+            of such a sequence.
+
+    Example:
+        ```python
+        own = tr.context_positions(8, mesh["cp"])  # [0, 1, 6, 7] on rank 0 of 2
+        ```
     """
     group = group_of(axis)
     spans = chunks(length, group.world_size, group.rank)
@@ -142,9 +162,24 @@ def context_positions(
 def context_gather(tensor: Any, axis: Any, length: int | None = None, dim: int = 1) -> Any:
     """Gather the parts of all ranks and return whole sequences: the reverse of context_shard().
 
-    Each rank uses the whole in its own way: backward adds up the gradients of all, as fits losses
-    that are averaged over the ranks. length: None if all ranks have as many tokens as this one.
-    axis and ConfigError: as context_shard().
+    Each rank uses the whole in its own way: the backward pass adds up the gradients of all, as fits
+    losses that are averaged over the ranks.
+
+    Args:
+        tensor: This rank's part, a tensor of torch or nn.
+        axis: The ranks, a process group or a DeviceMesh, as mesh["cp"].
+        length: The length of the whole sequence; None if all ranks have as many tokens as this one.
+        dim: The dimension of the sequence.
+
+    Raises:
+        ConfigError: For fewer tokens than two for each rank.
+        CommError: If the exchange among the ranks fails.
+
+    Example:
+        ```python
+        own = tr.context_shard(hidden, mesh["cp"])
+        whole = tr.context_gather(own, mesh["cp"])  # equal to hidden
+        ```
     """
     group = group_of(axis)
     dim %= len(tensor.shape)

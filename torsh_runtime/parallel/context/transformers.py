@@ -30,21 +30,33 @@ _OF_PACKED = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 def context_batch(batch: Mapping[str, Any], axis: Any, shift: bool = True) -> dict[str, Any]:
     """Return this rank's part of a batch that all ranks of an axis have whole.
 
-    The batch and the result are arguments of transformers' models: `model(**tr.context_batch(batch,
-    mesh["cp"]))`. They hold torch's tensors, or arrays.
+    The batch and the result are arguments of transformers' models. They hold torch's tensors, or
+    arrays. Labels are shifted before they are cut, unless `shift` is False, and are returned as
+    shift_labels, (rows, own tokens), -100 where there is nothing to learn. For the loss of models
+    that take shift_labels, `labels` and num_items_in_batch are returned too. The latter makes the
+    mean of all ranks' losses and gradients that of one process. They are left out without `shift`;
+    context_loss() serves both.
 
-    batch: input_ids (rows, tokens), or inputs_embeds; and optionally labels, position_ids (which
-    begin anew with each packed document), attention_mask (1 for tokens, 0 for padding),
-    cu_seq_lens_q (of documents packed into one row), and others, which are cut if they have as many
-    rows and tokens. The result has this rank's part of each, and always position_ids.
+    Args:
+        batch: input_ids (rows, tokens), or inputs_embeds; and optionally labels, position_ids
+            (which begin anew with each packed document), attention_mask (1 for tokens, 0 for
+            padding), cu_seq_lens_q (of documents packed into one row), and others, which are cut if
+            they have as many rows and tokens.
+        axis: The ranks, a process group or a DeviceMesh, as mesh["cp"].
+        shift: Whether to shift the labels; False if they already are, or should not be.
 
-    Labels are shifted before they are cut (shift=False: they already are, or should not be), and
-    are returned as shift_labels, (rows, this rank's tokens), -100 where there is nothing to learn.
-    For the loss of models that take shift_labels, `labels` and num_items_in_batch are returned too.
-    The latter makes the mean of all ranks' losses and gradients that of one process. They are left
-    out without shift; context_loss() serves both.
+    Returns:
+        This rank's part of each, and always position_ids.
 
-    Raises ConfigError for batches without tokens or with masks that are not of tokens.
+    Raises:
+        ConfigError: For batches without tokens, with masks that are not of tokens, with lengths of
+            documents that do not fit, and as context_shard().
+
+    Example:
+        ```python
+        output = model(**tr.context_batch(batch, mesh["cp"]))
+        output.loss.backward()
+        ```
     """
     found = {name: each for name, each in batch.items() if name not in _OF_PACKED}
     tokens = found.get("input_ids", found.get("inputs_embeds"))
@@ -118,9 +130,23 @@ def context_loss(scores: Any, labels: Any, axis: Any) -> Any:
     The mean over the ranks of the axis, of losses and of gradients, is the mean over all tokens of
     one process.
 
-    scores: (rows, this rank's tokens, classes), tensors of torch. labels: (rows, tokens), -100
-    where there is nothing to learn, as context_batch()'s shift_labels. Raises ConfigError if no
-    rank has a label.
+    Args:
+        scores: A tensor of torch (rows, own tokens, classes).
+        labels: Integers (rows, own tokens), -100 where there is nothing to learn, as
+            context_batch()'s shift_labels.
+        axis: The ranks, a process group or a DeviceMesh, as mesh["cp"].
+
+    Raises:
+        ConfigError: If no rank has a label.
+        CommError: If the exchange among the ranks fails.
+
+    Example:
+        ```python
+        own = tr.context_batch(batch, mesh["cp"])
+        labels = own.pop("shift_labels")
+        scores = model(input_ids=own["input_ids"], position_ids=own["position_ids"]).logits
+        tr.context_loss(scores, labels, mesh["cp"]).backward()
+        ```
     """
     import torch
 
@@ -154,13 +180,26 @@ _POSITIONS = "context_positions"
 def register_context_attention(
     axis: Any, name: str = "torsh_context", method: Method = "ring", length: int | None = None
 ) -> str:
-    """Let models of transformers attend by context_attention(): `model.set_attn_implementation(
-    tr.register_context_attention(mesh["cp"]))`. Returns the name. context_model() does that, and
-    also checks that the model can do so.
+    """Let models of transformers attend by context_attention(), and return its name there.
 
-    axis, method: see context_attention(). length: that of whole sequences; None: the sum over
-    ranks. Each rank gives the model its part of a batch, as context_batch() returns it. The first
-    batch raises ConfigError, on all ranks, for anything that cannot be computed.
+    context_model() does that, and also checks that the model can do so. Each rank gives the model
+    its part of a batch, as context_batch() returns it.
+
+    Args:
+        axis: The ranks, a process group or a DeviceMesh, as mesh["cp"].
+        name: The name of the attention implementation.
+        method: See context_attention().
+        length: The length of whole sequences; None is the sum over ranks.
+
+    Raises:
+        ConfigError: If transformers is older than 4.53. The model's first batch raises it, on all
+            ranks, for anything that cannot be computed.
+
+    Example:
+        ```python
+        name = tr.register_context_attention(mesh["cp"])
+        model.set_attn_implementation(name)
+        ```
     """
     from torsh_runtime.integrations.torch.compiling import leave_alone
 
@@ -188,9 +227,24 @@ def context_model(
 ) -> None:
     """Let a model of transformers attend to sequences of which ranks of an axis have parts.
 
-    It gets its batches from context_batch(). axis, method, length, name: as
-    register_context_attention(). Raises ConfigError for a model whose attention cannot be
-    replaced, or with other layers that need the whole sequence.
+    It gets its batches from context_batch().
+
+    Args:
+        model: The model, which is changed in place.
+        axis: The ranks, a process group or a DeviceMesh, as mesh["cp"].
+        method: See context_attention().
+        length: The length of whole sequences; None is the sum over ranks.
+        name: The name of the attention implementation.
+
+    Raises:
+        ConfigError: For a model whose attention cannot be replaced, or with other layers that need
+            the whole sequence.
+
+    Example:
+        ```python
+        tr.context_model(model, mesh["cp"])
+        model(**tr.context_batch(batch, mesh["cp"])).loss.backward()
+        ```
     """
     kind = type(model).__name__
     _check_model(kind, model)

@@ -14,7 +14,14 @@ from torsh_runtime.framework import Framework, Module, framework_of
 
 
 class ShardingStrategy(Enum):
-    """Selects what is divided among the ranks (ZeRO: Rajbhandari et al., SC 2020)."""
+    """Selects what is divided among the ranks (ZeRO: Rajbhandari et al., SC 2020).
+
+    Example:
+        ```python
+        strategy = tr.ShardingStrategy.SHARD_GRAD_OP  # or "grad-and-optimizer"
+        model = tr.FullyShardedDataParallel(model, sharding_strategy=strategy)
+        ```
+    """
 
     FULL_SHARD = "full"
     """Parameters, gradients and the optimizer's state (stage 3)."""
@@ -27,8 +34,15 @@ class ShardingStrategy(Enum):
 
 
 class BackwardPrefetch(Enum):
-    """Selects when a backward pass asks for the next unit's parameters, if they have to be
-    gathered."""
+    """Selects when a backward pass asks for the next unit's parameters.
+
+    It matters only if these have to be gathered.
+
+    Example:
+        ```python
+        model = tr.FullyShardedDataParallel(model, backward_prefetch=tr.BackwardPrefetch.NONE)
+        ```
+    """
 
     BACKWARD_PRE = "pre"
     """Before it computes the gradients of the present one."""
@@ -40,28 +54,58 @@ class BackwardPrefetch(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SizeBasedAutoWrap:
-    """A module is a unit if it has at least so many parameters that are in none of its own."""
+    """Makes a module a unit if it has enough parameters that are in none of its own units.
+
+    Example:
+        ```python
+        policy = tr.SizeBasedAutoWrap(min_num_params=1_000_000)
+        model = tr.FullyShardedDataParallel(model, auto_wrap_policy=policy)
+        ```
+    """
 
     min_num_params: int = 1000
+    """The smallest number of parameters of a unit."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleTypeBasedAutoWrap:
-    """Modules of these classes, or of classes of these names, are units."""
+    """Makes modules of these classes, or of classes of these names, units.
+
+    Example:
+        ```python
+        policy = tr.ModuleTypeBasedAutoWrap(("LlamaDecoderLayer",))
+        model = tr.FullyShardedDataParallel(model, auto_wrap_policy=policy)
+        ```
+    """
 
     module_types: tuple[type | str, ...]
+    """The classes, or their names."""
 
 
 @dataclass(frozen=True, slots=True)
 class CustomAutoWrap:
-    """A module is a unit if function(module) is true."""
+    """Makes a module a unit if function(module) is true.
+
+    Example:
+        ```python
+        policy = tr.CustomAutoWrap(lambda module: hasattr(module, "attention"))
+        model = tr.FullyShardedDataParallel(model, auto_wrap_policy=policy)
+        ```
+    """
 
     function: Callable[[Any], bool]
+    """A function of a module."""
 
 
 @dataclass(frozen=True, slots=True)
 class NoAutoWrap:
-    """The whole model is one unit."""
+    """Makes the whole model one unit.
+
+    Example:
+        ```python
+        model = tr.FullyShardedDataParallel(model, auto_wrap_policy=tr.NoAutoWrap())
+        ```
+    """
 
 
 AutoWrapPolicy = SizeBasedAutoWrap | ModuleTypeBasedAutoWrap | CustomAutoWrap | NoAutoWrap
@@ -69,7 +113,17 @@ AutoWrapPolicy = SizeBasedAutoWrap | ModuleTypeBasedAutoWrap | CustomAutoWrap | 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryConfig:
-    """Limits how much may be in memory at a time. Raises ConfigError for unsupported options."""
+    """Limits how much may be in memory at a time.
+
+    Raises:
+        ConfigError: If use_orig_params is not True.
+
+    Example:
+        ```python
+        memory = tr.MemoryConfig(limit_all_gathers=False)
+        model = tr.FullyShardedDataParallel(model, memory_config=memory)
+        ```
+    """
 
     limit_all_gathers: bool = True
     """Gather at most one unit before it is needed. If False, all units that follow are."""
@@ -90,8 +144,20 @@ class MemoryConfig:
 @dataclass(frozen=True, slots=True)
 class MixedPrecision:
     """Selects the dtypes in which a model computes and communicates, like torch's class of this
-    name. Each is one of torch's, one of numpy's or its name, and holds for floating point
-    tensors; None is the parameters' own. Optimizers change parameters in their own dtype."""
+    name.
+
+    Each is one of torch's, one of numpy's or its name, and applies to floating point tensors; None
+    is the parameters' own. Optimizers change parameters in their own dtype.
+
+    Raises:
+        ConfigError: For what is no floating point dtype.
+
+    Example:
+        ```python
+        precision = tr.MixedPrecision(param_dtype="bfloat16", reduce_dtype="float32")
+        model = tr.FullyShardedDataParallel(model, mixed_precision=precision)
+        ```
+    """
 
     param_dtype: Any = None
     """Dtype of parameters in forward and backward passes."""
@@ -115,8 +181,17 @@ class MixedPrecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FsdpConfig:
-    """Configures how a model is sharded. Instances are frozen. Raises ConfigError for invalid
-    values, and from the wrapper on all ranks if they differ."""
+    """Configures how a model is sharded. Instances are frozen.
+
+    Raises:
+        ConfigError: For invalid values, and from the wrapper on all ranks if they differ.
+
+    Example:
+        ```python
+        config = tr.FsdpConfig(sharding_strategy="full", activation_checkpointing=True)
+        model = tr.FullyShardedDataParallel(model, config=config)
+        ```
+    """
 
     min_num_params: int = 1000
     """A unit of fewer parameters is replicated."""
@@ -125,6 +200,7 @@ class FsdpConfig:
     sharding_strategy: ShardingStrategy | str = ShardingStrategy.FULL_SHARD
     """Strategy, or its value, such as "full"."""
     memory_config: MemoryConfig = field(default_factory=MemoryConfig)
+    """Limits of how much is in memory at a time."""
     backward_prefetch: BackwardPrefetch | str = BackwardPrefetch.BACKWARD_PRE
     """Prefetching, or its value, such as "pre"."""
     mixed_precision: MixedPrecision = field(default_factory=MixedPrecision)

@@ -319,15 +319,24 @@ class FSDPParam:
 
 @dataclass(frozen=True, slots=True)
 class MemoryStats:
-    """Bytes of this rank's parameters and gradients, its equal part of what a node's ranks have in
-    common included. The optimizer's state, activations and the caller's own are not among them."""
+    """Counts bytes of this rank's parameters and gradients.
+
+    Its equal part of what a node's ranks have in common is included. The optimizer's state,
+    activations and the caller's own memory are not.
+
+    Example:
+        ```python
+        stats = model.memory_stats()
+        print(f"peak {stats.peak / 2**20:.0f} MiB, {stats.saved / 2**20:.0f} MiB saved")
+        ```
+    """
 
     parameters: int
-    """Sharded or replicated, all the time."""
+    """Bytes of its parameters, sharded or replicated, all the time."""
     current: int
-    """Parameters and gradients, sharded and whole ones, now."""
+    """Bytes of parameters and gradients, sharded and whole ones, now."""
     peak: int
-    """The most of that until now."""
+    """The largest value of `current` so far."""
     saved: int
     """Bytes that its parameters need less than the whole model's."""
     num_all_gathers: int

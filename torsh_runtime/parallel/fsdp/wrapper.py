@@ -34,18 +34,22 @@ from torsh_runtime.parallel.replicas import Replicas
 
 
 class FullyShardedDataParallel(NoCopies):
-    """A model of which each rank keeps a part, after torch's class of this name (Zhao et al.,
-    PyTorch FSDP, VLDB 2023). It is a module of the model's framework itself.
+    """Wraps a model so that each rank keeps a part of it, after torch's class of this name.
 
+    See Zhao et al., PyTorch FSDP, VLDB 2023. It is a module of the model's framework itself.
+
+    Outside of forward and backward passes each parameter holds this rank's elements of it, maybe
+    none, and so does its gradient, the average over ranks: in as many dimensions as the whole has,
+    of which all but the first have size 1. So optimizers have to compute elementwise. All ranks
+    make the same calls in the same order.
+
+    Example:
+        ```python
         model = tr.FullyShardedDataParallel(model)
         optimizer = torch.optim.AdamW(model.parameters())  # after the model is wrapped
         loss(model(batch)).backward()
         optimizer.step()
-
-    Outside of forward and backward passes each parameter holds this rank's elements of it, maybe
-    none, and so does its gradient, the average over ranks: in as many dimensions as the whole has,
-    of which all but the first have one place. So optimizers have to compute elementwise. All ranks
-    make the same calls in the same order.
+        ```
     """
 
     module: Any
@@ -66,21 +70,29 @@ class FullyShardedDataParallel(NoCopies):
         process_group: Any = None,
         **fields: Any,
     ) -> None:
-        """Wrap the model, as all ranks of the group do with the same model at the same time, and
-        give all ranks rank 0's values. A module in it that is a FullyShardedDataParallel already,
-        of the same ranks, is replaced by the module in that, whose units stay as they are.
+        """Wrap the model, and give all ranks rank 0's values.
 
-        config: how it is sharded; `fields` are further fields of it.
-        process_group: the ranks; None is the default group, or torch's if only torch has one. Of a
-            model with layouts (parallel/layouts.py) the mesh's axes along which batches differ, as
-            mesh["dp", "cp"]: what is sharded along others, as experts are, is sharded further over
-            those of these ranks that have the same. For the strategy "hybrid" two groups: over
-            whose ranks it is sharded, and whose replicate this rank's part; or a DeviceMesh of two
-            axes, replicas first; None shards in each node.
+        All ranks of the group call it with the same model at the same time. A module in it that is
+        a FullyShardedDataParallel already, of the same ranks, is replaced by the module in that,
+        whose units stay as they are.
 
-        Raises ConfigError on all ranks if models or options differ, for a model without parameters
-        or one on the meta device that cannot be initialised, or of which they have different parts,
-        and for wrong fields; CommError as ProcessGroup.
+        Args:
+            module: The model, of torch or torsh_runtime.nn.
+            config: How it is sharded.
+            process_group: The ranks; None is the default group, or torch's if only torch has one.
+                Of a model with layouts (parallel/layouts.py) the mesh's axes along which batches
+                differ, as mesh["dp", "cp"]: what is sharded along others, as experts are, is
+                sharded further over those of these ranks that have the same. For the strategy
+                "hybrid" two groups: the ranks over which it is sharded, and the ranks that
+                replicate this rank's part; or a DeviceMesh of two axes, replicas first; None shards
+                in each node.
+            **fields: Further fields of FsdpConfig.
+
+        Raises:
+            ConfigError: On all ranks if models or options differ, for a model without parameters or
+                one on the meta device that cannot be initialised, or of which they have different
+                parts, and for wrong fields.
+            CommError: As ProcessGroup. Forward and backward passes raise it, too.
         """
         super().__init__()
         self.module = module
@@ -120,18 +132,37 @@ class FullyShardedDataParallel(NoCopies):
 
     @property
     def process_group(self) -> ProcessGroup:
-        """Return the ranks that it is sharded over. Parameters that fewer ranks have are sharded
-        over those."""
+        """Return the group that the model is sharded over.
+
+        Parameters that fewer ranks have are sharded over those.
+        """
         return self._group
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Call the model."""
+        """Call the model, and return its outputs.
+
+        Args:
+            *inputs: The model's arguments.
+            **named: The model's arguments by name.
+
+        Raises:
+            CommError: If parameters are gathered and that fails.
+        """
         return self.module(*inputs, **named)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Let the backward passes in this block add up whole gradients on each rank, which are
-        averaged in the first one outside."""
+        """Accumulate whole gradients of backward passes in this block on each rank.
+
+        They are averaged in the first backward pass outside of the block.
+
+        Example:
+            ```python
+            with model.no_sync():
+                loss(model(first)).backward()
+            loss(model(second)).backward()
+            ```
+        """
         before, self._passes.is_averaging = self._passes.is_averaging, False
         try:
             yield
@@ -139,31 +170,77 @@ class FullyShardedDataParallel(NoCopies):
             self._passes.is_averaging = before
 
     def unshard(self) -> None:
-        """Make all parameters whole until reshard() or reduce_gradients(): backward passes add up
-        whole gradients in them, also those of weights that a pipeline's schedule has come later.
-        All ranks call it."""
+        """Make all parameters whole until reshard() or reduce_gradients().
+
+        Backward passes accumulate whole gradients in them, also those of weights that a pipeline's
+        schedule computes later. All ranks call it.
+
+        Raises:
+            CommError: If parameters are gathered and that fails.
+
+        Example:
+            ```python
+            model.unshard()
+            for batch in batches:
+                loss(model(batch)).backward()
+            model.reduce_gradients()
+            ```
+        """
         self._passes.hold()
 
     def reshard(self) -> None:
-        """Reduce each rank to its part again, and keep the gradients that have come, as
-        no_sync() does. All ranks call it."""
+        """Reduce each rank to its part again, and keep the new gradients as no_sync() does.
+
+        All ranks call it.
+        """
         self._passes.let_go()
 
     def reduce_gradients(self) -> None:
-        """Average the gradients that have been added up under no_sync() or since unshard(), now,
-        and let each rank have its part. All ranks call it. Within no_sync() it leaves them for
-        later."""
+        """Average the gradients accumulated under no_sync() or since unshard(), and keep this
+        rank's part.
+
+        All ranks call it. Within no_sync() it leaves them for later.
+
+        Raises:
+            CommError: If the exchange among the ranks fails.
+
+        Example:
+            ```python
+            with model.no_sync():
+                for batch in batches:
+                    loss(model(batch)).backward()
+            model.reduce_gradients()
+            optimizer.step()
+            ```
+        """
         self._passes.reduce()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Call the model's zero_grad(), and drop what no_sync() has kept. An optimizer's
-        zero_grad() does not do the latter."""
+        """Call the model's zero_grad(), and drop what no_sync() has kept.
+
+        An optimizer's zero_grad() does not do the latter.
+
+        Args:
+            set_to_none: Whether to remove gradients instead of filling them with zeros.
+
+        Example:
+            ```python
+            optimizer.step()
+            model.zero_grad()
+            ```
+        """
         for unit in self._passes.units:
             unit.forget_kept()
         super().zero_grad(set_to_none)  # type: ignore[misc]
 
     def memory_stats(self) -> MemoryStats:
-        """Return the memory that the parameters take on this rank, in bytes."""
+        """Return the memory that the parameters take on this rank, in bytes.
+
+        Example:
+            ```python
+            print(f"{model.memory_stats().peak / 2**20:.0f} MiB at most")
+            ```
+        """
         laid = [each for unit in self._passes.units for each in unit.laid]
         sizes = [(f, self._framework.dtype(f.precision.own).itemsize) for f, _ in laid]
         own = sum(flat.own_size * size for flat, size in sizes)
@@ -172,15 +249,37 @@ class FullyShardedDataParallel(NoCopies):
         return MemoryStats(own, book.current, book.peak, whole - own, book.gathers, book.scatters)
 
     def local_sharding_ratio(self) -> float:
-        """Return this rank's share of all parameters, from 0 to 1."""
+        """Return this rank's share of all parameters, from 0 to 1.
+
+        Example:
+            ```python
+            model.local_sharding_ratio()  # about 0.25 with four ranks
+            ```
+        """
         laid = [flat for unit in self._passes.units for flat, _ in unit.laid]
         return sum(flat.own_size for flat in laid) / sum(flat.size for flat in laid)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> float:
-        """Scale all gradients so that their norm, as of one vector over all ranks, is at most
-        max_norm. Returns what it was. All ranks call it. Raises ConfigError for a model that is
-        sharded over a mesh as well, of which tr.clip_grad_norm_(model, max_norm, mesh) knows the
-        norm."""
+        """Scale all gradients so that their norm is at most `max_norm`, and return what it was.
+
+        The norm is that of the gradients as one vector over all ranks. All ranks call it.
+
+        Args:
+            max_norm: The largest norm that gradients keep.
+            norm_type: The exponent p of the norm; inf is the largest absolute value.
+
+        Raises:
+            ConfigError: For a model that is sharded over a mesh as well, of which
+                tr.clip_grad_norm_(model, max_norm, mesh) knows the norm.
+            CommError: If the exchange among the ranks fails.
+
+        Example:
+            ```python
+            loss(model(batch)).backward()
+            norm = model.clip_grad_norm_(1.0)
+            optimizer.step()
+            ```
+        """
         check_no_mesh(self.module)
         units = self._passes.units
         sharded = [each for unit in units if not unit.is_replicated for each in unit.gradients()]
@@ -195,11 +294,23 @@ class FullyShardedDataParallel(NoCopies):
 
     @contextmanager
     def summon_full_params(self, writeback: bool = True) -> Iterator[None]:
-        """Make all parameters whole in this block, which all ranks enter. Changes made there are
-        kept if writeback, those of each rank's own part by that rank. The model must not be called
-        there. A block within another one changes nothing.
+        """Make all parameters whole in this block, which all ranks enter.
 
-        Raises ConfigError after unshard()."""
+        The model must not be called there. A block within a different one changes nothing.
+
+        Args:
+            writeback: Whether changes made there are kept, those of each rank's own part by that
+                rank.
+
+        Raises:
+            ConfigError: After unshard().
+
+        Example:
+            ```python
+            with model.summon_full_params(writeback=False):
+                whole = model.module.weight.shape
+            ```
+        """
         passes, units = self._passes, self._passes.units
         if passes.training_state is TrainingState.SUMMON_FULL_PARAMS:
             yield
@@ -221,13 +332,46 @@ class FullyShardedDataParallel(NoCopies):
             passes.meet()
 
     def state_dict(self, *arguments: Any, **named: Any) -> Any:
-        """Return the model's state_dict(), with copies of whole parameters. All ranks call it."""
+        """Return the model's state_dict(), with copies of whole parameters. All ranks call it.
+
+        Args:
+            *arguments: As the model's state_dict().
+            **named: As the model's state_dict().
+
+        Raises:
+            ConfigError: After unshard().
+            CommError: If parameters are gathered and that fails.
+
+        Example:
+            ```python
+            state = model.state_dict()
+            if tr.get_rank() == 0:
+                torch.save(state, "model.pt")
+            ```
+        """
         with self.summon_full_params(writeback=False):
             return self.module.state_dict(*arguments, **named)
 
     def load_state_dict(self, state_dict: Any, *arguments: Any, **named: Any) -> Any:
-        """Take over what state_dict() gave, or the model's own unwrapped. All ranks call it.
-        Raises ConfigError for assign=True, which would leave nothing that is sharded."""
+        """Load what state_dict() returned, or what that of the unwrapped model did.
+
+        All ranks call it.
+
+        Args:
+            state_dict: The state.
+            *arguments: As the model's load_state_dict().
+            **named: As the model's load_state_dict().
+
+        Raises:
+            ConfigError: For assign=True, which would leave nothing that is sharded, and after
+                unshard().
+            CommError: If parameters are gathered and that fails.
+
+        Example:
+            ```python
+            model.load_state_dict(torch.load("model.pt", weights_only=True))
+            ```
+        """
         if named.get("assign") or (len(arguments) > 1 and arguments[1]):
             raise ConfigError(
                 "load_state_dict(assign=True) would put whole parameters in the place of those "
@@ -238,9 +382,17 @@ class FullyShardedDataParallel(NoCopies):
             return self.module.load_state_dict(state_dict, *arguments, **named)
 
     def sharded_state_dict(self, mesh: DeviceMesh | None = None) -> dict[str, Any]:
-        """Return all parameters as ShardedTensor, without copies of the values, and buffers as
-        they are, under the model's names. mesh: the mesh of the model's layouts, if it has any.
-        Raises ConfigError if they do not fit it."""
+        """Return all parameters as ShardedTensor, without copies of the values, and buffers
+        unchanged.
+
+        They have the model's names.
+
+        Args:
+            mesh: The mesh of the model's layouts, if it has any.
+
+        Raises:
+            ConfigError: If the layouts do not fit the mesh.
+        """
         pieces, layouts = self.pieces(), layouts_by_id(self.module)
 
         def piece(name: str, key: int) -> Piece:
@@ -256,8 +408,7 @@ class FullyShardedDataParallel(NoCopies):
         return {**named, **dict(self.module.named_buffers())}
 
     def pieces(self) -> dict[int, Piece]:
-        """Return the piece that this rank has of each parameter of the wrapped model, by the
-        parameter's id()."""
+        """Return the piece that this rank has of each parameter, by the parameter's id()."""
         return {
             id(parameter): flat.piece(number)
             for unit in self._passes.units
@@ -266,8 +417,7 @@ class FullyShardedDataParallel(NoCopies):
         }
 
     def sharded(self) -> dict[int, ProcessGroup]:
-        """Return the ranks that have different parts of each parameter that is cut, by the
-        parameter's id()."""
+        """Return the ranks that have different parts of each parameter that is cut, by its id()."""
         units = [unit for unit in self._passes.units if not unit.is_replicated]
         laid = [each for unit in units for each in unit.laid]
         return {id(each): memory.group for flat, memory in laid for each in flat.parameters}
@@ -326,14 +476,47 @@ def wrappers_of(model: Any) -> list[FullyShardedDataParallel]:
 
 
 def fsdp_wrap(module: Any, process_group: Any = None, config: FsdpConfig | None = None) -> Any:
-    """Return FullyShardedDataParallel(module, config=config, process_group=process_group)."""
+    """Return FullyShardedDataParallel(module, config=config, process_group=process_group).
+
+    Args:
+        module: The model.
+        process_group: The ranks, as FullyShardedDataParallel takes them.
+        config: How it is sharded.
+
+    Raises:
+        ConfigError: As FullyShardedDataParallel.
+        CommError: As FullyShardedDataParallel.
+
+    Example:
+        ```python
+        model = tr.fsdp_wrap(model, config=tr.FsdpConfig(cpu_offload=True))
+        ```
+    """
     return FullyShardedDataParallel(module, config=config, process_group=process_group)
 
 
 def auto_wrap_modules(
     module: Any, process_group: Any = None, auto_wrap_policy: AutoWrapPolicy | None = None
 ) -> Any:
-    """Return the model wrapped with units by this policy, or by size if it is None."""
+    """Wrap the model in FullyShardedDataParallel, with units by a policy.
+
+    Args:
+        module: The model.
+        process_group: The ranks, as FullyShardedDataParallel takes them.
+        auto_wrap_policy: The policy; None is by size.
+
+    Returns:
+        The wrapped model.
+
+    Raises:
+        ConfigError: As FullyShardedDataParallel.
+        CommError: As FullyShardedDataParallel.
+
+    Example:
+        ```python
+        model = tr.auto_wrap_modules(model, auto_wrap_policy=tr.NoAutoWrap())
+        ```
+    """
     config = FsdpConfig()
     if auto_wrap_policy is not None:
         config = replace(config, auto_wrap_policy=auto_wrap_policy)
@@ -341,15 +524,24 @@ def auto_wrap_modules(
 
 
 def register_fsdp_forward_method(model: FullyShardedDataParallel, method_name: str) -> None:
-    """Let a method of the model's module compute with whole parameters, as its forward() does;
-    after torch's function of this name. All ranks call the method alike:
+    """Let a method of the model's module compute with whole parameters, as its forward() does.
 
+    It is like torch's function of this name. All ranks call the method alike. A method that calls
+    the module itself, as generate() of transformers, or modules of it that are units, needs it only
+    where it uses other parameters as well.
+
+    Args:
+        model: The sharded model.
+        method_name: The method's name.
+
+    Raises:
+        ConfigError: If `model` is no FullyShardedDataParallel, or has no such method.
+
+    Example:
+        ```python
         tr.register_fsdp_forward_method(model, "encode")
         loss(model.encode(batch)).backward()
-
-    A method that calls the module itself, as generate() of transformers, or modules of it that are
-    units, needs it only where it uses other parameters as well. Raises ConfigError for what is no
-    sharded model, or has no such method.
+        ```
     """
     if not isinstance(model, FullyShardedDataParallel):
         raise ConfigError(

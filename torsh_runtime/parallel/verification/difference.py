@@ -20,6 +20,7 @@ class Difference:
     """Describes one value that differs from that of one process."""
 
     kind: Kind
+    """The kind of value, such as "gradient"."""
     name: str
     """Name of the module or parameter in the model that is not spread."""
     rank: int
@@ -39,12 +40,19 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """Holds the result of verify(), the same on all ranks. True if nothing differs."""
+    """Holds the result of verify(), the same on all ranks. True if nothing differs.
+
+    Example:
+        ```python
+        result = tr.verify(model, mesh, plan, batch)
+        assert result, str(result)
+        ```
+    """
 
     compared: int
     """Number of values that were compared."""
     differences: tuple[Difference, ...] = field(default=())
-    """The first of each kind and name, in the order of the computation."""
+    """The first difference of each kind and name, in the order of the computation."""
 
     def __bool__(self) -> bool:
         return not self.differences

@@ -61,33 +61,51 @@ def verify(
 ) -> Verification:
     """Run the model as it is beside a copy that is spread, and compare all that both compute.
 
-    model: of torch or torsh_runtime.nn, the same on all ranks, small enough that each rank can hold
-        it twice. It stays as it is.
-    mesh: whose ranks call this together; a group, or None for the default one, is an axis "tp".
-    plan: as parallelize() takes; or a function that spreads the model that it is given and returns
-        it, with wrappers (DistributedDataParallel, FullyShardedDataParallel) or without, or returns
-        a PipelineParallel along the mesh's axis "pp".
-    batch, target: arguments of the model and the loss, a tensor or a tuple of them, the same on
-        all ranks. Along data_axes each rank takes its rows, and along context_axis its tokens of
-        them (dimension 1), as context_shard() does.
-    loss: (outputs, target) -> a number, of the whole model; of the spread one, too, unless that is
-        a pipeline or there is a step. None: the outputs are weighed with fixed random numbers.
-    step: (what plan returned, this rank's batch, its target) -> this rank's loss: all that the
-        training does until gradients are final, with what averages them. None: a forward and a
-        backward pass, or the pipeline's step(); what no wrapper averages is averaged here. The mean
-        of the losses along the axes of data is that of the whole batch.
-    norm: gives the norm of the gradients of what plan returned; None: clip_grad_norm_() on the
-        mesh.
-    tolerance: of differences, relative to the size of such values; None: from the dtype.
-
     Compared are parameters, outputs of modules, losses, the outputs' gradients, those of the
     parameters, and the norm; of pipelines the outputs of all microbatches together. And dropout:
     with nn its masks are those of one process, with torch masks must be alike on ranks that have
     the same and must not be on ranks that have parts.
 
-    Returns what differs, the same on all ranks. Raises what the model, the plan and the step raise,
-    and ConfigError for a batch whose rows the data axes do not divide, and without a loss for a
-    pipeline or a step.
+    Args:
+        model: A model of torch or torsh_runtime.nn, the same on all ranks, small enough that each
+            rank can hold it twice. It stays as it is.
+        mesh: The ranks, which call this together; a group, or None for the default one, is an axis
+            "tp".
+        plan: A plan as parallelize() takes it; or a function that spreads the model that it is
+            given and returns it, with wrappers (DistributedDataParallel, FullyShardedDataParallel)
+            or without, or returns a PipelineParallel along the mesh's axis "pp".
+        batch: The arguments of the model, a tensor or a tuple of them, the same on all ranks. Along
+            data_axes each rank takes its rows, and along context_axis its tokens of them (dimension
+            1), as context_shard() does.
+        target: The arguments of the loss, in the same form.
+        loss: A function (outputs, target) -> a number, of the whole model; of the spread one, too,
+            unless that is a pipeline or there is a step. None: the outputs are weighed with fixed
+            random numbers.
+        step: A function (what plan returned, this rank's batch, its target) -> this rank's loss:
+            all that the training does until gradients are final, with what averages them. None: a
+            forward and a backward pass, or the pipeline's step(); what no wrapper averages is
+            averaged here. The mean of the losses along the axes of data is that of the whole batch.
+        data_axes: The mesh's axes along which ranks have different rows.
+        context_axis: The mesh's axis along which ranks have different tokens.
+        norm: A function that returns the norm of the gradients of what plan returned; None is
+            clip_grad_norm_() on the mesh.
+        tolerance: The largest difference, relative to the size of such values; None: from the
+            dtype.
+
+    Returns:
+        What differs, the same on all ranks.
+
+    Raises:
+        ConfigError: For a batch whose rows the data axes do not divide, and without a loss for a
+            pipeline or a step.
+        Exception: What the model, the plan and the step raise.
+
+    Example:
+        ```python
+        plan = {"blocks.*.mlp.up": tr.Column(), "blocks.*.mlp.down": tr.Row()}
+        result = tr.verify(model, mesh, plan, batch)
+        print(result)
+        ```
     """
     whole_mesh = mesh if isinstance(mesh, DeviceMesh) else _of_one_axis(group_of(mesh))
     inputs = batch if isinstance(batch, tuple) else (batch,)
