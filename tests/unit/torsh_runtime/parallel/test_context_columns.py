@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from torsh_runtime.parallel.context.columns import Columns
-from torsh_runtime.parallel.context.kernels import Kernel, Products
+from torsh_runtime.parallel.context.kernels import Columns, Kernel, Products
 from torsh_runtime.parallel.operations import cast
 
 needs_torch = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch")
