@@ -93,7 +93,7 @@ def of_one_process(case: Case, kind: Framework, ranks: int) -> dict[str, Array]:
     layer = kind.layer(case, single(), None)
     tokens, factors = (np.concatenate(each, axis=1)[0] for each in inputs(ranks))
     leaf = kind.tensor(tokens, True)
-    scores = layer.functional.softmax(layer.functional.linear(leaf, layer.router), -1)
+    scores = layer.port.functional.softmax(layer.port.functional.linear(leaf, layer.router), -1)
     plain = np.array(scores.detach())
     chosen = np.argsort(np.argsort(-plain, axis=1, kind="stable"), axis=1) < case.top_k
     gates = scores * kind.tensor(chosen * 1.0)
