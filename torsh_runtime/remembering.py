@@ -15,5 +15,6 @@ def remembered(
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Return lru_cache(maxsize, typed). A checker sees the function's own parameters, where
     lru_cache() takes any."""
-    found: Any = lru_cache(maxsize, typed)
-    return found  # type: ignore[no-any-return]
+    decorator: Any = lru_cache(maxsize, typed)
+    found: Callable[[Callable[P, R]], Callable[P, R]] = decorator
+    return found

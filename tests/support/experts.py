@@ -100,7 +100,7 @@ def of_one_process(case: Case, kind: Framework, ranks: int) -> dict[str, Array]:
     if case.top_k > 1:
         gates = gates / gates.sum(-1, keepdim=True)
     gates = gates * kind.tensor(assigned(case, plain) * 1.0)
-    activate, total = getattr(layer.functional, case.activation), None
+    activate, total = getattr(layer.port.functional, case.activation), None
     for expert in range(case.num_experts):
         hidden = leaf @ layer.up[expert].T
         first = activate(hidden[:, :8])

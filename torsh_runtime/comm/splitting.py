@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, Protocol
+
+
+class _Sliceable(Protocol):
+    """Declares what is used of an array."""
+
+    @property
+    def shape(self) -> Sequence[int]:
+        """Return the sizes of the dimensions."""
+
+    def __getitem__(self, rows: slice, /) -> object: ...
 
 
 def parts(
@@ -70,5 +80,8 @@ def cut(name: str, array: object, sizes: Sequence[int] | None, count: int) -> li
     return [view[begin:end] for begin, end in pairwise(accumulate(sizes, initial=0))]
 
 
-def _sliceable(array: object) -> Any:
-    return array if hasattr(array, "shape") else memoryview(array)  # type: ignore[arg-type]
+def _sliceable(array: object) -> _Sliceable:
+    given: Any = array
+    found: Any = given if hasattr(array, "shape") else memoryview(given)
+    sliceable: _Sliceable = found
+    return sliceable

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.framework import Module
 from torsh_runtime.layout import Piece, TensorLayout
 from torsh_runtime.mesh.mesh import DeviceMesh
+
+W = TypeVar("W")
 
 OF_ONE_MODULE = frozenset(
     {
@@ -201,16 +203,18 @@ def part_of(
     return held.part(part.start, part.end)
 
 
-def cut(whole: Any, piece: Piece) -> Any:
+def cut(whole: W, piece: Piece) -> W:
     """Return the piece's elements of a whole array or tensor, in the piece's shape: a view if it
     is one box, else a copy. Raises ConfigError for a whole of a different shape, or a part of a
     box."""
-    if tuple(whole.shape) != piece.global_shape or not piece.is_box:
-        raise ConfigError(f"{piece} cannot be cut out of a tensor of shape {tuple(whole.shape)}")
+    found: Any = whole
+    if tuple(found.shape) != piece.global_shape or not piece.is_box:
+        raise ConfigError(f"{piece} cannot be cut out of a tensor of shape {tuple(found.shape)}")
     for dim in range(len(piece.shape)):
         spans = piece.spans_of(dim)
         index: Any = slice(*spans[0])
         if len(spans) > 1:
             index = [at for span in spans for at in range(*span)]
-        whole = whole[(slice(None),) * dim + (index,)]
-    return whole
+        found = found[(slice(None),) * dim + (index,)]
+    cut_out: W = found
+    return cut_out

@@ -167,7 +167,9 @@ def draws(module: Module) -> bool:
     )
 
 
-def _drawn(layout: TensorLayout, piece: Piece, source: Any, shape: tuple[int, ...]) -> Any:
+def _drawn(
+    layout: TensorLayout, piece: Piece, source: np.random.Generator, shape: tuple[int, ...]
+) -> Any:
     """Return this rank's part of the numbers that one process draws for the whole tensor, row by
     row."""
     if shape != piece.shape:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 
 from torsh_runtime.backends.base import PremulSum, Reduce, ReduceOp
 from torsh_runtime.enumerations import DTYPES
+from torsh_runtime.remembering import remembered
 
 Array = NDArray[Any]
 
@@ -105,13 +105,13 @@ def check_reducible(dtype: str, op: Reduce) -> ReduceOp:
     return kind
 
 
-@lru_cache(maxsize=256, typed=True)
+@remembered(maxsize=256, typed=True)
 def reduction_of(dtype: np.dtype[Any], op: Reduce) -> ReduceOp:
     """Return check_reducible() of an array's dtype."""
     return check_reducible(str(dtype), op)
 
 
-@lru_cache(maxsize=256)
+@remembered(maxsize=256)
 def encoding(dtype: np.dtype[Any], op: Reduce, ranks: int) -> Encoding:
     """Return the encoding for a library that has all integers, float32, float64 and complex
     numbers.

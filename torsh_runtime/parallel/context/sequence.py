@@ -16,7 +16,6 @@ on either side of these a rectangle that is masked.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
 from itertools import accumulate, groupby, pairwise, product
 from typing import Any, NamedTuple
 
@@ -29,6 +28,7 @@ from torsh_runtime.parallel import regions
 from torsh_runtime.parallel.groups import group_of
 from torsh_runtime.parallel.operations import joined
 from torsh_runtime.parallel.regions.arrays import part
+from torsh_runtime.remembering import remembered
 
 
 class Span(NamedTuple):
@@ -41,7 +41,7 @@ class Span(NamedTuple):
     length: int
 
 
-@lru_cache(maxsize=256)
+@remembered(maxsize=256)
 def chunks(length: int, ranks: int, rank: int) -> tuple[Span, Span]:
     """Return the early and the late chunk of a rank. ConfigError if there are too few tokens."""
     if 1 < ranks > length // 2:
@@ -59,7 +59,7 @@ def lengths(length: int, ranks: int) -> tuple[int, ...]:
     return tuple(sum(span.length for span in chunks(length, ranks, rank)) for rank in range(ranks))
 
 
-@lru_cache(maxsize=256)
+@remembered(maxsize=256)
 def seen(length: int, ranks: int, is_causal: bool) -> tuple[tuple[int, ...], ...]:
     """Return for each rank how many of its tokens, counted from its first, each rank looks at."""
     sizes = lengths(length, ranks)
@@ -214,7 +214,7 @@ class Task(NamedTuple):
     """None: queries look at all keys, or as `is_causal` says."""
 
 
-@lru_cache(maxsize=1024)
+@remembered(maxsize=1024)
 def tasks(
     length: int, ranks: int, rank: int, source: int, documents: Documents, is_causal: bool
 ) -> tuple[Task, ...]:
@@ -288,7 +288,7 @@ class Sight(NamedTuple):
         return (0 if self.is_causal else -most), most
 
 
-@lru_cache(maxsize=1024)
+@remembered(maxsize=1024)
 def banded_tasks(length: int, ranks: int, rank: int, source: int, sight: Sight) -> tuple[Task, ...]:
     """Return the tasks of a rank's queries among the source's keys.
 
@@ -372,7 +372,7 @@ def _end(span: Span) -> int:
     return span.first + span.length
 
 
-@lru_cache(maxsize=1024)
+@remembered(maxsize=1024)
 def needed(length: int, ranks: int, rank: int, source: int, sight: Sight) -> tuple[slice, ...]:
     """Return which of the source's tokens the rank needs: one slice at most of each chunk."""
     found, every = [], banded_tasks(length, ranks, rank, source, sight)

@@ -154,8 +154,8 @@ def dealt(batch: Any) -> int:
     """Return how many rows are divided into microbatches; 0 if the batch is not, or cannot be."""
     if batch is None or isinstance(batch, list):
         return 0
-    sizes = {each.shape[0] for each in _members(batch) if len(getattr(each, "shape", ()))}
-    return int(max(sizes, default=0))
+    shapes: list[Sequence[int]] = [getattr(each, "shape", ()) for each in _members(batch)]
+    return int(max((shape[0] for shape in shapes if len(shape)), default=0))
 
 
 def check_together(inputs: int, targets: int, count: int) -> None:
