@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from torsh_runtime.backends.operation import Op, PremulSum, ReduceOp
 from torsh_runtime.enumerations import DTYPES, PATHS
@@ -18,6 +18,9 @@ from torsh_runtime.monitoring.layout import RECORDED
 from torsh_runtime.monitoring.notes import Group, ranges
 from torsh_runtime.monitoring.recording import Recording, own_recording
 from torsh_runtime.status import number_of
+
+if TYPE_CHECKING:
+    from torsh_runtime.backends.native._native import LibraryOperation
 
 _BYTES: Final = DTYPES.index("uint8")
 _DTYPES: Final = {name: number for number, name in enumerate(DTYPES)}
@@ -116,7 +119,7 @@ class GroupRecorder:
         self._messages[operation, peer] += 1
         return self._messages[operation, peer]
 
-    def enter_wait(self, awaited: NotedOperation) -> Any:
+    def enter_wait(self, awaited: NotedOperation) -> LibraryOperation:
         """Note a wait for the operation, which leave(has_failed) of the result ends."""
         return self._native.LibraryOperation(
             self._made, _KINDS["wait"], 0, 0, -1, awaited.entry, 0, awaited.sequence, False
@@ -144,7 +147,7 @@ class NotedOperation:
         self,
         recorder: GroupRecorder,
         operation: str,
-        entry: Any,
+        entry: LibraryOperation,
         sequence: int,
         in_background: bool,
     ) -> None:

@@ -23,8 +23,6 @@ _ROOTED = {"broadcast": "src", "scatter": "src", "reduce": "dst", "gather": "dst
 
 _REFUSALS = {
     FailureKind.CLOSED: "the process group is closed; make a new one",
-    FailureKind.BUSY: "another thread of this process has used the group for over {seconds:g} s, "
-    "so this operation was not begun; give each thread a group of its own",
     FailureKind.NESTED: "a signal handler called a collective while it had interrupted another one "
     "of the same group; set a flag in the handler instead",
     FailureKind.FORKED: "this process is a fork of a rank and no rank itself; call collectives in "
@@ -125,8 +123,13 @@ def _error(
                 f"rank {rank} aborted the group during {named_operation(op, sequence)}"
                 f"{peers.named([rank], ' ({})')}. Destroy the process group and make a new one."
             )
+        case FailureKind.BUSY:
+            return CommAborted(
+                f"another thread of this process has used the group for over {seconds:g} s, so "
+                f"this operation was not begun; give each thread a group of its own"
+            )
         case _:
-            return CommAborted(_REFUSALS[FailureKind(kind)].format(seconds=seconds))
+            return CommAborted(_REFUSALS[FailureKind(kind)])
 
 
 def _stopped(processes: Mapping[int, int], ranks: Sequence[int]) -> str:

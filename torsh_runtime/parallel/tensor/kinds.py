@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from types import FunctionType, MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -156,13 +156,15 @@ class StandIn:
     def __init__(self, module: object, tensors: Mapping[str, Any]) -> None:
         self._module, self._tensors = module, tensors
 
-    def __getattr__(self, name: str) -> Any:
-        if name in self._tensors:
-            return self._tensors[name]
-        found = getattr(type(self._module), name, None)
-        if isinstance(found, FunctionType):
-            return MethodType(found, self)
-        return getattr(self._module, name)
+    if not TYPE_CHECKING:  # a checker would take any name
+
+        def __getattr__(self, name: str) -> Any:
+            if name in self._tensors:
+                return self._tensors[name]
+            found = getattr(type(self._module), name, None)
+            if isinstance(found, FunctionType):
+                return MethodType(found, self)
+            return getattr(self._module, name)
 
 
 def has_stand_in(kind: type) -> bool:

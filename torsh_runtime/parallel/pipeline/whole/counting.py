@@ -36,7 +36,7 @@ def counted_by(model: Callable[..., Any], example: Call) -> Callable[[Call], flo
 
 
 def _fitting(
-    rules: list[Rule], labels: list[torch.Tensor], losses: list[Any], model: Any
+    rules: list[Rule], labels: list[torch.Tensor], losses: list[torch.Tensor], model: Any
 ) -> Callable[[Call], float] | None:
     """Return the only rule by which the last of these losses follows from the others, or None."""
     one, other, found = (float(each.detach()) for each in losses)
