@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, overload
 
 from numpy.typing import NDArray
 
+from torsh_runtime.framework.functional import Functional
 from torsh_runtime.framework.operations import JointOperation, Operation
 from torsh_runtime.framework.parts import Part, Same
 from torsh_runtime.framework.values import DType
@@ -64,6 +65,20 @@ class Tensor(Protocol):
 
     def item(self) -> Any:
         """Return the only element as a number."""
+
+    def reshape(self, *shape: int) -> Tensor:
+        """Return the same elements in a different shape."""
+
+    @overload
+    def sum(self) -> Tensor:
+        """Return the sum of all elements, or those along a dimension."""
+
+    @overload
+    def sum(self, dim: int, /) -> Tensor: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, key: Any, /) -> Tensor: ...
 
     def detach(self) -> Tensor:
         """Return a tensor of the same memory in no graph."""
@@ -137,21 +152,6 @@ class Module(Protocol):
 
     def register_forward_hook(self, hook: Callable[..., Any]) -> Handle:
         """Call hook(module, inputs, outputs) after forward()."""
-
-
-class Functional(Protocol):
-    """Declares the functions of layers that both frameworks have."""
-
-    gelu: Callable[[Any], Any]
-    relu: Callable[[Any], Any]
-    silu: Callable[[Any], Any]
-    linear: Callable[..., Any]
-    softmax: Callable[[Any, int], Any]
-    embedding: Callable[[Any, Any, int | None], Any]
-    dropout: Callable[[Any, float, bool], Any]
-    layer_norm: Callable[..., Any]
-    rms_norm: Callable[..., Any]
-    scaled_dot_product_attention: Callable[..., Any]
 
 
 T = TypeVar("T")

@@ -204,7 +204,7 @@ class MixtureOfExperts:
         """Return this rank's position along the axis."""
         return {self.ranks.name: self.ranks.experts.rank}
 
-    def forward(self, input: Any) -> tuple[Any, Any]:
+    def forward(self, input: Tensor) -> tuple[Any, Any]:
         """Return the mixed outputs, and the auxiliary loss.
 
         The auxiliary loss is one number that is equal on all ranks: 1 if all experts get the same
@@ -242,7 +242,7 @@ class MixtureOfExperts:
             balance = self._balance(scores, everyone, chosen.shape[1])
         return found.reshape(input.shape), balance
 
-    def _scored(self, tokens: Any) -> tuple[Indices, Any, Any]:
+    def _scored(self, tokens: Tensor) -> tuple[Indices, Any, Any]:
         """Return the experts of each token, their weights, and scores of all experts."""
         router = shared_by(self.router, self.ranks.parts)
         scores = self.port.functional.softmax(self.port.functional.linear(tokens, router), -1)
@@ -252,7 +252,7 @@ class MixtureOfExperts:
             weights = weights / weights.sum(-1, keepdim=True)
         return chosen, weights, scores
 
-    def _asked(self, tokens: Any) -> tuple[Indices, Any, Any]:
+    def _asked(self, tokens: Tensor) -> tuple[Indices, Any, Any]:
         """Return experts, weights and scores of the user's router; scores may be None. Raises
         ConfigError for wrong shapes."""
         router: Any = self.router
@@ -287,7 +287,7 @@ class MixtureOfExperts:
             hidden = activate(hidden)
         return applied(grouped, hidden, self.ranks.averaged(self.down))
 
-    def _balance(self, scores: Any, everyone: Indices, top_k: int) -> Any:
+    def _balance(self, scores: Tensor, everyone: Indices, top_k: int) -> Any:
         """Return experts · Σ (its part of all assignments · the mean of its scores over all
         tokens), after Fedus et al."""
         total = max(int(everyone.sum()), 1)
@@ -299,7 +299,7 @@ class MixtureOfExperts:
             own = regions.applied(own, Scaled(1 / self.ranks.parts.world_size))
         return (regions.copy(regions.reduce(own, group), group) * parts).sum()
 
-    def _check(self, input: Any) -> None:
+    def _check(self, input: Tensor) -> None:
         """Raise ConfigError on all ranks unless the inputs fit on all."""
         is_fit = len(input.shape) and input.shape[-1] == self.embed_dim
         text = f"{input.dtype}, {'with' if is_recorded(input, self.up) else 'without'} gradients"
@@ -318,7 +318,7 @@ class MixtureOfExperts:
             others = [each for each in self.ranks.beside if each is not group]
             self.ranks, self._has_compared = replace(self.ranks, beside=(*others, group)), False
 
-    def _compare_first(self, tokens: Any) -> None:
+    def _compare_first(self, tokens: Tensor) -> None:
         """Raise ConfigError on all ranks if ranks that should have the same tokens differ, or
         the other way round."""
         if self._has_compared:
@@ -331,7 +331,7 @@ class MixtureOfExperts:
             if said:
                 raise ConfigError(f"MixtureOfExperts: {said}")
 
-    def _are_same(self, tokens: Any, group: ProcessGroup) -> bool | None:
+    def _are_same(self, tokens: Tensor, group: ProcessGroup) -> bool | None:
         """Return whether the ranks of a group have the same tokens, or None if the tokens do not
         tell."""
         own = np.zeros((2 * _LOOKED_AT, self.embed_dim))

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.framework import Tensor
 from torsh_runtime.layout import Shard
 from torsh_runtime.parallel.tensor.axis import Axis, axis_of
 from torsh_runtime.parallel.tensor.cuts import QueryHeads, cuts, sharded
@@ -161,7 +162,7 @@ class ParallelAttention(_Heads):
             setattr(self, name, made)
         self.out_proj = row(embed, embed, bias, key_value_heads=keys, **named)
 
-    def forward(self, input: Any, attn_mask: Any = None, is_causal: bool = False) -> Any:
+    def forward(self, input: Tensor, attn_mask: Any = None, is_causal: bool = False) -> Any:
         """Return attention over an input of shape (…, L, embed_dim), in the same shape.
 
         Args:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.framework import Tensor
 from torsh_runtime.layout import Shard
 from torsh_runtime.parallel import regions
 from torsh_runtime.parallel.tensor.axis import Axis
@@ -28,7 +29,7 @@ class ColumnParallelEmbedding(Layer):
         unit = unit_of(entry, size, axis.size)
         return {"weight": sharded(size, axis.size, unit, entry.sections, 1)}
 
-    def forward(self, indices: Any) -> Any:
+    def forward(self, indices: Tensor) -> Any:
         """Look up rows. indices: integers of any shape, equal on all ranks."""
         self._compare_first(indices)
         found = self.functional.embedding(indices, self.weight, self.padding_idx)
@@ -98,7 +99,7 @@ class VocabParallelEmbedding(Layer):
         is_here = padding is not None and self.start <= padding < self.end
         self.own_padding = padding - self.start if padding is not None and is_here else None
 
-    def forward(self, indices: Any) -> Any:
+    def forward(self, indices: Tensor) -> Any:
         """Look up rows.
 
         Args:

@@ -10,6 +10,7 @@ from typing import Any
 
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.comm.keys import own_keys
+from torsh_runtime.framework import Tensor
 from torsh_runtime.nn.graph import needs_gradient
 from torsh_runtime.parallel import regions
 
@@ -34,7 +35,7 @@ class GatheredInput:
         self.has_compared = False
         """Whether ranks know that what came first is the same on all."""
 
-    def __call__(self, tensor: Any, group: ProcessGroup, sequence_dim: int | None) -> Any:
+    def __call__(self, tensor: Tensor, group: ProcessGroup, sequence_dim: int | None) -> Any:
         """Return what each rank may use in its own way: the tensor, or, with a sequence_dim, all
         ranks' parts of it along that."""
         if group.world_size == 1:
@@ -42,10 +43,11 @@ class GatheredInput:
         if regions.is_traced():
             from torsh_runtime.parallel.tensor import traced
 
-            return traced.entered(tensor, group, sequence_dim)
+            given: Any = tensor  # of torch, as graphs are
+            return traced.entered(given, group, sequence_dim)
         return self._let_in(tensor, group, sequence_dim)
 
-    def _let_in(self, tensor: Any, group: ProcessGroup, sequence_dim: int | None) -> Any:
+    def _let_in(self, tensor: Tensor, group: ProcessGroup, sequence_dim: int | None) -> Any:
         state = (sequence_dim, self._state_of(tensor))
         if self._known() is tensor and self._state == state:
             return self._entered
@@ -61,13 +63,13 @@ class GatheredInput:
             self._entered = entered
         return entered
 
-    def _copied(self, tensor: Any, group: ProcessGroup) -> Any:
+    def _copied(self, tensor: Tensor, group: ProcessGroup) -> Any:
         return regions.copy(tensor, group)
 
-    def _gathered(self, tensor: Any, group: ProcessGroup, dim: int) -> Any:
+    def _gathered(self, tensor: Tensor, group: ProcessGroup, dim: int) -> Any:
         return regions.all_gather(tensor, group, dim)
 
-    def _state_of(self, tensor: Any) -> object:
+    def _state_of(self, tensor: Tensor) -> object:
         """Return a value that changes when the same tensor has to enter anew. None means that
         this is unknown: the memory of a tensor that is in no graph may be written to without a
         trace."""

@@ -16,7 +16,7 @@ from torsh_runtime.comm.agreement import Attempt, agree
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.framework import Module, Tensor, framework_of
-from torsh_runtime.framework.protocol import Functional
+from torsh_runtime.framework.functional import Functional
 from torsh_runtime.layout import Shard
 from torsh_runtime.parallel import regions
 from torsh_runtime.parallel.agreement import SAME_VALUES, values_told
@@ -312,7 +312,7 @@ class ColumnParallelLinear(Layer):
         shard: Any = lie["weight"].axes[0][2] if lie else None
         self.sizes = sizes(shard) if lie else ()
 
-    def forward(self, input: Any) -> Any:
+    def forward(self, input: Tensor) -> Any:
         """Return this rank's output features, or all of them if they are gathered.
 
         Args:
@@ -440,7 +440,7 @@ class RowParallelLinear(Layer):
         shard: Any = lie["weight"].axes[0][2]
         self.sizes, self.was_called = sizes(shard), False
 
-    def forward(self, input: Any) -> Any:
+    def forward(self, input: Tensor) -> Any:
         """Return the sum over ranks.
 
         Args:

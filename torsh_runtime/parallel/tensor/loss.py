@@ -11,6 +11,7 @@ import numpy as np
 
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.framework import Tensor
 from torsh_runtime.framework.operations import Operation
 from torsh_runtime.framework.values import Functions, is_tensor
 from torsh_runtime.parallel import regions
@@ -24,7 +25,7 @@ _REDUCTIONS = ("mean", "sum", "none")
 
 
 def vocab_parallel_cross_entropy(
-    input: Any,
+    input: Tensor,
     target: Any,
     mesh: Any = None,
     *,
@@ -82,7 +83,7 @@ def vocab_parallel_cross_entropy(
     return losses.sum() / (kept.sum() if reduction == "mean" else 1)
 
 
-def _own_classes(axis: Axis, input: Any, num_classes: int | None) -> tuple[int, int, int]:
+def _own_classes(axis: Axis, input: Tensor, num_classes: int | None) -> tuple[int, int, int]:
     """Return this rank's first class, the one after its last, and the number of all. Raises
     ConfigError on all ranks if num_classes is None and they all have the same scores."""
     if num_classes is None:

@@ -39,7 +39,7 @@ class LayerNormOnPart(NormOnPart):
     normalized_shape: tuple[int, ...]
     eps: float
 
-    def forward(self, input: Any) -> Any:
+    def forward(self, input: Tensor) -> Any:
         """Normalize an input of shape (…, *normalized_shape)."""
         weight, bias = self._shared(self.weight), self._shared(self.bias)
         return self.functional.layer_norm(input, self.normalized_shape, weight, bias, self.eps)
@@ -51,7 +51,7 @@ class RMSNormOnPart(NormOnPart):
     normalized_shape: tuple[int, ...]
     eps: Any
 
-    def forward(self, input: Any) -> Any:
+    def forward(self, input: Tensor) -> Any:
         """Normalize an input of shape (…, *normalized_shape)."""
         weight = self._shared(self.weight)
         return self.functional.rms_norm(input, self.normalized_shape, weight, self.eps)
@@ -62,7 +62,7 @@ class EmbeddingOnPart(_OnPart):
 
     padding_idx: int | None
 
-    def forward(self, indices: Any) -> Any:
+    def forward(self, indices: Tensor) -> Any:
         """Return this rank's part of the rows. indices: integers of any shape, equal on all
         ranks."""
         found = self.functional.embedding(indices, self.weight, self.padding_idx)
@@ -76,7 +76,7 @@ class DropoutOnPart(_OnPart):
 
     p: float
 
-    def forward(self, input: Any) -> Any:
+    def forward(self, input: Tensor) -> Any:
         """Apply dropout to an input of any shape."""
         if not self.training or not self.p:
             return input

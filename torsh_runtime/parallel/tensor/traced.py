@@ -32,15 +32,15 @@ class _Entrance(GatheredInput):
     program uses the same.
     """
 
-    def _copied(self, tensor: Tensor, group: ProcessGroup) -> Tensor:
+    def _copied(self, tensor: Any, group: ProcessGroup) -> Tensor:
         return traced.applied(tensor, Copy(group))
 
-    def _gathered(self, tensor: Tensor, group: ProcessGroup, dim: int) -> Tensor:
+    def _gathered(self, tensor: Any, group: ProcessGroup, dim: int) -> Tensor:
         dim %= tensor.dim()
         sizes = (tensor.shape[dim],) * group.world_size
         return traced.applied(tensor, AllGather(group, dim, sizes))
 
-    def _state_of(self, tensor: Tensor) -> object:
+    def _state_of(self, tensor: Any) -> object:
         if isinstance(tensor, FakeTensor) or not tensor.requires_grad:
             return None  # where shapes alone matter, an operator may not give the same tensor twice
         return tensor._version, id(tensor.grad_fn)
