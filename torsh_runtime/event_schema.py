@@ -8,23 +8,23 @@ from typing import NamedTuple
 
 
 class Fact(NamedTuple):
-    """One thing that an event tells."""
+    """Describes a fact that events contain."""
 
     type: str
     """"integer", "number", "text", "boolean", or the lists "integers" and "texts"."""
     text: str
-    """What it is, with its unit and what 0 or "" means."""
+    """Meaning of the fact, with its unit and the meaning of 0 or ""."""
     choices: tuple[str, ...] = ()
-    """The values that a text may have; () is any."""
+    """The values that a text may have; () for any."""
 
 
 class Kind(NamedTuple):
-    """What events of one name have in common."""
+    """Describes the events of one name."""
 
     text: str
-    """When it happens."""
+    """Description of when the event happens."""
     facts: Mapping[str, Fact]
-    """What it tells, by name."""
+    """The facts of the event, by name."""
 
 
 _RANK = Fact("integer", "Rank among all workers.")
@@ -312,4 +312,4 @@ SCHEMA: Mapping[str, Kind] = {
         {"count": Fact("integer", "How many.")},
     ),
 }
-"""All events, by name, roughly in the order in which they happen."""
+"""The events, by name, roughly in the order in which they happen."""

@@ -23,7 +23,8 @@ State = dict[str, torch.Tensor]
 
 
 class Net(nn.Module):
-    """Linear layers, of which two have one weight and one is frozen in part."""
+    """Linear layers, of which two have one weight and one is frozen in part, and a scale that has
+    no dimensions."""
 
     def __init__(self, reentrant: bool | None = None, ties: bool = True) -> None:
         super().__init__()
@@ -34,6 +35,7 @@ class Net(nn.Module):
         if ties:
             self.tied.weight = self.inner[0].weight
         self.last.bias.requires_grad_(False)
+        self.scale = nn.Parameter(torch.tensor(1.25))
         self.reentrant = reentrant
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -42,7 +44,7 @@ class Net(nn.Module):
             hidden = self.inner(hidden)
         else:
             hidden = checkpoint(self.inner, hidden, use_reentrant=self.reentrant)
-        return self.last(torch.tanh(self.tied(hidden)))
+        return self.last(self.scale * torch.tanh(self.tied(hidden)))
 
 
 @dataclass(frozen=True)

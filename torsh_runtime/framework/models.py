@@ -44,7 +44,7 @@ def kind_of(tensor: Tensor | Values) -> Kind:
 
 def shaped(flat: V, start: int, shape: tuple[int, ...]) -> V:
     """View the elements from `start` on, row-major in this shape."""
-    return flat[start : start + math.prod(shape)].reshape(*shape)
+    return flat[start : start + math.prod(shape)].reshape(shape)
 
 
 def flat_memory(like: Tensor, size: int, group: ProcessGroup, dtype: str) -> Values:

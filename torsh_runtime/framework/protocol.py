@@ -44,7 +44,7 @@ class Values(Protocol):
     def nbytes(self) -> int:
         """Return the size of all elements in bytes."""
 
-    def reshape(self, *shape: int) -> Self:
+    def reshape(self, shape: tuple[int, ...], /) -> Self:
         """Return the same elements in a different shape, in the same memory if their order
         allows it."""
 
