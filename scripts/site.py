@@ -1,0 +1,198 @@
+"""Builds the documentation's site; see scripts/docs, which has what this needs.
+
+The pages are those of docs/, with two differences. Links to files of the repository outside docs/
+lead to copies of them, and the reference pages are made here of torsh_runtime's table of public
+names, so that none can be missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from os.path import relpath
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "build" / "docs"
+SITE = ROOT / "build" / "site"
+
+REFERENCE = {
+    "collectives": ("Collectives", ("comm.",)),
+    "groups": ("Process groups and backends", ("backends.", "bootstrap", "launched")),
+    "errors": ("Errors", ("errors", "error_file", "status")),
+    "mesh": ("Device meshes and layouts", ("mesh.", "layout")),
+    "data-parallel": ("Data parallelism", ("parallel.", "integrations.")),
+    "sharded-data-parallel": ("Sharded data parallelism", ("parallel.fsdp", "parallel.scaler")),
+    "model-parallel": (
+        "Tensor, pipeline, context and expert parallelism",
+        (
+            "parallel.automatic", "parallel.context", "parallel.experts", "parallel.pipeline",
+            "parallel.streams", "parallel.tensor", "parallel.verification", "parallel.layouts",
+            "parallel.initial", "checkpoint.",
+        ),
+    ),
+    "store": ("The store", ("store.",)),
+}  # fmt: skip
+"""By page: its title, and the modules whose public names stand there; the longest match counts."""
+
+PACKAGES = ("checkpoint", "compression", "elastic", "monitoring", "nn", "optim", "rpc")
+"""Public packages, each of which has a page of its own."""
+
+GROUPS = ("comm.group", "comm.groups", "comm.subgroups", "comm.launched", "comm.non_member")
+"""Modules of comm/ whose names are about process groups."""
+
+
+def main() -> int:
+    """Build or serve the site as the command line says, and return the exit code."""
+    parser = argparse.ArgumentParser(prog="scripts/docs", description=__doc__)
+    parser.add_argument("command", nargs="?", choices=("build", "serve"), default="build")
+    parser.add_argument("--version", help="build into build/site/VERSION")
+    given = parser.parse_args()
+    write_source()
+    if given.command == "serve":
+        return subprocess.run([*zensical(), "serve", "-f", str(configuration(""))]).returncode
+    folder = given.version or ""
+    code = subprocess.run(
+        [*zensical(), "build", "--clean", "--strict", "-f", str(configuration(folder))]
+    ).returncode
+    if code == 0 and folder:
+        add_version(folder)
+    return code
+
+
+def zensical() -> list[str]:
+    """Return the command of the site generator in this environment."""
+    return [str(Path(sys.executable).with_name("zensical"))]
+
+
+def configuration(version: str) -> Path:
+    """Write the configuration for the source made here, into the folder of this version."""
+    text = (ROOT / "mkdocs.yml").read_text()
+    text = text.replace("site_dir: build/site", f"site_dir: {Path('site') / version}")
+    text = text.replace("paths: [.]", f"paths: [{json.dumps(str(ROOT))}]")
+    path = SOURCE.parent / "mkdocs.yml"
+    path.write_text(text)
+    return path
+
+
+def add_version(version: str) -> None:
+    """Add the version to those that the site's pages offer, newest first."""
+    path = SITE / "versions.json"
+    listed = json.loads(path.read_text()) if path.is_file() else []
+    others = [each for each in listed if each["version"] != version]
+    listed = [{"version": version, "title": version, "aliases": []}, *others]
+    path.write_text(json.dumps(listed, indent=1))
+
+
+def write_source() -> None:
+    """Write the pages into build/docs."""
+    shutil.rmtree(SOURCE, ignore_errors=True)
+    shutil.copytree(ROOT / "docs", SOURCE, ignore=shutil.ignore_patterns("man", "*.py", "*.txt"))
+    for page in [*SOURCE.rglob("*.md")]:
+        origin = ROOT / "docs" / page.relative_to(SOURCE)
+        page.write_text(with_copies(page.read_text(), origin, page))
+    (SOURCE / "reference").mkdir(exist_ok=True)
+    for name, text in reference_pages():
+        (SOURCE / "reference" / f"{name}.md").write_text(text)
+
+
+LINK = re.compile(r"\[([^\[\]]*)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)]*)?\)")
+
+
+def with_copies(text: str, origin: Path, page: Path) -> str:
+    """Return the text with its links as they must be on this page of the site.
+
+    A link that leaves docs/ leads to a copy of the file, which is made here; one to a folder leads
+    nowhere, and becomes the folder's name.
+
+    Raises:
+        SystemExit: A page links to a file that does not exist.
+    """
+
+    def link(match: re.Match[str]) -> str:
+        target = (origin.parent / match[2]).resolve()
+        if not (target.exists() or target.is_relative_to(ROOT / "docs" / "reference")):
+            sys.exit(f"{origin.relative_to(ROOT)} links to {match[2]}: there is no such file")
+        if target.is_dir():
+            return match[1]
+        return f"[{match[1]}]({relpath(copied(target), page.parent)}{match[3] or ''})"
+
+    return LINK.sub(link, text)
+
+
+def copied(target: Path) -> Path:
+    """Return where a file of the repository is in the source, after copying it if need be."""
+    if target.is_relative_to(ROOT / "docs"):
+        return SOURCE / target.relative_to(ROOT / "docs")
+    copy = SOURCE / "files" / target.relative_to(ROOT)
+    if target.suffix != ".md":
+        copy = copy.with_name(f"{copy.name}.txt")
+    if not copy.exists():
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.touch()
+        text = target.read_text()
+        copy.write_text(with_copies(text, target, copy) if target.suffix == ".md" else text)
+    return copy
+
+
+def public_names() -> Iterator[tuple[str, str]]:
+    """Give each public name of torsh_runtime with the module that has it."""
+    table = ast.parse((ROOT / "torsh_runtime" / "__init__.pyi").read_text())
+    for statement in table.body:
+        if isinstance(statement, ast.ImportFrom) and statement.module:
+            for each in statement.names:
+                yield each.name, statement.module.removeprefix("torsh_runtime.")
+
+
+def page_of(module: str) -> str:
+    """Return the reference page on which the names of this module stand."""
+    if module in GROUPS:
+        return "groups"
+    found = {
+        prefix: page
+        for page, (_, prefixes) in REFERENCE.items()
+        for prefix in prefixes
+        if f"{module}.".startswith(prefix)
+    }
+    if not found:
+        sys.exit(f"scripts/site.py: the names of {module} have no reference page; see REFERENCE")
+    return found[max(found, key=len)]
+
+
+def reference_pages() -> Iterator[tuple[str, str]]:
+    """Give the name and the text of each reference page."""
+    names: dict[str, list[str]] = {page: [] for page in REFERENCE}
+    for name, module in public_names():
+        names[page_of(module)].append(name)
+    yield "index", index_of(names)
+    for page, (title, _) in REFERENCE.items():
+        entries = "\n\n".join(f"::: torsh_runtime.{name}" for name in sorted(names[page]))
+        yield page, f"# {title}\n\n{entries}\n"
+    for package in PACKAGES:
+        yield package, f"# torsh_runtime.{package}\n\n::: torsh_runtime.{package}\n"
+
+
+def index_of(names: dict[str, list[str]]) -> str:
+    """Return the page that lists all public names, each with a link to what is said of it."""
+    lines = [
+        "# Reference",
+        "",
+        "Programs write `import torsh_runtime as tr`, and then `tr.all_reduce`.",
+        "",
+    ]
+    for page, (title, _) in REFERENCE.items():
+        links = [f"[`{name}`]({page}.md#torsh_runtime.{name})" for name in sorted(names[page])]
+        lines += [f"## {title}", "", ", ".join(links), ""]
+    lines += ["## Subpackages", ""]
+    lines += [f"- [`torsh_runtime.{each}`]({each}.md)" for each in PACKAGES]
+    return "\n".join([*lines, ""])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
